@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
-from bigplan.runtime import alibi, generated
+from bigplan.runtime import alibi, generated, mixture
 from bigplan.runtime.attention import attention
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import NormRule
+from bigplan.runtime.mixture import Mixture
 from bigplan.runtime.operators import layer_norm, rms_norm, rotary, swiglu
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.words import cross_entropy, own_rows
@@ -106,6 +107,7 @@ class Ways(NamedTuple):
     alone: Alone | None = None  # the product without the sum; None: by `linears`
     loss: Loss | None = None  # None: by words.cross_entropy
     context: ContextParallel = WHOLE  # ranks that have parts of the sequences
+    experts: Mixture = mixture.PLAIN  # of the MLP, where the model has them
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
         """Add to x [..., out] the product of inner [..., in] and `name`.weight [out, in]."""
@@ -131,6 +133,8 @@ def block(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways: Ways
         x = last(p, "o_proj", x, mixed)
     else:
         normed, x = _closed_and_normed(p, x, mixed, model, ways)
+    if model.experts:
+        return mixture.mlp(p, x, normed, model, ways.experts)
     inputs = _mlp_inputs(p, normed, model, ways)
     if ways.gated and model.mlp == "swiglu":
         return ways.gated(p, "down_proj", x, *inputs)

@@ -1,7 +1,7 @@
 """A model's parameters into a Hugging Face folder that transformers loads.
 
 Files are written beside the folder and renamed when all are there; one shard of at most
-SHARD_BYTES (or one tensor) is in memory at a time.
+SHARD_BYTES (or one tensor) is in memory at a time, beside one parameter.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
 from bigplan.runtime.hf_weights import INDEX
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.config import to_hf_config
-from bigplan.spec.hf.weights import CONFIG, SINGLE, HfTensor, hf_tensors
+from bigplan.spec.hf.weights import CONFIG, SINGLE, HfTensor, ParameterPiece, hf_tensors
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
@@ -140,14 +141,13 @@ def _shards(
 def _write_shards(
     shards: Sequence[Sequence[HfTensor]], values: Values, folder: Path, dtype: torch.dtype
 ) -> None:
+    whole = lru_cache(maxsize=1)(values)  # experts' tensors follow each other
     weight_map: dict[str, str] = {}
     total, readable = 0, stat.S_IMODE((folder / CONFIG).stat().st_mode)
     for number, shard in enumerate(shards, start=1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         tensors = {
-            tensor.name: joined(
-                tensor, [values(piece.layer, piece.parameter).to(dtype) for piece in tensor.pieces]
-            )
+            tensor.name: joined(tensor, [_piece(piece, whole).to(dtype) for piece in tensor.pieces])
             for tensor in shard
         }
         total += sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
@@ -157,6 +157,11 @@ def _write_shards(
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         _write_json(folder / INDEX, index)
+
+
+def _piece(piece: ParameterPiece, values: Values) -> Tensor:
+    whole, experts = values(piece.layer, piece.parameter), piece.parameter.experts
+    return whole[piece.expert :: experts] if experts else whole
 
 
 def joined(tensor: HfTensor, parts: Sequence[Tensor]) -> Tensor:

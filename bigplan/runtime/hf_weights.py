@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from bigplan.errors import InputError, RefusedError
 from bigplan.rectangle import Rectangle
 from bigplan.spec.files.reading import INDEX as INDEX_BYTES
 from bigplan.spec.files.reading import read_json, require_regular
-from bigplan.spec.hf.weights import SINGLE, family_of, hf_tensors, stored
+from bigplan.spec.hf.weights import SINGLE, Stored, family_of, hf_tensors, stored
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
@@ -84,22 +85,51 @@ class HfFolder:
 
         `layer` is its index in layer_sequence(). No more of the file is read.
         """
-        place = stored(self.family, self.model, layer, parameter)
+        places = stored(self.family, self.model, layer, parameter)
         vector = len(parameter.shape) == 1
         if vector:  # each element is a row of the tensor
             first, last = rectangle.first_column, rectangle.last_column
             rectangle = Rectangle(parameter.name, first, last, 0, 1)
         values = torch.empty(rectangle.rows, rectangle.columns)
-        with _opened(self.files[place.tensor]) as file:
-            tensor = file.get_slice(self.names[place.tensor])
-            for band in rectangle.bands(place.run):
-                rows, columns = band.moved(place.before(band.first_row), 0).in_matrix
-                if vector:
-                    part = tensor[rows].unsqueeze(1)
-                else:
-                    part = tensor[columns, rows].T if place.transposed else tensor[rows, columns]
-                values[band.within(rectangle)] = part
+        by_file = sorted(places, key=lambda place: self.files[place.tensor])
+        for path, mine in groupby(by_file, lambda place: self.files[place.tensor]):
+            with _opened(path) as file:
+                for place in mine:
+                    tensor = file.get_slice(self.names[place.tensor])
+                    if place.experts > 1:
+                        _read_expert(tensor, place, rectangle, values)
+                    else:
+                        _read(tensor, place, rectangle, values)
         return values.T if vector else values
+
+
+def _read(tensor: Any, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
+    for band in rectangle.bands(place.run):
+        part = _part(tensor, place, band.moved(place.before(band.first_row), 0))
+        into[band.within(rectangle)] = part
+
+
+def _read_expert(tensor: Any, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
+    """The expert's rows of a rectangle of all experts', every so many of `into`."""
+    first, last = (
+        -(-(row - place.expert) // place.experts)
+        for row in (rectangle.first_row, rectangle.last_row)
+    )
+    if first == last:
+        return
+    columns = rectangle.first_column, rectangle.last_column
+    start = first * place.experts + place.expert - rectangle.first_row
+    mine = Rectangle(rectangle.parameter, first, last, *columns)
+    into[start :: place.experts] = _part(tensor, place, mine)
+
+
+def _part(tensor: Any, place: Stored, rectangle: Rectangle) -> Tensor:
+    """A rectangle of the tensor once that is [out, in], or of a vector of one column."""
+    rows, columns = rectangle.in_matrix
+    if len(tensor.get_shape()) == 1:
+        part: Tensor = tensor[rows].unsqueeze(1)
+        return part
+    return tensor[columns, rows].T if place.transposed else tensor[rows, columns]
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:

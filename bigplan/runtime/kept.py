@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from bigplan.runtime import mixture
 from bigplan.runtime.blocks import Linears, Parameters
+from bigplan.runtime.mixture import ForgetRouted, Routed
 from bigplan.runtime.products import Products, Sums
+from bigplan.runtime.tensor_parallel import TensorParallel
 
 ALIGNMENT = 16  # bytes: the widest load of a kernel; only sizes that divide by it are loaded so
 SMALL = 1024  # bytes: random-number states and the like stay where they are
@@ -152,6 +156,20 @@ class KeptActivations:
             return outputs
 
         return run
+
+    def experts_again(self, ranks: TensorParallel) -> ForgetRouted:
+        """Forgets gate and up of experts: computed again, from rows that are copied once."""
+
+        def forget(p: Parameters, x: Tensor, routed: Routed) -> None:
+            chosen, order = routed.places
+            whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
+            packed = [self._pack(one) for one in (whole, chosen, order)]
+            rows = _RecomputedTensor(mixture.sent, packed)
+            given = partial(mixture.given, routed.experts)
+            for output, name in ((routed.gate, mixture.GATE), (routed.up, mixture.UP)):
+                self.forget(output, given, rows, p[name], chosen, order)
+
+        return forget
 
     def keep_input(self, x: Tensor) -> None:
         """Keep only the layer's input."""

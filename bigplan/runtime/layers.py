@@ -6,7 +6,7 @@ visit says where they are. So one object serves all layers of its kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -69,12 +69,27 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     )
     batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
     kernels = library_for(training, context.device)
+    block = Block(context.model, tables, ranks, parts, in_product=in_product, kernels=kernels)
+    block.balance = _balance(context, losses)
     kinds: dict[str, Layer] = {
         "embedding": Embedding(context.model, batches, ranks, parts, kernels),
-        "block": Block(context.model, tables, ranks, parts, in_product=in_product, kernels=kernels),
+        "block": block,
         "head": Head(context, batches, losses, in_product=in_product, kernels=kernels),
     }
     return tuple(kinds[kind] for kind in graph.layers)
+
+
+def _balance(context: Context, losses: Losses) -> Callable[[], float] | None:
+    """The weight of a micro-batch's balance of one block's experts, in the gradients of a step.
+
+    The loss of balance is a mean over blocks, micro-batches and the ranks that share out tokens.
+    Tensor-parallel ranks all have the whole of it, and their gradients are summed.
+    """
+    model, strategy = context.model, context.graph.strategy
+    if not model.router_loss:
+        return None
+    terms = model.layers * context.graph.micro_batches * strategy.shards * strategy.tp
+    return lambda: model.router_loss / terms * losses.scale
 
 
 class Embedding:
@@ -143,6 +158,8 @@ class Embedding:
 class Block:
     """Attention and MLP, recomputed as the plan has it."""
 
+    balance: Callable[[], float] | None = None  # of experts, as mixture.Mixture's
+
     def __init__(
         self,
         model: ModelSpec,
@@ -209,7 +226,13 @@ class Block:
 
     def _ways(self, kept: KeptActivations, recompute: Recompute) -> Ways:
         products = Products(self._ranks, kept.sums if self._in_product else None, self._kernels)
-        ways = products.ways._replace(context=self._context)
+        mixture = products.mixture._replace(
+            balance=self.balance,
+            gated=recompute is not Recompute.NONE,
+            unread=recompute is Recompute.FULL,
+            forget=kept.experts_again(self._ranks) if recompute is Recompute.MLP else None,
+        )
+        ways = products.ways._replace(context=self._context, experts=mixture)
         if recompute is Recompute.FULL:
             last = partial(products.closing, unread=True)
             return ways._replace(last=last, gated=partial(products.gated, unread=True))

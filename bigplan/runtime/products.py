@@ -24,8 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.runtime import experts
 from bigplan.runtime.blocks import PLAIN, Parameters, Ways
 from bigplan.runtime.lookup import add_rows
+from bigplan.runtime.mixture import Mixture
 from bigplan.runtime.operators import gated as gated_activation
 from bigplan.runtime.operators import gated_backward
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
@@ -242,6 +244,11 @@ class Sums:
         """Add gradient^T x, the two factors of a weight's gradient."""
         add_product(self.totals[name], gradient, x, fresh=self._starts(name))
 
+    def add_grouped(self, name: str, gradient: Tensor, rows: Tensor, ends: Tensor) -> None:
+        """Add each expert's gradient^T rows, as experts.add_grouped."""
+        total = self.totals[name]
+        experts.add_grouped(total, gradient, rows, ends, fresh=self._starts(name))
+
     def _starts(self, name: str) -> bool:
         starts = name in self.fresh
         self.fresh.discard(name)
@@ -263,8 +270,15 @@ class Products:
     def ways(self) -> Ways:
         """How a block runs its products."""
         if self.ranks.alone and self.sums is None:
-            return PLAIN._replace(kernels=self.kernels)
-        return Ways(self.linears, closing=self.closing, kernels=self.kernels, alone=self.alone)
+            ways = PLAIN._replace(kernels=self.kernels)
+        else:
+            ways = Ways(self.linears, closing=self.closing, kernels=self.kernels, alone=self.alone)
+        return ways._replace(experts=self.mixture)
+
+    @property
+    def mixture(self) -> Mixture:
+        """How a block runs its experts."""
+        return Mixture(self.ranks, self.sums)
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         """As blocks.plain_linears, of matrices that ranks split by rows."""

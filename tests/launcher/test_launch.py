@@ -1,5 +1,6 @@
 """Launches through a real local Ray: the native worker once, fakes for what goes wrong."""
 
+import math
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from bigplan.errors import PreflightError, RefusedError, WorkerError
 from bigplan.launcher import driver, heartbeat, placing
@@ -20,12 +22,17 @@ from bigplan.launcher.driver import launch
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import read_record
 from bigplan.launcher.session import Session, ray_session
+from bigplan.planner import Request, make_plan
 from bigplan.runtime.apart import Apart
+from bigplan.runtime.checkpoint import latest
+from bigplan.runtime.hf_export import export_checkpoint
 from bigplan.runtime.result import Finished, StepResult
 from bigplan.spec.catalog import find_cluster
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
 from tests.launcher import fakes
 from tests.launcher.fakes import Fake, plan_with, quiet, told
-from tests.tiny import tiny_plan
+from tests.tiny import small_cluster, tiny_plan
 
 ray = pytest.importorskip("ray")
 
@@ -137,6 +144,27 @@ class Meets(Fake):
 
     def finish(self) -> Finished:
         return replace(super().finish(), notes=(self.met,))
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_experts_are_planned_launched_and_exported(tmp_path: Path) -> None:
+    """From a description to files of Mixtral's, each device with its part of every expert."""
+    sizes = tiny_plan().model.model_dump() | {"layers": 2, "ffn": 64, "rope_theta": 1e6}
+    model = ModelSpec.model_validate(
+        sizes | {"name": "moe", "experts": 4, "experts_per_token": 2, "router_loss": 0.01}
+    )
+    training = Training(sequence_length=32, global_batch=4, precision="fp32", steps=3)
+    plan = make_plan(Request(model, training, small_cluster(), {"tp": 2}, engine="native"))
+    folder = launch(plan, told(tmp_path, checkpoint_every=3), quiet())
+    record = read_record(folder)
+    losses = [metric.loss for metric in record.metrics]
+    assert losses[-1] < losses[0] < 1.1 * math.log(model.vocab)
+    assert record.summary.status == "finished"
+    host = next(row for row in record.summary.memory if row.tier == "host")
+    assert host.measured == host.predicted > 0
+    export_checkpoint(latest(folder / "checkpoints"), tmp_path / "hf", "fp32")
+    names = load_file(tmp_path / "hf" / "model.safetensors")
+    assert names["model.layers.1.block_sparse_moe.experts.3.w2.weight"].shape == (64, 64)
 
 
 @pytest.mark.usefixtures("one_ray")

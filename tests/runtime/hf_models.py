@@ -62,6 +62,13 @@ QUARTER = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor"
 NEOX = SIZES | {"intermediate_size": 112}
 BLOOM = {"hidden_size": 48, "n_layer": 2, "n_head": 6, "vocab_size": 256}
 LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
+QWEN3_MOE = LLAMA | {
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+    "moe_intermediate_size": 40,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -103,6 +110,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom": ("bloom", BLOOM),
     "bloom-untied": ("bloom", BLOOM | {"tie_word_embeddings": False}),
+    "mixtral": ("mixtral", LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-moe": ("qwen3_moe", QWEN3_MOE),
+    "qwen3-moe-one": (
+        "qwen3_moe",
+        QWEN3_MOE | {"num_experts": 3, "num_experts_per_tok": 1},
+    ),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }
 Layers = list[dict[str, torch.Tensor]]
@@ -128,12 +141,35 @@ def spec_of(reference: torch.nn.Module) -> ModelSpec:
     return from_hf_config(json.loads(config.to_json_string()))
 
 
-def named(reference: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The model's parameters, as its files name them."""
-    theirs, config = dict(reference.named_parameters()), cast(Any, reference.config)
+def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, torch.Tensor]:
+    """The model's parameters, or their gradients, as its files name them."""
+    theirs: dict[str, torch.Tensor] = {}
+    for name, parameter in reference.named_parameters():
+        value = parameter.grad if gradients else parameter
+        assert value is not None, name
+        theirs[name] = value
+    config = cast(Any, reference.config)
     if config.model_type == "gpt_neox" and "lm_head.weight" in theirs:  # since transformers 5
         theirs["embed_out.weight"] = theirs.pop("lm_head.weight")
+    for name in [name for name in theirs if name.endswith("experts.gate_up_proj")]:
+        theirs |= _of_experts(theirs, name.removesuffix("gate_up_proj"), config.model_type)
     return theirs
+
+
+def _of_experts(
+    theirs: dict[str, torch.Tensor], prefix: str, family: str
+) -> dict[str, torch.Tensor]:
+    """Experts' tensors as files have them, out of what transformers 5 keeps them in."""
+    both, down = theirs.pop(f"{prefix}gate_up_proj"), theirs.pop(f"{prefix}down_proj")
+    gate, up = both.chunk(2, dim=1)
+    names, router = ("gate_proj", "up_proj", "down_proj"), prefix.replace("experts.", "gate.weight")
+    router_value = theirs.pop(router)
+    if family == "mixtral":
+        names, prefix = ("w1", "w3", "w2"), prefix.replace(".mlp.", ".block_sparse_moe.")
+    found = {prefix.replace("experts.", "gate.weight"): router_value}
+    for name, matrices in zip(names, (gate, up, down), strict=True):
+        found |= {f"{prefix}{e}.{name}.weight": one for e, one in enumerate(matrices)}
+    return found
 
 
 def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
@@ -144,14 +180,18 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
     for tensor in hf_tensors(config.model_type, model):
         value = theirs.pop(tensor.name)
         for piece in tensor.pieces:
-            place = stored(config.model_type, model, piece.layer, piece.parameter)
+            place = stored(config.model_type, model, piece.layer, piece.parameter)[piece.expert]
             matrix = value.T if place.transposed else value
             cycles = matrix.reshape(-1, place.cycle or place.run, *matrix.shape[1:])
             rows = cycles[:, place.above : place.above + place.run].flatten(0, 1)
-            assert rows.shape == piece.parameter.shape
-            leaf = rows.detach().clone().contiguous().requires_grad_()
-            layers[piece.layer][piece.parameter.name] = leaf
+            assert rows.shape == piece.shape
+            empty = torch.empty(piece.parameter.shape)
+            whole = layers[piece.layer].setdefault(piece.parameter.name, empty)
+            whole[piece.expert :: place.experts] = rows.detach()
     assert not theirs, f"no parameter of ours for {', '.join(theirs)}"
+    for layer in layers:
+        for leaf in layer.values():
+            leaf.requires_grad_()
     return layers
 
 

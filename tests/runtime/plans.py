@@ -114,13 +114,21 @@ def placed(slots: int = 2, chunk: int = CHUNK, **kinds: KindPlacement) -> Placem
 def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     """Tied or not, heads grouped or not, with or without biases and norms of queries and keys.
 
-    One in three has Llama's blocks, one layer norms and a plain MLP, one any mixture.
+    One in four has Llama's blocks, one experts, one layer norms and a plain MLP, one any mixture.
     """
     flag = st.booleans()
-    style: dict[str, object] = {}
-    kind = draw(st.integers(0, 2))
-    if kind > 0:
+    style: dict[str, object] = {"mlp_bias": draw(flag)}
+    kind = draw(st.integers(-1, 2))
+    if kind < 0:
         style = {
+            "ffn": 32,
+            "experts": draw(st.sampled_from((4, 6))),
+            "experts_per_token": draw(st.sampled_from((1, 2, 3))),
+            "router_normalised": draw(flag),
+            "router_loss": draw(st.sampled_from((0.0, 0.1))),
+        }
+    if kind > 0:
+        style |= {
             "norm": "layernorm",
             "norm_bias": draw(flag),
             "mlp": draw(st.sampled_from(("gelu", "gelu_tanh", "relu"))),
@@ -145,7 +153,6 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         tied_embeddings=draw(flag),
         qk_norm=draw(flag),
         qkv_bias=draw(flag),
-        mlp_bias=draw(flag),
         sliding_window=draw(st.sampled_from((None, None, 1, 5, LENGTH))),
         **style,
     )

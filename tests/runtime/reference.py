@@ -57,9 +57,10 @@ from torch import Tensor
 from bigplan.graph.graph import Graph
 from bigplan.placement import LayerPlacement, Tier
 from bigplan.plan import Plan, graph_of
-from bigplan.runtime import blocks, products
+from bigplan.runtime import blocks, experts, products
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import first_values, whole_values
+from bigplan.runtime.mixture import EXPERTS, Mixture
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate
@@ -254,22 +255,40 @@ class PlainLoop:
         def used(layer: int) -> dict[str, Tensor]:
             return _tensors(leaves[layer], kinds[layer], self._dtype, magnitudes[layer])
 
-        def linears(layer: int) -> blocks.Linears:
+        def summed(layer: int) -> _Summed | None:
             if self._gradient_dtype != torch.float32:
-                return blocks.plain_linears
-            return _Summed.of(_gradient(leaves[layer]), kinds[layer], magnitudes[layer]).linears
+                return None
+            return _Summed.of(_gradient(leaves[layer]), kinds[layer], magnitudes[layer])
+
+        def linears(layer: int) -> blocks.Linears:
+            sums = summed(layer)
+            return blocks.plain_linears if sums is None else sums.linears
 
         first = _Summed.of(_gradient(leaves[0]), kinds[0], magnitudes[0])
         tables = used(0)
         x = blocks.embedding_norm(tables, first.embedding(tables, tokens, model), model)
         for layer in range(1, len(kinds) - 1):
-            x = blocks.block(used(layer), x, model, self._tables, blocks.Ways(linears(layer)))
+            ways = blocks.Ways(linears(layer), experts=self._mixture(summed(layer)))
+            p = used(layer)
+            if summed(layer) is not None:  # as in _Summed.linears
+                p |= {name: p[name].detach() for name in EXPERTS if name in p}
+            x = blocks.block(p, x, model, self._tables, ways)
         last = len(kinds) - 1
         if model.tied_embeddings:
             return blocks.head_loss(
                 used(last) | used(0), x, targets, model, blocks.Ways(linears(0))
             )
         return blocks.head_loss(used(last), x, targets, model, blocks.Ways(linears(last)))
+
+    def _mixture(self, sums: _Summed | None) -> Mixture:
+        """Experts, of whose balance a step has the mean over blocks, micro-batches and ranks."""
+        model, graph = self._plan.model, self._graph
+        terms = model.layers * graph.micro_batches * graph.strategy.dp
+        weight = model.router_loss / terms * self._scale
+        return Mixture(
+            sums=None if sums is None else _SummedExperts(sums),
+            balance=(lambda: weight) if model.router_loss else None,
+        )
 
     def _clip_divisor(self, norm: float) -> float:
         limit = self._plan.training.clip_norm
@@ -419,7 +438,7 @@ class _Summed:
             products.Factor(
                 p[f"{name}.weight"].detach(),
                 p.get(f"{name}.bias"),
-                partial(self._add, f"{name}.weight"),
+                partial(self.add, f"{name}.weight"),
             )
             for name in names
         ]
@@ -439,10 +458,32 @@ class _Summed:
             sums += dense.to(sums.dtype)
             self.magnitudes[name] += dense.double().abs()
 
-    def _add(self, name: str, gradient: Tensor, x: Tensor) -> None:
-        product = gradient.float().T @ x.float()
+    def add(self, name: str, gradient: Tensor, x: Tensor) -> None:
+        """Add the product of a weight's gradient and input."""
+        self.put(name, gradient.float().T @ x.float())
+
+    def put(self, name: str, product: Tensor) -> None:
+        """Add a weight's gradient by one micro-batch."""
         self.sums[name] += product
         self.magnitudes[name] += product.double().abs()
+
+
+class _SummedExperts(products.Sums):
+    """The same for what experts add."""
+
+    def __init__(self, sums: _Summed) -> None:
+        super().__init__()
+        self._sums = sums
+
+    def add_product(self, name: str, gradient: Tensor, x: Tensor) -> None:
+        """As a product's."""
+        self._sums.add(name, gradient, x)
+
+    def add_grouped(self, name: str, gradient: Tensor, rows: Tensor, ends: Tensor) -> None:
+        """Each expert's product, one after the other."""
+        product = torch.empty_like(self._sums.sums[name])
+        experts.add_grouped(product, gradient, rows, ends, fresh=True)
+        self._sums.put(name, product)
 
 
 def _roundings(plan: Plan) -> int:

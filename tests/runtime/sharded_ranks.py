@@ -45,6 +45,10 @@ LONGER = [f"{name}-z{zero}" for name in ("same-everywhere", "clipped") for zero 
 LONGER += ["tp2-everywhere", "tp2-gpt2"]
 
 
+# Most of a gradient is the balance's, so that a weight of it that is off is found.
+EXPERTS = {"ffn": 32, "experts": 4, "experts_per_token": 2, "router_loss": 0.1}
+
+
 def layouts(ranks: int) -> list[Strategy]:
     """The ways to split a step over so many ranks."""
     if ranks == 8:
@@ -96,6 +100,10 @@ def sharded_plans(
     strategy = layout.model_copy(update=changes)
     units = draw(st.integers(1, 3)) * (layout.pp if layout.vpp > 1 else 1)
     precision = draw(st.sampled_from(precisions))
+    if model.experts and layout.tp > 1:
+        precision = "fp32"  # a router's scores rounded otherwise may choose other experts
+    if model.experts and layout.cp > 1:  # the plain loop balances experts over whole sequences
+        model = model.model_copy(update={"router_loss": 0.0})
     narrow = precision != "fp32" and draw(st.booleans())
     training = tiny_training(
         strategy.dp * strategy.micro_batch * strategy.accumulation_group * units,
@@ -211,6 +219,12 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
             group,
             placed_everywhere(zero, tied=True),
         ),
+        "experts": plan_of(
+            tiny_model(layers=3, **EXPERTS),
+            tiny_training(4 * ranks, clip_norm=0.5),
+            group,
+            everywhere,
+        ),
         MASKED: plan_of(model, masked_training(4 * ranks, data), group, everywhere),
     }
 
@@ -229,6 +243,9 @@ def pipelines(ranks: int) -> dict[str, Plan]:
         training = tiny_training(batch, clip_norm=INACTIVE)
         resident = all_resident(build_graph(model, training, layout))
         found[f"{exact}{name}"] = plan_of(model, training, layout, resident)
+        if ranks == 2 and layout.vpp == 1:
+            experts = tiny_model(layers=blocks, **EXPERTS)
+            found[f"experts-{name}"] = plan_of(experts, training, layout, resident)
         if ranks > 2 and (
             layout.zero in (1, 2) or layout.tp * layout.vpp > 2 or layout.first_blocks
         ):
@@ -310,6 +327,9 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         "tp2-bf16": plan_of(model, tiny_training(4, precision="bf16"), two, everywhere),
         f"{MASKED}-tp2": plan_of(model, masked_training(4, data), two, everywhere),
     }
+    for name, layout in (("tp2", two), ("tp2-whole", whole)):
+        experts = tiny_model(layers=3, **EXPERTS)
+        found[f"{name}-experts"] = plan_of(experts, clipped, layout, everywhere)
     normed = tiny_model(layers=3, qk_norm=True, qkv_bias=True)
     for recompute in Recompute:
         again = kind_placement(3).model_copy(update={"activations": {recompute: {Tier.GPU: 3}}})

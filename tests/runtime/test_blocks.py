@@ -13,7 +13,7 @@ import torch
 
 from bigplan.runtime import blocks
 from bigplan.runtime.hf_export import joined
-from bigplan.spec.hf.weights import hf_tensors
+from bigplan.spec.hf.weights import ParameterPiece, hf_tensors
 from tests.runtime.hf_models import CASES, LENGTH, loss, named, ours_of, reference, spec_of
 
 # fp32 sums of a few hundred terms in another order: a relative 1e-5 is about 100 roundings.
@@ -51,21 +51,25 @@ def test_loss_and_gradients_equal_transformers(case: str) -> None:
     torch.autograd.backward(found)
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(expected.item(), rel=TOLERANCE)
-    values = named(theirs)
+    by_name = named(theirs, gradients=True)
     for tensor in hf_tensors(CASES[case][0], model):
-        rows = [ours[piece.layer][piece.parameter.name].grad for piece in tensor.pieces]
-        gradient = joined(tensor, [row for row in rows if row is not None])
-        by_theirs = values[tensor.name].grad
-        assert by_theirs is not None
+        rows = [_gradient(ours[piece.layer], piece) for piece in tensor.pieces]
+        gradient, by_theirs = joined(tensor, rows), by_name[tensor.name]
         error = (gradient - by_theirs).norm() / by_theirs.norm()
         # Softmax ignores what is added to all keys alike, so k_proj.bias has no gradient without
         # rope, and with it a small one of terms that cancel.
         if tensor.name.endswith("k_proj.bias"):
-            usual = values[tensor.name.replace("k_proj", "q_proj")].grad
-            assert usual is not None
+            usual = by_name[tensor.name.replace("k_proj", "q_proj")]
             assert (gradient - by_theirs).norm() < TOLERANCE * usual.norm()
         else:
             assert error < TOLERANCE, (tensor.name, error)
+
+
+def _gradient(layer: dict[str, torch.Tensor], piece: ParameterPiece) -> torch.Tensor:
+    found = layer[piece.parameter.name].grad
+    assert found is not None, piece.parameter.name
+    experts = piece.parameter.experts
+    return found[piece.expert :: experts] if experts else found
 
 
 def test_a_block_does_not_write_over_its_callers_gradient() -> None:
@@ -83,7 +87,7 @@ def test_a_block_does_not_write_over_its_callers_gradient() -> None:
     assert not torch.equal(x.grad, given)
 
 
-@pytest.mark.parametrize("case", ["qwen3", "gpt2", "opt"])
+@pytest.mark.parametrize("case", ["qwen3", "gpt2", "opt", "mixtral"])
 def test_bf16_stays_near_fp32(case: str) -> None:
     theirs = reference(case)
     model = spec_of(theirs)

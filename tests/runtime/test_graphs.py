@@ -15,6 +15,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
+from bigplan.runtime import experts
 from bigplan.runtime.repeated import RepeatedUpdates
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import ValidationSpec
@@ -39,6 +40,7 @@ GPT: dict[str, object] = {
     "mlp_bias": True,
 }
 ALIBI: dict[str, object] = {**GPT, "positions": "alibi", "sliding_window": 5}
+MOE: dict[str, object] = {"ffn": 32, "experts": 4, "experts_per_token": 2, "router_loss": 0.1}
 CASES: dict[str, tuple[dict[str, object], dict[str, object], Recompute, Tier, Tier]] = {
     "bf16": (LLAMA, {}, Recompute.NONE, Tier.GPU, Tier.GPU),
     "gpt": (GPT, {}, Recompute.NONE, Tier.GPU, Tier.GPU),
@@ -52,6 +54,9 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object], Recompute, Tier, Ti
     "unclipped": (LLAMA, {"clip_norm": None}, Recompute.NONE, Tier.GPU, Tier.GPU),
     "away": (LLAMA, {}, Recompute.NONE, Tier.HOST, Tier.HOST),
     "torch": (GPT, {"kernels": "torch"}, Recompute.NONE, Tier.GPU, Tier.GPU),
+    "experts": (MOE, {}, Recompute.NONE, Tier.GPU, Tier.GPU),
+    "experts-mlp": (MOE, {}, Recompute.MLP, Tier.GPU, Tier.GPU),
+    "experts-full": (MOE, {}, Recompute.FULL, Tier.GPU, Tier.GPU),
     "sgd": (LLAMA, {"optimizer": Optimizer(name="sgd")}, Recompute.NONE, Tier.GPU, Tier.GPU),
 }
 
@@ -85,6 +90,9 @@ def _run(plan: Plan) -> tuple[list[object], State, int]:
 @pytest.mark.parametrize("name", CASES)
 def test_repeated_steps_have_the_same_bits(name: str) -> None:
     """`running` fills what is freed with NaNs, so a graph that reads any of it would show."""
+    bf16 = torch.bfloat16
+    if "experts" in name and not experts.stays_on_device(torch.device(DEVICE), bf16):
+        pytest.skip("products of experts wait for numbers of rows on this GPU")
     plan = _plan(name)
     plain, repeated = _run(plan), _run(_captured(plan))
     assert plain[2] == 0

@@ -61,7 +61,10 @@ def _layers(worker: NativeWorker) -> Layers:
     ]
 
 
-CASES = ["llama", "mistral-window", "phi3-window", "qwen3", "gpt2", "opt-untied-no-bias"]
+CASES = [
+    *("llama", "mistral-window", "phi3-window", "qwen3", "mixtral", "qwen3-moe", "gpt2"),
+    "opt-untied-no-bias",
+]
 
 
 @pytest.mark.parametrize("case", CASES)

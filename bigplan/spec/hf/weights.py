@@ -16,12 +16,16 @@ from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
+# Experts' matrices of which a parameter has the columns as rows (Parameter.experts).
+TURNED = ("experts.down_proj",)
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A parameter within a tensor, once that is [out, in], or a vector.
 
     The tensor is made of cycles: `run` rows of the parameter in each, below `above` rows of others.
+    If experts take turns in the parameter's rows, one expert's are all of the tensor.
     """
 
     tensor: str
@@ -29,6 +33,8 @@ class Stored:
     transposed: bool = False
     above: int = 0
     cycle: int = 0  # rows of a cycle; 0: the parameter's alone
+    expert: int = 0
+    experts: int = 1
 
     def before(self, row: int) -> int:
         """Rows of other parameters above a row of this one."""
@@ -38,10 +44,17 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ParameterPiece:
-    """A parameter of a layer (its index in layer_sequence())."""
+    """A parameter of a layer (its index in layer_sequence()), or one expert's rows of it."""
 
     layer: int
     parameter: Parameter
+    expert: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the expert's rows, or of the whole parameter."""
+        rows, *columns = self.parameter.shape
+        return (rows // max(1, self.parameter.experts), *columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +69,31 @@ class HfTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """As the file has it."""
-        rows = sum(piece.parameter.shape[0] for piece in self.pieces)
-        shape = (rows, *self.pieces[0].parameter.shape[1:])
+        rows = sum(piece.shape[0] for piece in self.pieces)
+        shape = (rows, *self.pieces[0].shape[1:])
         return shape[::-1] if self.transposed else shape
 
 
-def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> Stored:
-    """Where `family`'s files hold a parameter of a layer."""
+def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> tuple[Stored, ...]:
+    """Where `family`'s files hold a parameter of a layer: in one tensor, or in each expert's."""
+    if not parameter.experts:
+        return (_stored(family, model, layer, parameter),)
+    tensors = FAMILIES[family].tensors
+    module, _, part = parameter.name.rpartition(".")
+    rows = parameter.shape[0] // parameter.experts
+    return tuple(
+        Stored(
+            f"{tensors.names[module].format(layer - 1, expert=expert)}.{part}",
+            rows,
+            module in TURNED,
+            expert=expert,
+            experts=parameter.experts,
+        )
+        for expert in range(parameter.experts)
+    )
+
+
+def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> Stored:
     tensors = FAMILIES[family].tensors
     module, _, part = parameter.name.rpartition(".")
     name = f"{tensors.names[module].format(layer - 1)}.{part}"
@@ -82,9 +113,9 @@ def hf_tensors(family: str, model: ModelSpec) -> tuple[HfTensor, ...]:
     pieces: dict[tuple[str, bool], list[tuple[ParameterPiece, int]]] = {}
     for layer, kind in enumerate(model.layer_sequence()):
         for parameter in model.kinds()[kind]:
-            place = stored(family, model, layer, parameter)
-            found = pieces.setdefault((place.tensor, place.transposed), [])
-            found.append((ParameterPiece(layer, parameter), place.run))
+            for place in stored(family, model, layer, parameter):
+                found = pieces.setdefault((place.tensor, place.transposed), [])
+                found.append((ParameterPiece(layer, parameter, place.expert), place.run))
     return tuple(
         HfTensor(name, tuple(p for p, _ in parts), tuple(run for _, run in parts), transposed)
         for (name, transposed), parts in pieces.items()

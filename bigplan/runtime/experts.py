@@ -1,0 +1,199 @@
+"""Experts of a block: where tokens are sent, products of each expert's rows, and the way back.
+
+Each of a token's k experts gets a copy of it, a row. Rows of one expert lie together, those of a
+smaller number first, each in the order of tokens, so that one grouped product serves all experts
+whatever number of rows each has. That number stays on the device: nothing here waits for it, and a
+CUDA graph may hold it. Nothing is added in an order that chance decides, either: rows come back to
+their tokens by a gather, and a sum over k.
+
+Only what places rows is kept of them, two numbers each. Rows themselves are copied again in the
+backward. An expert's result is weighted before its last product, so that results of experts need
+not be kept for the weights' gradients.
+
+On CUDA products in bf16 are torch's grouped ones, which have kernels for compute capabilities 9 and
+10 (aten/src/ATen/native/cuda/GroupMM.cu). Otherwise they run expert by expert, and the CPU waits
+for the rows' numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bigplan.runtime.operators import gated, gated_backward
+
+GROUPS = 1024  # that torch's kernels take fewer than
+ALIGNED = 8  # elements of 16 bits in the 16 bytes that its loads are aligned to
+GENERATIONS = (9, 10)  # compute capabilities, major, that it has kernels for
+
+
+class Places(NamedTuple):
+    """Where the rows of a micro-batch's tokens are, for k experts a token."""
+
+    chosen: Tensor  # int32 [tokens, k]: a token's experts
+    order: Tensor  # int32 [tokens * k]: the choice (token * k + number) that a row belongs to
+
+    @property
+    def tokens(self) -> Tensor:
+        """The token that a row is a copy of, int32 [rows]."""
+        return self.order // self.chosen.shape[1]
+
+    @property
+    def rows(self) -> Tensor:
+        """The row of a choice, int32 [tokens * k]."""
+        numbers = torch.arange(len(self.order), dtype=torch.int32, device=self.order.device)
+        return torch.empty_like(self.order).scatter_(0, self.order.long(), numbers)
+
+    def ends(self, experts: int) -> Tensor:
+        """How many rows the experts up to each have together, int32 [experts]."""
+        numbers = torch.arange(experts, dtype=torch.int32, device=self.order.device)
+        sorted_experts = self.chosen.flatten()[self.order]
+        return torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
+
+
+def route(scores: Tensor, each: int, *, normalised: bool) -> tuple[Tensor, Places]:
+    """The `each` likeliest experts of every token by scores [tokens, experts], and rows for them.
+
+    Weights are the experts' probabilities (softmax in fp32), where `normalised` those of a token
+    divided by their sum: fp32 by row.
+    """
+    shares, chosen = scores.float().softmax(-1).topk(each, dim=-1)
+    if normalised:
+        shares = shares / shares.sum(-1, keepdim=True)
+    # Fewer bits are sorted in fewer passes. A stable sort leaves an expert's tokens in order.
+    order = chosen.flatten().to(torch.int16).sort(stable=True).indices.to(torch.int32)
+    return shares.flatten()[order], Places(chosen.to(torch.int32), order)
+
+
+def by_scores(
+    scores: Tensor,
+    places: Places,
+    by_weights: Tensor,
+    by_shares: Tensor | None,
+    *,
+    normalised: bool,
+) -> Tensor:
+    """The gradient by `route`'s scores, in their dtype, of that by its weights, fp32 [rows].
+
+    `by_shares`, fp32 [experts], is added to the gradient by every token's probabilities.
+    """
+    shares, chosen = scores.float().softmax(-1), places.chosen.long()
+    by_choice = by_weights[places.rows].view(chosen.shape)
+    if normalised:
+        mine = shares.gather(-1, chosen)
+        total = mine.sum(-1, keepdim=True)
+        by_choice = (by_choice - (by_choice * mine).sum(-1, keepdim=True) / total) / total
+    by_probability = torch.zeros_like(shares).scatter_(-1, chosen, by_choice)
+    if by_shares is not None:
+        by_probability += by_shares
+    found = shares * (by_probability - (by_probability * shares).sum(-1, keepdim=True))
+    return found.to(scores.dtype)
+
+
+def balance_gradient(places: Places, experts: int, coefficient: float) -> Tensor:
+    """The gradient of coefficient * E * sum_e f_e P_e by any token's probabilities, fp32 [experts].
+
+    f_e is the number of choices of expert e per token, which has no gradient; P_e is the mean over
+    tokens of its probability (Fedus et al., arXiv 2101.03961, equations 4 to 6).
+    """
+    ends, tokens = places.ends(experts), len(places.chosen)
+    counts = torch.diff(ends, prepend=ends.new_zeros(1)).float()
+    return counts * (coefficient * experts / tokens / tokens)
+
+
+def sent(x: Tensor, places: Places) -> Tensor:
+    """The rows [rows, h] of tokens x [tokens, h]."""
+    return x.index_select(0, places.tokens)
+
+
+def combined(rows: Tensor, places: Places) -> Tensor:
+    """For each token the sum of its rows [rows, h]: [tokens, h]."""
+    tokens, each = places.chosen.shape
+    found = rows.index_select(0, places.rows)
+    return found if each == 1 else found.view(tokens, each, -1).sum(1)
+
+
+def weighted(gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
+    """silu(gate) * up * weight of rows [rows, f] with a weight each, fp32 [rows]."""
+    return gated(gate, up).mul_(weights[:, None])
+
+
+def weighted_backward(
+    gate: Tensor, up: Tensor, weights: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by gate, up and weights; weighted(gate, up, weights) goes to `gradient`."""
+    inner = gated(gate, up)
+    by_weights = (inner * gradient).sum(-1, dtype=torch.float32)
+    by_gate, by_up = gated_backward(gate, up, gradient.mul_(weights[:, None]))
+    torch.mul(inner, weights[:, None], out=gradient)
+    return by_gate, by_up, by_weights
+
+
+def entering(weight: Tensor, experts: int) -> Tensor:
+    """All experts' matrices [f * experts, h], as factors of rows [., h]: [experts, h, f]."""
+    return weight.view(-1, experts, weight.shape[-1]).permute(1, 2, 0)
+
+
+def leaving(weight: Tensor, experts: int) -> Tensor:
+    """All experts' matrices [f * experts, h], as factors of rows [., f]: [experts, f, h]."""
+    return weight.view(-1, experts, weight.shape[-1]).transpose(0, 1)
+
+
+def grouped(rows: Tensor, factors: Tensor, ends: Tensor) -> Tensor:
+    """Each expert's rows [rows, in] by its factor of [experts, in, out]: [rows, out]."""
+    if _has_kernel(rows, factors, factors.shape[1:], len(ends)):
+        return F.grouped_mm(rows, factors, offs=ends)
+    found = rows.new_empty(len(rows), factors.shape[-1])
+    for expert, mine in _slices(ends):
+        torch.mm(rows[mine], factors[expert], out=found[mine])
+    return found
+
+
+def add_grouped(
+    total: Tensor, gradient: Tensor, rows: Tensor, ends: Tensor, *, fresh: bool
+) -> None:
+    """Add each expert's gradient^T rows to `total` [f * experts, h], or overwrite a fresh one.
+
+    gradient [rows, f] and rows [rows, h] are of one dtype. A grouped product gives all experts'
+    results in that dtype, to be added; expert by expert they are computed in that of the total.
+    """
+    places = leaving(total, len(ends))
+    if _has_kernel(gradient, rows, (gradient.shape[1], rows.shape[1]), len(ends)):
+        _put(places, F.grouped_mm(gradient.T, rows, offs=ends), fresh=fresh)
+        return
+    for expert, mine in _slices(ends):
+        product = gradient[mine].T.to(total.dtype) @ rows[mine].to(total.dtype)
+        _put(places[expert], product, fresh=fresh)
+
+
+def _put(total: Tensor, part: Tensor, *, fresh: bool) -> None:
+    if fresh:
+        total.copy_(part)
+    else:
+        total.add_(part)
+
+
+def _slices(ends: Tensor) -> Iterator[tuple[int, slice]]:
+    """Each expert and its rows; the CPU waits for the device here."""
+    for expert, (first, last) in enumerate(pairwise((0, *ends.tolist()))):
+        yield expert, slice(first, last)
+
+
+def stays_on_device(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of this dtype run there without waiting for numbers of rows."""
+    if device.type != "cuda" or dtype is not torch.bfloat16:
+        return False
+    return torch.cuda.get_device_capability(device)[0] in GENERATIONS
+
+
+def _has_kernel(a: Tensor, b: Tensor, widths: Sequence[int], experts: int) -> bool:
+    """Whether torch has a kernel for these factors; `widths` are the sides that are no rows."""
+    if not stays_on_device(a.device, a.dtype) or experts >= GROUPS:
+        return False
+    starts = (a.data_ptr(), b.data_ptr())
+    return all(n % ALIGNED == 0 for n in widths) and all(n % 16 == 0 for n in starts)

@@ -1,0 +1,238 @@
+"""The MLP of a block with experts, as autograd functions.
+
+They save what bigplan/spec/layers.py says: the MLP's input, the routers' scores, two numbers and a
+weight for each row, gate and up, and the activation only where nothing is recomputed. As in
+products.py, products may add weights' gradients to sums. Tensor-parallel ranks gather all tokens
+before the router, all choose alike, and have a part of each expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from bigplan.runtime import experts
+from bigplan.runtime.experts import Places
+from bigplan.runtime.tensor_parallel import ONE, TensorParallel
+from bigplan.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    from bigplan.runtime.products import Sums
+
+ROUTER = "router.weight"
+GATE, UP, DOWN = (f"experts.{name}_proj.weight" for name in ("gate", "up", "down"))
+EXPERTS = (ROUTER, GATE, UP, DOWN)
+
+
+class Routed(NamedTuple):
+    """What experts make of the rows that they are sent, and where the rows are."""
+
+    gate: Tensor  # [rows, f]
+    up: Tensor  # [rows, f]
+    weights: Tensor  # fp32 [rows]
+    places: Places
+    experts: int
+
+
+# Told what gives gate and up again: the MLP's input, the parameters and the places of rows.
+ForgetRouted = Callable[[Mapping[str, Tensor], Tensor, Routed], None]
+
+
+class Mixture(NamedTuple):
+    """How a block runs its experts."""
+
+    ranks: TensorParallel = ONE
+    sums: Sums | None = None  # who gets weights' gradients; None: autograd
+    # What the balance of experts weighs in the gradients of a pass; None: nothing.
+    balance: Callable[[], float] | None = None
+    gated: bool = False  # the activation is not kept
+    unread: bool = False  # for the backward alone: the output is not computed
+    forget: ForgetRouted | None = None  # None: gate and up are kept
+
+
+PLAIN = Mixture()
+
+
+class _Passed(NamedTuple):
+    """What is no tensor, as functions pass it on."""
+
+    mixture: Mixture
+    model: ModelSpec
+
+
+def mlp(
+    p: Mapping[str, Tensor], x: Tensor, normed: Tensor, model: ModelSpec, mixture: Mixture = PLAIN
+) -> Tensor:
+    """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
+    passed = _Passed(mixture, model)
+    outputs = _Routed.apply(passed, normed, p[ROUTER], p[GATE], p[UP])  # type: ignore[no-untyped-call]
+    gate, up, weights, *places = outputs
+    routed = Routed(gate, up, weights, Places(*places), model.experts)
+    if mixture.forget is not None:
+        mixture.forget(p, normed, routed)
+    if mixture.gated:
+        return _Gated.apply(passed, x, gate, up, weights, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
+    inner = _Weighted.apply(gate, up, weights)  # type: ignore[no-untyped-call]
+    return _Closing.apply(passed, x, inner, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sent(x: Tensor, *places: Tensor) -> Tensor:
+    """The rows [rows, h] of all tokens x [..., h]."""
+    return experts.sent(x.flatten(0, -2), Places(*places))
+
+
+def given(count: int, rows: Tensor, weight: Tensor, *places: Tensor) -> Tensor:
+    """What the first matrix of `count` experts [f * count, h] makes of their rows: [rows, f]."""
+    ends = Places(*places).ends(count)
+    return experts.grouped(rows, experts.entering(weight, count), ends)
+
+
+class _Routed(Function):
+    """Gate and up of the rows of x, their weights, and their places."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, passed: _Passed, x: Tensor, router: Tensor, gate: Tensor, up: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        mixture, model = passed
+        whole = mixture.ranks.gather(x)().flatten(0, -2)
+        scores = F.linear(whole, router)
+        weights, places = experts.route(
+            scores, model.experts_per_token, normalised=model.router_normalised
+        )
+        ctx.mark_non_differentiable(*places)
+        ctx.passed = passed
+        ctx.save_for_backward(x, scores, *places, router, gate, up)
+        rows = experts.sent(whole, places)
+        given_by = (given(model.experts, rows, weight, *places) for weight in (gate, up))
+        return (*given_by, weights, *places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        x, scores, chosen, order, router, gate, up = ctx.saved_tensors
+        (mixture, model), places = ctx.passed, Places(chosen, order)
+        again, shape, ends = mixture.ranks.gather(x), x.shape, places.ends(model.experts)
+        del x
+        by_gate, by_up, by_weights, *_ = gradients
+        rows = experts.grouped(by_gate, experts.leaving(gate, len(ends)), ends)
+        rows += experts.grouped(by_up, experts.leaving(up, len(ends)), ends)
+        by_input = experts.combined(rows, places)
+        del rows
+        by_shares = _balance(mixture, model, places)
+        by_scores = experts.by_scores(
+            scores, places, by_weights, by_shares, normalised=model.router_normalised
+        )
+        summed = mixture.ranks.sum(by_input.addmm_(by_scores, router))
+        whole = again().flatten(0, -2)
+        by_router = _by_router(mixture.sums, by_scores, whole)
+        rows = experts.sent(whole, places)
+        by_factors = [
+            _by_experts(mixture.sums, name, (by_given, rows), ends)
+            for name, by_given in ((GATE, by_gate), (UP, by_up))
+        ]
+        return None, summed().view(shape), by_router, *by_factors
+
+
+def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:
+    if mixture.balance is None:
+        return None
+    return experts.balance_gradient(places, model.experts, mixture.balance())
+
+
+def _by_router(sums: Sums | None, by_scores: Tensor, x: Tensor) -> Tensor | None:
+    """The router's gradient for autograd, where no sum gets it."""
+    if sums is None:
+        return by_scores.T @ x
+    sums.add_product(ROUTER, by_scores, x)
+    return None
+
+
+def _by_experts(
+    sums: Sums | None, name: str, pair: tuple[Tensor, Tensor], ends: Tensor
+) -> Tensor | None:
+    """The gradient of experts' matrices, of its factors [rows, f] and [rows, h]; as _by_router."""
+    gradient, rows = pair
+    if sums is not None:
+        sums.add_grouped(name, gradient, rows, ends)
+        return None
+    total = rows.new_empty(gradient.shape[1] * len(ends), rows.shape[1])
+    experts.add_grouped(total, gradient, rows, ends, fresh=True)
+    return total
+
+
+class _Weighted(Function):
+    """silu(gate) * up * weight of each row; saves all three."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up, weights)
+        return experts.weighted(gate, up, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, ...]:
+        gate, up, weights = ctx.saved_tensors
+        return experts.weighted_backward(gate, up, weights, gradients[0])
+
+
+class _Closing(Function):
+    """x and for each token the sum of its experts' results, those of rows `inner` [rows, f]."""
+
+    @staticmethod
+    def forward(ctx: Any, passed: _Passed, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
+        *places, down = given
+        ctx.passed = passed
+        ctx.save_for_backward(inner, *places, down)
+        return _added(passed, x, inner, Places(*places), down)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        inner, *places, down = ctx.saved_tensors
+        (by_output,) = gradients
+        rows, by_inner, ends = _returned(ctx.passed, by_output, Places(*places), down)
+        by_down = _by_experts(ctx.passed.mixture.sums, DOWN, (inner, rows), ends)
+        return None, by_output, by_inner, None, None, by_down
+
+
+class _Gated(Function):
+    """The same of the weighted activation, which is never kept, as in products.py."""
+
+    @staticmethod
+    def forward(ctx: Any, passed: _Passed, x: Tensor, *given: Any) -> Tensor:
+        gate, up, weights, *places, down = given
+        ctx.passed = passed
+        ctx.save_for_backward(gate, up, weights, *places, down)
+        if passed.mixture.unread:
+            return x.new_empty(()).expand_as(x)
+        return _added(passed, x, experts.weighted(gate, up, weights), Places(*places), down)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        gate, up, weights, *places, down = ctx.saved_tensors
+        (by_output,) = gradients
+        rows, inner, ends = _returned(ctx.passed, by_output, Places(*places), down)
+        by_factors = experts.weighted_backward(gate, up, weights, inner)
+        del gate, up  # which may have been computed again, and are as large
+        by_down = _by_experts(ctx.passed.mixture.sums, DOWN, (inner, rows), ends)
+        return None, by_output, *by_factors, None, None, by_down
+
+
+def _added(passed: _Passed, x: Tensor, inner: Tensor, places: Places, down: Tensor) -> Tensor:
+    """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
+    ends = places.ends(passed.model.experts)
+    rows = experts.grouped(inner, experts.leaving(down, len(ends)), ends)
+    summed = passed.mixture.ranks.sum(experts.combined(rows, places))()
+    return x + summed.view(x.shape)
+
+
+def _returned(
+    passed: _Passed, by_output: Tensor, places: Places, down: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by experts' results and by the rows before the last product, and ends."""
+    ends = places.ends(passed.model.experts)
+    rows = experts.sent(passed.mixture.ranks.gather(by_output)().flatten(0, -2), places)
+    return rows, experts.grouped(rows, experts.entering(down, len(ends)), ends), ends
