@@ -111,6 +111,8 @@ def test_without_a_grouped_kernel_each_expert_is_a_launch_that_waits() -> None:
     assert (grouped.waits, apart.waits) == (False, True)
     wide = TRAINING.model_copy(update={"precision": "fp32"})
     assert block(replace(shape(), training=wide)).waits  # torch has the kernel in bf16 alone
+    odd = MIXTRAL.model_copy(update={"ffn": 14332})
+    assert block(shape(odd)).waits  # rows of 28,664 bytes, which are not whole loads of 16
     assert not block(shape(find_model("llama-3-8b"), gpu="a100-sxm4-80gb")).waits
 
 
