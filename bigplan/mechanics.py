@@ -78,6 +78,19 @@ def sums_in_products(gradient_bytes: int) -> bool:
     return gradient_bytes == 4
 
 
+# Matrices that torch's grouped products take fewer of, and elements of 16 bits in the 16 bytes that
+# their loads are aligned to (aten/src/ATen/native/cuda/GroupMM.cu, torch 2.11).
+GROUPS, GROUPED_ALIGNED = 1024, 8
+
+
+def groups_in_one(experts: int, *widths: int) -> bool:
+    """Whether a kernel of grouped products takes so many matrices of these sides.
+
+    Otherwise each expert's product is a kernel of its own.
+    """
+    return experts < GROUPS and all(width % GROUPED_ALIGNED == 0 for width in widths)
+
+
 def repeats_heads(element_bytes: int, heads: int, kv_heads: int) -> bool:
     """Whether attention repeats keys and values for each query head, and saves the repeated ones.
 

@@ -99,6 +99,11 @@ def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
     if ":" in model and not looks_like_path(model):
         return _of_module(model, options.gpu, price)
     found = find_model(model)
+    if found.experts:
+        raise InputError(
+            f"{found.name} has {found.experts} experts in each block, which kernels are not chosen "
+            "for; name a dense model"
+        )
     length = options.seq_len or min(8192, found.max_sequence_length)
     for name, value in (("--micro-batch", options.micro_batch), ("--seq-len", length)):
         if value < 1 or options.micro_batch * length > MOST_TOKENS:

@@ -1,7 +1,8 @@
 """A block's experts on one rank: how tokens reach them and come back, and what that takes.
 
-Counted on the runtime's functions (runtime/experts.py, runtime/mixture.py), which are torch's
-operators: passes over all scores, or over rows, a row being a token's copy for one of its experts.
+Counted on the runtime's functions (runtime/experts.py, runtime/mixture.py), which pass over all
+scores by torch's operators, and over rows, a row being a token's copy for one of its experts, by
+generated kernels or torch's operators.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from bigplan.spec.step import LayerStep, StepOp
 # rows are sorted by expert. Backward: the softmax again, and its derivative; the balance's part.
 ROUTED_BYTES, ROUTED_LAUNCHES = 18, 24
 ROUTED_BACK_BYTES, ROUTED_BACK_LAUNCHES = 76, 28
-# Tensors of gate's size that kernels read and write: silu, up and a weight one after the other, and
-# in the backward all of these again, with the gradients of each.
-WEIGHTED_PASSES, WEIGHTED_LAUNCHES = 7, 3
-WEIGHTED_BACK_PASSES, WEIGHTED_BACK_LAUNCHES = 24, 10
-PLACES_LAUNCHES = 5  # the numbers that say where a row comes from, or goes to
+# Tensors of gate's size that are read and written, and kernels. The forward is silu(gate), times
+# up, times a weight; the backward computes it again, beside the gradients of all three.
+WEIGHTED_PASSES, WEIGHTED_LAUNCHES = 3, 1  # generated
+WEIGHTED_BACK_PASSES, WEIGHTED_BACK_LAUNCHES = 6, 1
+EAGER_WEIGHTED, EAGER_WEIGHTED_LAUNCHES = 7, 3  # by torch's operators, one after the other
+EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES = 24, 10
+PLACES_LAUNCHES = 4  # the numbers that say where a row comes from, or goes to
 
 
 def row_bytes(shape: RankShape) -> int:
@@ -53,66 +56,76 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     The backward adds up and brings back the gradients by gate's and up's rows, and copies the rows
     again, of which the forward keeps none.
     """
-    rows, scores = row_bytes(shape), shape.tokens * shape.model.experts
-    gradients, launches = _summed(shape)
+    rows, scores, made = row_bytes(shape), shape.tokens * shape.model.experts, shape.generated
+    back = _summed(shape, both=True) + 2 * rows
     return (
         (
             Stream("route", ROUTED_BYTES * scores, ROUTED_LAUNCHES),
             Stream("route", ROUTED_BACK_BYTES * scores, ROUTED_BACK_LAUNCHES),
         ),
         (
-            Stream("sent", 2 * rows, PLACES_LAUNCHES),
-            Stream("sent", 3 * rows + gradients + 2 * rows, launches + 2),
+            Stream("sent", 2 * rows, PLACES_LAUNCHES, generated=made),
+            Stream("sent", back, 2 * PLACES_LAUNCHES, generated=made),
         ),
     )
 
 
 def combining(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """Adding up the rows of a token, and copying the gradient of their sum to all of them."""
-    nbytes, launches = _summed(shape)
-    return Stream(step.name, nbytes, launches), Stream(step.name, 2 * row_bytes(shape), 2)
+    copied, made = 2 * row_bytes(shape), shape.generated
+    return (
+        Stream(step.name, _summed(shape), PLACES_LAUNCHES, generated=made),
+        Stream(step.name, copied, PLACES_LAUNCHES, generated=made),
+    )
 
 
-def _summed(shape: RankShape) -> tuple[int, int]:
-    """Bytes and launches of gathering rows by token and adding up those of each."""
-    rows = row_bytes(shape)
-    if shape.model.experts_per_token == 1:
-        return 2 * rows, PLACES_LAUNCHES
-    return 3 * rows + shape.whole_hidden, PLACES_LAUNCHES + 1
+def _summed(shape: RankShape, *, both: bool = False) -> int:
+    """Bytes of adding up rows by token; `both`: those of two values.
+
+    Torch's operators add the two first, and copy rows into the order of tokens before they are
+    added up.
+    """
+    rows, tokens = row_bytes(shape), shape.whole_hidden
+    if shape.generated:
+        return (1 + both) * rows + tokens
+    return 3 * both * rows + 3 * rows + tokens
 
 
 def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """The gated activation of every row, times its weight."""
-    inner = inner_bytes(shape)
+    forward = EAGER_WEIGHTED, EAGER_WEIGHTED_LAUNCHES
+    backward = EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES
+    if shape.generated:
+        forward = WEIGHTED_PASSES, WEIGHTED_LAUNCHES
+        backward = WEIGHTED_BACK_PASSES, WEIGHTED_BACK_LAUNCHES
+    inner, made = inner_bytes(shape), shape.generated
     return (
-        Stream(step.name, WEIGHTED_PASSES * inner, WEIGHTED_LAUNCHES),
-        Stream(step.name, WEIGHTED_BACK_PASSES * inner, WEIGHTED_BACK_LAUNCHES),
+        Stream(step.name, forward[0] * inner, forward[1], generated=made),
+        Stream(step.name, backward[0] * inner, backward[1], generated=made),
     )
 
 
 def gradient_bytes(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     """Bytes of experts' gradients that live at once, before they are added to their sums.
 
-    They are those of one projection. A grouped product makes all experts' at once, in the compute
-    dtype, and products of their own an expert's. Where autograd makes them, all live.
+    A grouped product makes those of one projection at once, in the compute dtype; products of
+    single experts add to the sums themselves. Where autograd makes them, all live.
     """
     made = [tensor.elements for tensor in tensors if tensor.experts]
     if not shape.sums_in_products:
         return shape.element * sum(made)
-    if shape.grouped_kernels:
-        return shape.element * max(made)
-    return shape.training.gradient_bytes * max(made) // shape.model.experts
+    return shape.element * max(made) if shape.grouped_kernels else 0
 
 
 def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     """Bytes that the backward of experts needs beyond what is saved, their activation among it.
 
-    Within the activation the gradient by it, its product with the rest of its gradient, and
-    gradients by gate and up live, beside the rows' gradient and the activation once more, which
-    was saved. Then comes a projection's gradient; at the end rows are added up by token.
+    Within the activation, the gradients by it, by gate and by up live beside those of the rows; the
+    activation itself is computed over the first. Torch's operators need two tensors more. Then
+    comes a projection's gradient; at the end rows are added up by token.
     """
     rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
-    within = rows + 4 * inner
-    projection = rows + 2 * inner + made
+    within = rows + (2 if shape.generated else 4) * inner
+    projection = rows + 2 * inner + made + shape.whole_hidden
     adding = 2 * inner + 2 * rows + shape.whole_hidden
     return max(within, projection, adding) + shape.gathered

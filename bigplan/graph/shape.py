@@ -8,7 +8,12 @@ from bigplan.graph.activations import BlockShape, boundary_bytes
 from bigplan.graph.graph import Tensor
 from bigplan.graph.operators import Collective, Pattern, Stream
 from bigplan.graph.strategy import Strategy
-from bigplan.mechanics import biases_in_kernel, repeats_heads, sums_in_products
+from bigplan.mechanics import (
+    biases_in_kernel,
+    groups_in_one,
+    repeats_heads,
+    sums_in_products,
+)
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, StepOp
@@ -79,7 +84,9 @@ class RankShape:
     @property
     def grouped_kernels(self) -> bool:
         """Whether one kernel multiplies all experts' rows: torch's does in bf16."""
-        return self.grouped and self.training.precision == "bf16"
+        model = self.model
+        fits = groups_in_one(model.experts, model.hidden, model.ffn // self.tp)
+        return self.grouped and self.training.precision == "bf16" and fits
 
     @property
     def tp(self) -> int:
@@ -187,7 +194,6 @@ def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:
     if shape.fused and not shape.sums_in_products:
         return Stream("gradient sum", (2 * gradient + shape.element) * elements, launches)
     apart = 1 + shape.element / (2 * gradient)
-    # An expert's product of its own is made in the precision of the sum.
-    made = shape.element if shape.grouped_kernels else gradient
-    read = made * sum(tensor.elements for tensor in tensors if tensor.experts)
+    grouped = (tensor.elements for tensor in tensors if tensor.experts and shape.grouped_kernels)
+    read = shape.element * sum(grouped)
     return Stream("gradient sum", 2 * gradient * elements + read, launches, eager=apart)

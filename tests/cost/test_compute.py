@@ -581,3 +581,55 @@ def test_all_wait_for_the_slowest_of_many_gpus() -> None:
     traffic = product.elements * 2 / alone.stream_rate  # memory's clock is the same in all
     slower = (gemm_seconds(product, among) - traffic) / (gemm_seconds(product, alone) - traffic)
     assert slower == pytest.approx(gpu.slowest(1024))
+
+
+# --- products of groups of rows
+
+
+@given(SIZE, SIZE, SIZE)
+def test_one_group_is_a_single_product(m: int, n: int, k: int) -> None:
+    plain = Gemm("p", m, n, k)
+    for one in (plain, *by_input_and_weight((plain,))):
+        assert gemm_seconds(replace(one, groups=1), DEVICE) == gemm_seconds(one, DEVICE)
+
+
+@given(st.integers(1, 2**16), st.integers(1, 1024), st.integers(1, 1024), st.integers(2, 128))
+def test_groups_never_cost_less_than_one_product_of_all_rows(
+    m: int, n: int, k: int, groups: int
+) -> None:
+    one = Gemm("p", m, 8 * n, 8 * k)
+    for plain, grouped in zip(
+        (one, *by_input_and_weight((one,))),
+        (replace(one, groups=groups), *by_input_and_weight((replace(one, groups=groups),))),
+        strict=True,
+    ):
+        assert grouped.flops == plain.flops
+        assert grouped.elements >= plain.elements
+        together = gemm_seconds(grouped, DEVICE)
+        assert gemm_seconds(replace(grouped, apart=True), DEVICE) >= together
+        if not plain.of_rows:  # there groups are shorter tiles, of which more run at once
+            # Half a tile is what a group wastes on average, where one product may waste a whole.
+            assert together >= gemm_seconds(plain, DEVICE) * (1 - 128 / (m + 128))
+
+
+def test_rows_of_a_group_fill_tiles_by_themselves() -> None:
+    """Of 512 rows of each of 128 groups tiles of 128 rows are 4.5 on average."""
+    grouped = Gemm("p", 65536, 1024, 2048, groups=128)
+    assert tile_waste(grouped, H200) == pytest.approx(4.5 / 4)
+    wide = replace(grouped, groups=8)
+    assert tile_waste(wide, H200) == pytest.approx(1 + 8 / 2 / 512)  # tiles of 128 by 256
+    few = Gemm("p", 128, 4096, 4096, groups=128)  # a row each: no tile is smaller than 64 rows
+    assert tile_waste(few, H200) == pytest.approx(64 / RELATIVE[64, 128])
+
+
+def test_a_group_of_few_rows_takes_as_long_as_its_matrix_is_read() -> None:
+    few = Gemm("p", 8, 4096, 4096, groups=8)
+    matrices = 8 * 4096 * 4096 * 2
+    assert gemm_seconds(few, DEVICE) > matrices / DEVICE.stream_rate
+
+
+def test_a_launch_for_each_group_has_a_wave_for_each() -> None:
+    together = Gemm("p", 1024, 512, 512, groups=64)
+    apart = replace(together, apart=True)
+    assert (launches(together), launches(apart)) == (1, 64)
+    assert tile_waste(apart, H200) > 10 * tile_waste(together, H200)

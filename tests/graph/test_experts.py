@@ -1,0 +1,129 @@
+"""What a block's experts compute, keep and need on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bigplan.graph.activations import block_saved_bytes, saved_values
+from bigplan.graph.block import block
+from bigplan.graph.experts import gradient_bytes
+from bigplan.graph.graph import LayerKind, Recompute
+from bigplan.graph.operators import Collective, Gemm, Operator, Stream
+from bigplan.graph.shape import RankShape, local_tensors
+from bigplan.graph.strategy import Strategy
+from bigplan.spec.catalog import find_model
+from bigplan.spec.gpu import find_gpu
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+
+MIXTRAL, QWEN = find_model("mixtral-8x7b"), find_model("qwen3-30b-a3b")
+LENGTH = 4096
+TRAINING = Training(sequence_length=LENGTH, global_batch=1)
+
+
+def shape(model: ModelSpec = MIXTRAL, gpu: str = "h100-sxm-80gb", tp: int = 1) -> RankShape:
+    return RankShape.on(find_gpu(gpu), model, TRAINING, Strategy(dp=1, tp=tp))
+
+
+def named(operators: tuple[Operator, ...], name: str) -> Operator:
+    (found,) = (one for one in operators if one.name == name)
+    return found
+
+
+def gemm(kind: LayerKind, name: str) -> Gemm:
+    found = named((*kind.forward, *kind.backward), name)
+    assert isinstance(found, Gemm)
+    return found
+
+
+@pytest.mark.parametrize("model", [MIXTRAL, QWEN])
+@pytest.mark.parametrize("tp", [1, 4])
+def test_a_product_has_the_flops_of_the_experts_that_tokens_pass(model: ModelSpec, tp: int) -> None:
+    kind = block(shape(model, tp=tp))
+    matrix = 2 * LENGTH * model.experts_per_token * model.hidden * model.ffn // tp
+    for after in ("", " by input", " by weight"):
+        up, down = gemm(kind, f"mlp up{after}"), gemm(kind, f"mlp down{after}")
+        assert (up.flops, down.flops) == (2 * matrix, matrix)
+        assert gemm(kind, f"router{after}").flops == 2 * LENGTH * model.hidden * model.experts
+
+
+def test_all_experts_matrices_are_read_and_all_gradients_written() -> None:
+    kind, rows = block(shape()), LENGTH * 2
+    inputs, outputs = rows * MIXTRAL.hidden, rows * MIXTRAL.ffn
+    matrices = 8 * MIXTRAL.hidden * MIXTRAL.ffn
+    for name in ("mlp down", "mlp down by input", "mlp down by weight"):
+        assert gemm(kind, name).elements == inputs + outputs + matrices
+    assert gemm(kind, "mlp up").elements == 2 * gemm(kind, "mlp down").elements
+
+
+def test_kept_bytes_do_not_hold_rows_or_what_other_experts_would_make() -> None:
+    size = shape().activation_shape
+    kept = {value.name: nbytes for value, nbytes in saved_values(MIXTRAL, size).items()}
+    rows = 2 * LENGTH
+    assert kept["mlp input"] == 2 * LENGTH * MIXTRAL.hidden
+    assert kept["gate"] == kept["up"] == kept["inner"] == 2 * rows * MIXTRAL.ffn
+    assert kept["router scores"] == 2 * LENGTH * 8
+    assert kept["router weights"] == kept["chosen experts"] == kept["order of rows"] == 4 * rows
+    assert not {"sent", "returned"} & set(kept)
+
+
+def test_every_rank_keeps_all_choices_under_sequence_parallelism() -> None:
+    one, four = (saved_values(MIXTRAL, shape(tp=tp).activation_shape) for tp in (1, 4))
+    for value, nbytes in one.items():
+        whole = value.whole or value.name.startswith(("chosen", "order"))
+        assert four[value] == (nbytes if whole else nbytes // 4), value.name
+
+
+def test_what_runs_again_brings_rows_to_experts_first() -> None:
+    kind = block(shape())
+    again = {way: [one.name for one in kind.again(way)] for way in Recompute}
+    assert again[Recompute.SELECTIVE] == ["input norm", "post norm"]
+    assert again[Recompute.MLP][-2:] == ["sent", "mlp up"]
+    assert {"route", "sent", "router", "mlp up"} <= set(again[Recompute.FULL])
+    assert not {"mlp down", "combine", "activation"} & set(again[Recompute.FULL])
+    saved = block_saved_bytes(MIXTRAL, shape().activation_shape)
+    inner = 2 * 2 * LENGTH * MIXTRAL.ffn
+    normed = 2 * LENGTH * MIXTRAL.hidden
+    assert kind.kept(Recompute.SELECTIVE) == saved - inner - 2 * normed
+    assert kind.kept(Recompute.MLP) == saved - 3 * inner - 2 * normed
+
+
+def test_gradients_of_one_projection_live_at_once() -> None:
+    """A grouped product makes them in bf16, to be added to fp32 sums."""
+    sizes, projection = shape(), 2 * 8 * MIXTRAL.hidden * MIXTRAL.ffn
+    tensors = local_tensors(sizes, "block")
+    assert gradient_bytes(sizes, tensors) == projection
+    narrow = TRAINING.model_copy(update={"gradient_precision": "bf16"})
+    assert gradient_bytes(replace(sizes, training=narrow), tensors) == 3 * projection
+    assert block(sizes).backward_workspace > projection
+    added = named(block(sizes).backward, "gradient sum")
+    assert isinstance(added, Stream)
+    everything = sum(tensor.elements for tensor in tensors)
+    assert added.nbytes == 8 * everything + 3 * projection
+
+
+def test_without_a_grouped_kernel_each_expert_is_a_launch_that_waits() -> None:
+    grouped, apart = (block(shape(gpu=gpu)) for gpu in ("h100-sxm-80gb", "a100-sxm4-80gb"))
+    assert gemm(grouped, "mlp up").launches == 2
+    assert gemm(apart, "mlp up").launches == 16
+    assert (grouped.waits, apart.waits) == (False, True)
+    wide = TRAINING.model_copy(update={"precision": "fp32"})
+    assert block(replace(shape(), training=wide)).waits  # torch has the kernel in bf16 alone
+    odd = MIXTRAL.model_copy(update={"ffn": 14332})
+    assert block(shape(odd)).waits  # rows of 28,664 bytes, which are not whole loads of 16
+    assert not block(shape(find_model("llama-3-8b"), gpu="a100-sxm4-80gb")).waits
+
+
+def test_collectives_are_those_of_a_dense_block() -> None:
+    dense = find_model("mistral-7b").model_copy(update={"sliding_window": None})
+
+    def collectives(model: ModelSpec) -> list[Collective]:
+        kind = block(shape(model, tp=4))
+        return [c for c in (*kind.forward, *kind.backward) if isinstance(c, Collective)]
+
+    assert collectives(MIXTRAL) == collectives(dense)
+    # The router is one more tensor whose gradients ranks sum.
+    (held,) = (kind.repeated.values() for kind in [block(shape(tp=4))])
+    assert sum(map(len, held)) == 2 * MIXTRAL.hidden + 8 * MIXTRAL.hidden
