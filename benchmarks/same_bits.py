@@ -137,7 +137,7 @@ def others() -> None:
 
 def products() -> None:
     """Products of layers, and of weights' gradients added to sums."""
-    from bigplan.runtime.products import add_product
+    from bigplan.runtime.add_product import add_product
 
     bf16 = torch.bfloat16
     for m, n, k in (

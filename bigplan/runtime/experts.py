@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bigplan.runtime.add_product import add_product
 from bigplan.runtime.operators import gated, gated_backward
 
 GROUPS = 1024  # that torch's kernels take fewer than
@@ -176,15 +177,18 @@ def add_grouped(
     """Add each expert's gradient^T rows to `total` [f * experts, h], or overwrite a fresh one.
 
     gradient [rows, f] and rows [rows, h] are of one dtype. A grouped product gives all experts'
-    results in that dtype, to be added; expert by expert they are computed in that of the total.
+    results in that dtype, to be added. Products of one expert each are added as others' are, or to
+    a total in 16 bits afterwards.
     """
     places = leaving(total, len(ends))
     if _has_kernel(gradient, rows, (gradient.shape[1], rows.shape[1]), len(ends)):
         _put(places, F.grouped_mm(gradient.T, rows, offs=ends), fresh=fresh)
         return
     for expert, mine in _slices(ends):
-        product = gradient[mine].T.to(total.dtype) @ rows[mine].to(total.dtype)
-        _put(places[expert], product, fresh=fresh)
+        if total.dtype is torch.float32 and mine.stop > mine.start:
+            add_product(places[expert], gradient[mine], rows[mine], fresh=fresh)
+        else:
+            _put(places[expert], gradient[mine].T @ rows[mine], fresh=fresh)
 
 
 def _put(total: Tensor, part: Tensor, *, fresh: bool) -> None:

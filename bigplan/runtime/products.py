@@ -5,11 +5,6 @@ So the gradient is rounded before it is added, and the addition costs 2 + 4 + 4 
 element. Here the backward's product adds to the sum itself, so that bf16 and fp16 gradients are
 never rounded to 16 bits. Megatron-LM's gradient accumulation fusion does the same with its own
 kernel.
-
-On CUDA this is torch.addmm with `out_dtype`, which takes 16-bit factors for an fp32 result, and an
-fp32 `self` since torch 2.10 (github.com/pytorch/pytorch/pull/167931). Where `self` and `out` are
-one tensor it copies nothing and calls cuBLAS with that tensor as C: addmm_out_cuda_impl in
-aten/src/ATen/native/cuda/Blas.cpp. The CPU has no such product and adds one computed in fp32.
 """
 
 from __future__ import annotations
@@ -19,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime import experts
+from bigplan.runtime.add_product import add_product
 from bigplan.runtime.blocks import PLAIN, Parameters, Ways
 from bigplan.runtime.generated import rows_of
 from bigplan.runtime.lookup import add_rows
@@ -38,23 +33,6 @@ if TYPE_CHECKING:
 
 # Takes the gradient [tokens, out] by a product's output, and its input [tokens, in].
 AddProduct = Callable[[Tensor, Tensor], None]
-
-
-def add_product(total: Tensor, gradient: Tensor, x: Tensor, *, fresh: bool) -> None:
-    """Add gradient^T x to `total`, fp32 [out, in], or overwrite it where it is fresh.
-
-    gradient [tokens, out] and x [tokens, in] are of one dtype; terms are added in fp32.
-    """
-    if total.is_cuda:
-        torch.addmm(
-            total, gradient.T, x, out_dtype=torch.float32, beta=0 if fresh else 1, out=total
-        )
-        return
-    product = gradient.T.float() @ x.float()
-    if fresh:
-        total.copy_(product)
-    else:
-        total.add_(product)
 
 
 class Factor(NamedTuple):

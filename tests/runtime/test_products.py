@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.runtime.products import Factor, Products, Sums, add_product, linears
+from bigplan.runtime.add_product import add_product
+from bigplan.runtime.products import Factor, Products, Sums, linears
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PRECISIONS = [torch.bfloat16, torch.float16, torch.float32]
