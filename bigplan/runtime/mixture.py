@@ -9,7 +9,7 @@ before the router, all choose alike, and have a part of each expert.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,9 +19,6 @@ from bigplan.runtime import experts
 from bigplan.runtime.experts import Places, RowOperators
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.model import ModelSpec
-
-if TYPE_CHECKING:
-    from bigplan.runtime.products import Sums
 
 ROUTER = "router.weight"
 GATE, UP, DOWN = (f"experts.{name}_proj.weight" for name in ("gate", "up", "down"))
@@ -38,6 +35,16 @@ class Routed(NamedTuple):
     experts: int
 
 
+class GradientSums(Protocol):
+    """Who adds up weights' gradients, by the parameter's name: products.Sums."""
+
+    def add_product(self, name: str, gradient: Tensor, x: Tensor) -> None:
+        """Add gradient^T x."""
+
+    def add_grouped(self, name: str, gradient: Tensor, rows: Tensor, ends: Tensor) -> None:
+        """Add each expert's gradient^T rows."""
+
+
 # Told what gives gate and up again: the MLP's input, the parameters and the places of rows.
 ForgetRouted = Callable[[Mapping[str, Tensor], Tensor, Routed], None]
 
@@ -46,7 +53,7 @@ class Mixture(NamedTuple):
     """How a block runs its experts."""
 
     ranks: TensorParallel = ONE
-    sums: Sums | None = None  # who gets weights' gradients; None: autograd
+    sums: GradientSums | None = None  # who gets weights' gradients; None: autograd
     # What the balance of experts weighs in the gradients of a pass; None: nothing.
     balance: Callable[[], float] | None = None
     gated: bool = False  # the activation is not kept
@@ -145,7 +152,7 @@ def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | Non
     return experts.balance_gradient(places, model.experts, mixture.balance())
 
 
-def _by_router(sums: Sums | None, by_scores: Tensor, x: Tensor) -> Tensor | None:
+def _by_router(sums: GradientSums | None, by_scores: Tensor, x: Tensor) -> Tensor | None:
     """The router's gradient for autograd, where no sum gets it."""
     if sums is None:
         return by_scores.T @ x
@@ -154,7 +161,7 @@ def _by_router(sums: Sums | None, by_scores: Tensor, x: Tensor) -> Tensor | None
 
 
 def _by_experts(
-    sums: Sums | None, name: str, pair: tuple[Tensor, Tensor], ends: Tensor
+    sums: GradientSums | None, name: str, pair: tuple[Tensor, Tensor], ends: Tensor
 ) -> Tensor | None:
     """The gradient of experts' matrices, of its factors [rows, f] and [rows, h]; as _by_router."""
     gradient, rows = pair

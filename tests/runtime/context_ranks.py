@@ -46,7 +46,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "bloom": BLOOM,
     "mistral": {"sliding_window": 5},  # windows reach over the border of parts
     "qwen3": {"qk_norm": True},
-    "mixtral": EXPERTS | {"router_loss": 0.0},  # the plain loop balances over whole sequences
+    "mixtral": {**EXPERTS, "router_loss": 0.0},  # the plain loop balances over whole sequences
 }
 
 

@@ -468,12 +468,11 @@ class _Summed:
         self.magnitudes[name] += product.double().abs()
 
 
-class _SummedExperts(products.Sums):
+@dataclass(frozen=True, slots=True)
+class _SummedExperts:
     """The same for what experts add."""
 
-    def __init__(self, sums: _Summed) -> None:
-        super().__init__()
-        self._sums = sums
+    _sums: _Summed
 
     def add_product(self, name: str, gradient: Tensor, x: Tensor) -> None:
         """As a product's."""

@@ -74,7 +74,32 @@ def test_families_name_modules_that_there_are(family: str) -> None:
 
 def _places(family: str, model: ModelSpec, layer: int) -> dict[str, Stored]:
     kind = model.layer_sequence()[layer]
-    return {p.name: stored(family, model, layer, p) for p in model.kinds()[kind]}
+    places = {p.name: stored(family, model, layer, p) for p in model.kinds()[kind]}
+    return {name: place for name, (place, *_) in places.items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "down"),
+    [
+        ("mixtral", "mixtral-8x7b", "block_sparse_moe.experts.{}.w2"),
+        ("qwen3_moe", "qwen3-30b-a3b", "mlp.experts.{}.down_proj"),
+    ],
+)
+def test_every_expert_has_tensors_of_its_own(family: str, name: str, down: str) -> None:
+    """Its rows take turns with others' in ours, and of a last matrix its columns do."""
+    model = find_model(name)
+    parameters = {p.name: p for p in model.kinds()["block"]}
+    places = stored(family, model, 3, parameters["experts.down_proj.weight"])
+    assert [place.expert for place in places] == list(range(model.experts))
+    assert all(place.transposed and place.run == model.ffn for place in places)
+    assert places[-1].tensor == f"model.layers.2.{down.format(model.experts - 1)}.weight"
+    shapes = {tensor.name: tensor.shape for tensor in hf_tensors(family, model)}
+    assert shapes[places[-1].tensor] == (model.hidden, model.ffn)
+    (up, *_) = stored(family, model, 3, parameters["experts.up_proj.weight"])
+    assert shapes[up.tensor] == (model.ffn, model.hidden)
+    assert not up.transposed
+    (router,) = stored(family, model, 3, parameters["router.weight"])
+    assert shapes[router.tensor] == (model.experts, model.hidden)
 
 
 def test_gpt2_keeps_queries_keys_and_values_in_one_transposed_matrix() -> None:
