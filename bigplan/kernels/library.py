@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bigplan.errors import InputError
-from bigplan.kernels import single
+from bigplan.kernels import rows, single
 from bigplan.kernels.launch import NOTHING, Into, LaunchedKernel
 from bigplan.kernels.price import Fused, Pricer
 from bigplan.kernels.single import ActivationKind, NormKind, Single
@@ -146,6 +146,38 @@ class Library:
             named | {"gradient": gradient.contiguous()}, NOTHING if out is None else {"out": out}
         )
         return found[: len(inputs)]
+
+    # --- Rows of experts.
+
+    def sent(self, x: Tensor, order: Tensor, each: int) -> Tensor:
+        """As rows.sent."""
+        return rows.sent(x, order, each)
+
+    def combined(self, given: Tensor, beside: Tensor | None, places: Tensor, tokens: int) -> Tensor:
+        """As rows.combined."""
+        return rows.combined(given, beside, places, tokens)
+
+    def weighted(self, gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
+        """SwiGLU of rows [rows, f] times a weight each, fp32 [rows]."""
+        shape = tuple(gate.shape)
+        entry = self._entry(
+            ("weighted", shape, gate.dtype), lambda: single.weighted(shape, NAMES[gate.dtype])
+        )
+        (out,) = entry({"x": gate, "y": up, "weight": weights.view(-1, 1)})
+        return out
+
+    def weighted_backward(
+        self, gate: Tensor, up: Tensor, weights: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients by gate, up and weights; what `weighted` gives goes to `gradient`."""
+        shape = tuple(gate.shape)
+        entry = self._entry(
+            ("weighted backward", shape, gate.dtype),
+            lambda: single.weighted_backward(shape, NAMES[gate.dtype]),
+        )
+        named = {"x": gate, "y": up, "weight": weights.view(-1, 1), "gradient": gradient}
+        by_gate, by_up, by_weights, _ = entry(named, {"out": gradient})
+        return by_gate, by_up, by_weights.view(-1)
 
     # --- Positions and the loss.
 

@@ -173,6 +173,43 @@ def activation_backward(
     return make.single("by_x", "by_y", "out")
 
 
+def weighted(shape: TensorShape, dtype: str) -> Single:
+    """SwiGLU of rows with a weight each: silu(x) * y * weight, weights fp32 [*rows, 1]."""
+    make = _Maker()
+    x, y, weight = _rows_weighted(make, shape, dtype)
+    silu = Arg(make.one("silu", dense("silu", shape, dtype), self=x))
+    inner = Arg(make.one("mul", dense("inner", shape, dtype), self=silu, other=y))
+    make.one("mul", dense("out", shape, dtype), self=inner, other=weight)
+    return make.single("out")
+
+
+def weighted_backward(shape: TensorShape, dtype: str) -> Single:
+    """Gradients by x, y and weight (fp32 [*rows, 1]), and the output, of `weighted`."""
+    make = _Maker()
+    gradient = Arg(make.given("gradient", shape, dtype))
+    x, y, weight = _rows_weighted(make, shape, dtype)
+
+    def made(op: str, name: str, a: Arg, b: Arg, form: str = "fp32") -> Arg:
+        return Arg(make.one(op, dense(name, shape, form), self=a, other=b))
+
+    silu = Arg(make.one("silu", dense("silu", shape, "fp32"), self=x))
+    inner = made("mul", "inner", silu, y)
+    product = made("mul", "product", inner, gradient)
+    row = dense("by_weight", (*shape[:-1], 1), "fp32")
+    make.one("sum", row, self=product, dim=(-1,), keepdim=True)
+    scaled = made("mul", "scaled", gradient, weight)
+    by_silu = made("mul", "by_silu", scaled, y)
+    make.one("silu_backward", dense("by_x", shape, dtype), grad_output=by_silu, self=x)
+    made("mul", "by_y", scaled, silu, dtype)
+    made("mul", "out", inner, weight, dtype)
+    return make.single("by_x", "by_y", "by_weight", "out")
+
+
+def _rows_weighted(make: _Maker, shape: TensorShape, dtype: str) -> tuple[Arg, Arg, Arg]:
+    x, y = (Arg(make.given(name, shape, dtype)) for name in "xy")
+    return x, y, Arg(make.given("weight", (*shape[:-1], 1), "fp32"))
+
+
 def rotary(
     shape: TensorShape, strides: TensorShape, half: int, dtype: str, *, back: bool = False
 ) -> Single:

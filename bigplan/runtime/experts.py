@@ -17,7 +17,7 @@ for the rows' numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -111,9 +111,14 @@ def sent(x: Tensor, places: Places) -> Tensor:
     return x.index_select(0, places.tokens)
 
 
-def combined(rows: Tensor, places: Places) -> Tensor:
-    """For each token the sum of its rows [rows, h]: [tokens, h]."""
+def combined(rows: Tensor, places: Places, beside: Tensor | None = None) -> Tensor:
+    """For each token the sum of its rows [rows, h], and of those beside: [tokens, h].
+
+    Nobody may read `rows` after this.
+    """
     tokens, each = places.chosen.shape
+    if beside is not None:
+        rows += beside
     found = rows.index_select(0, places.rows)
     return found if each == 1 else found.view(tokens, each, -1).sum(1)
 
@@ -132,6 +137,17 @@ def weighted_backward(
     by_gate, by_up = gated_backward(gate, up, gradient.mul_(weights[:, None]))
     torch.mul(inner, weights[:, None], out=gradient)
     return by_gate, by_up, by_weights
+
+
+class RowOperators(NamedTuple):
+    """What passes over rows: torch's operators, or kernels."""
+
+    sent: Callable[[Tensor, Places], Tensor] = sent
+    combined: Callable[[Tensor, Places, Tensor | None], Tensor] = combined
+    weighted: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted
+    weighted_backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = (
+        weighted_backward
+    )
 
 
 def entering(weight: Tensor, experts: int) -> Tensor:

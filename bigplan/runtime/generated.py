@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.runtime.experts import Places, RowOperators
 from bigplan.runtime.native import Piece
 from bigplan.spec.training import Training
 
@@ -211,6 +212,20 @@ def activation(library: Library, kind: ActivationKind, *inputs: Tensor) -> Tenso
 def rotary(library: Library, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """As operators.rotary."""
     return _GeneratedRotary.apply(library, x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def rows_of(library: Library | None) -> RowOperators:
+    """What passes over rows of experts, by its kernels where there is a library."""
+    if library is None:
+        return RowOperators()
+
+    def sent(x: Tensor, places: Places) -> Tensor:
+        return library.sent(x, places.order, places.chosen.shape[1])
+
+    def combined(rows: Tensor, places: Places, beside: Tensor | None = None) -> Tensor:
+        return library.combined(rows, beside, places.rows, len(places.chosen))
+
+    return RowOperators(sent, combined, library.weighted, library.weighted_backward)
 
 
 def cross_entropy(library: Library, scale: Tensor, logits: Tensor, targets: Tensor) -> Tensor:

@@ -126,10 +126,12 @@ def _read_expert(tensor: Any, place: Stored, rectangle: Rectangle, into: Tensor)
 def _part(tensor: Any, place: Stored, rectangle: Rectangle) -> Tensor:
     """A rectangle of the tensor once that is [out, in], or of a vector of one column."""
     rows, columns = rectangle.in_matrix
+    part: Tensor
     if len(tensor.get_shape()) == 1:
-        part: Tensor = tensor[rows].unsqueeze(1)
-        return part
-    return tensor[columns, rows].T if place.transposed else tensor[rows, columns]
+        part = tensor[rows].unsqueeze(1)
+    else:
+        part = tensor[columns, rows].T if place.transposed else tensor[rows, columns]
+    return part
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:

@@ -24,7 +24,6 @@ from bigplan.runtime import mixture
 from bigplan.runtime.blocks import Linears, Parameters
 from bigplan.runtime.mixture import ForgetRouted, Routed
 from bigplan.runtime.products import Products, Sums
-from bigplan.runtime.tensor_parallel import TensorParallel
 
 ALIGNMENT = 16  # bytes: the widest load of a kernel; only sizes that divide by it are loaded so
 SMALL = 1024  # bytes: random-number states and the like stay where they are
@@ -157,14 +156,15 @@ class KeptActivations:
 
         return run
 
-    def experts_again(self, ranks: TensorParallel) -> ForgetRouted:
+    def experts_again(self, products: Products) -> ForgetRouted:
         """Forgets gate and up of experts: computed again, from rows that are copied once."""
+        ranks, sent = products.ranks, partial(mixture.sent, products.mixture.rows)
 
         def forget(p: Parameters, x: Tensor, routed: Routed) -> None:
             chosen, order = routed.places
             whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
             packed = [self._pack(one) for one in (whole, chosen, order)]
-            rows = _RecomputedTensor(mixture.sent, packed)
+            rows = _RecomputedTensor(sent, packed)
             given = partial(mixture.given, routed.experts)
             for output, name in ((routed.gate, mixture.GATE), (routed.up, mixture.UP)):
                 self.forget(output, given, rows, p[name], chosen, order)

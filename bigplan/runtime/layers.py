@@ -230,7 +230,7 @@ class Block:
             balance=self.balance,
             gated=recompute is not Recompute.NONE,
             unread=recompute is Recompute.FULL,
-            forget=kept.experts_again(self._ranks) if recompute is Recompute.MLP else None,
+            forget=kept.experts_again(products) if recompute is Recompute.MLP else None,
         )
         ways = products.ways._replace(context=self._context, experts=mixture)
         if recompute is Recompute.FULL:

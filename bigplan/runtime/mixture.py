@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime import experts
-from bigplan.runtime.experts import Places
+from bigplan.runtime.experts import Places, RowOperators
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.model import ModelSpec
 
@@ -52,6 +52,7 @@ class Mixture(NamedTuple):
     gated: bool = False  # the activation is not kept
     unread: bool = False  # for the backward alone: the output is not computed
     forget: ForgetRouted | None = None  # None: gate and up are kept
+    rows: RowOperators = experts.RowOperators()
 
 
 PLAIN = Mixture()
@@ -76,13 +77,13 @@ def mlp(
         mixture.forget(p, normed, routed)
     if mixture.gated:
         return _Gated.apply(passed, x, gate, up, weights, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
-    inner = _Weighted.apply(gate, up, weights)  # type: ignore[no-untyped-call]
+    inner = _Weighted.apply(mixture.rows, gate, up, weights)  # type: ignore[no-untyped-call]
     return _Closing.apply(passed, x, inner, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
 
 
-def sent(x: Tensor, *places: Tensor) -> Tensor:
+def sent(operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
     """The rows [rows, h] of all tokens x [..., h]."""
-    return experts.sent(x.flatten(0, -2), Places(*places))
+    return operators.sent(x.flatten(0, -2), Places(*places))
 
 
 def given(count: int, rows: Tensor, weight: Tensor, *places: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class _Routed(Function):
         ctx.mark_non_differentiable(*places)
         ctx.passed = passed
         ctx.save_for_backward(x, scores, *places, router, gate, up)
-        rows = experts.sent(whole, places)
+        rows = mixture.rows.sent(whole, places)
         given_by = (given(model.experts, rows, weight, *places) for weight in (gate, up))
         return (*given_by, weights, *places)
 
@@ -120,9 +121,9 @@ class _Routed(Function):
         del x
         by_gate, by_up, by_weights, *_ = gradients
         rows = experts.grouped(by_gate, experts.leaving(gate, len(ends)), ends)
-        rows += experts.grouped(by_up, experts.leaving(up, len(ends)), ends)
-        by_input = experts.combined(rows, places)
-        del rows
+        beside = experts.grouped(by_up, experts.leaving(up, len(ends)), ends)
+        by_input = mixture.rows.combined(rows, places, beside)
+        del rows, beside
         by_shares = _balance(mixture, model, places)
         by_scores = experts.by_scores(
             scores, places, by_weights, by_shares, normalised=model.router_normalised
@@ -130,7 +131,7 @@ class _Routed(Function):
         summed = mixture.ranks.sum(by_input.addmm_(by_scores, router))
         whole = again().flatten(0, -2)
         by_router = _by_router(mixture.sums, by_scores, whole)
-        rows = experts.sent(whole, places)
+        rows = mixture.rows.sent(whole, places)
         by_factors = [
             _by_experts(mixture.sums, name, (by_given, rows), ends)
             for name, by_given in ((GATE, by_gate), (UP, by_up))
@@ -169,14 +170,17 @@ class _Weighted(Function):
     """silu(gate) * up * weight of each row; saves all three."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, operators: RowOperators, gate: Tensor, up: Tensor, weights: Tensor
+    ) -> Tensor:
+        ctx.operators = operators
         ctx.save_for_backward(gate, up, weights)
-        return experts.weighted(gate, up, weights)
+        return operators.weighted(gate, up, weights)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         gate, up, weights = ctx.saved_tensors
-        return experts.weighted_backward(gate, up, weights, gradients[0])
+        return None, *ctx.operators.weighted_backward(gate, up, weights, gradients[0])
 
 
 class _Closing(Function):
@@ -208,14 +212,15 @@ class _Gated(Function):
         ctx.save_for_backward(gate, up, weights, *places, down)
         if passed.mixture.unread:
             return x.new_empty(()).expand_as(x)
-        return _added(passed, x, experts.weighted(gate, up, weights), Places(*places), down)
+        inner = passed.mixture.rows.weighted(gate, up, weights)
+        return _added(passed, x, inner, Places(*places), down)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         gate, up, weights, *places, down = ctx.saved_tensors
         (by_output,) = gradients
         rows, inner, ends = _returned(ctx.passed, by_output, Places(*places), down)
-        by_factors = experts.weighted_backward(gate, up, weights, inner)
+        by_factors = ctx.passed.mixture.rows.weighted_backward(gate, up, weights, inner)
         del gate, up  # which may have been computed again, and are as large
         by_down = _by_experts(ctx.passed.mixture.sums, DOWN, (inner, rows), ends)
         return None, by_output, *by_factors, None, None, by_down
@@ -225,7 +230,7 @@ def _added(passed: _Passed, x: Tensor, inner: Tensor, places: Places, down: Tens
     """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
     ends = places.ends(passed.model.experts)
     rows = experts.grouped(inner, experts.leaving(down, len(ends)), ends)
-    summed = passed.mixture.ranks.sum(experts.combined(rows, places))()
+    summed = passed.mixture.ranks.sum(passed.mixture.rows.combined(rows, places, None))()
     return x + summed.view(x.shape)
 
 
@@ -234,5 +239,6 @@ def _returned(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients by experts' results and by the rows before the last product, and ends."""
     ends = places.ends(passed.model.experts)
-    rows = experts.sent(passed.mixture.ranks.gather(by_output)().flatten(0, -2), places)
+    gathered = passed.mixture.ranks.gather(by_output)().flatten(0, -2)
+    rows = passed.mixture.rows.sent(gathered, places)
     return rows, experts.grouped(rows, experts.entering(down, len(ends)), ends), ends

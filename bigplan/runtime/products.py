@@ -26,6 +26,7 @@ from torch.autograd import Function
 
 from bigplan.runtime import experts
 from bigplan.runtime.blocks import PLAIN, Parameters, Ways
+from bigplan.runtime.generated import rows_of
 from bigplan.runtime.lookup import add_rows
 from bigplan.runtime.mixture import Mixture
 from bigplan.runtime.operators import gated as gated_activation
@@ -278,7 +279,7 @@ class Products:
     @property
     def mixture(self) -> Mixture:
         """How a block runs its experts."""
-        return Mixture(self.ranks, self.sums)
+        return Mixture(self.ranks, self.sums, rows=rows_of(self.kernels))
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         """As blocks.plain_linears, of matrices that ranks split by rows."""

@@ -43,6 +43,8 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "bloom": ("bloom-176b", {}),
     "llama": ("llama-3-8b", {}),
     "qwen3": ("llama-3-8b", {"qk_norm": True}),
+    "mixtral": ("mixtral-8x7b", {"experts": 4}),
+    "qwen3-moe": ("qwen3-30b-a3b", {"experts": 5, "experts_per_token": 3}),
 }
 NO_GRADIENT = "k_proj.bias"  # without rope softmax ignores what is added to all keys alike
 SIZES = {"layers": 1, "hidden": 48, "ffn": 80, "head_dim": 8, "vocab": 96}
@@ -116,6 +118,8 @@ def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Libra
         ("llama", Recompute.SELECTIVE),
         ("neox", Recompute.MLP),
         ("qwen3", Recompute.MLP),
+        ("mixtral", Recompute.NONE),
+        ("qwen3-moe", Recompute.MLP),
     ],
 )
 def test_a_block_keeps_the_same_bytes(name: str, recompute: Recompute, library: Library) -> None:

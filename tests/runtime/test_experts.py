@@ -63,7 +63,7 @@ class _Case(NamedTuple):
     def exact(self) -> _Case:
         """The same values in fp64."""
         p, *others = ({n: _wide(t) for n, t in self.p.items()}, *map(_wide, self[2:]))
-        return _Case(self.model, p, *others)  # type: ignore[arg-type]
+        return _Case(self.model, p, *others)
 
     def run(self, how: Mixture, sums: Sums | None = None) -> list[Tensor]:
         """Output, gradients by leaves; those of matrices come from `sums` if there are some."""

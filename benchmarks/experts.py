@@ -1,0 +1,249 @@
+"""Experts of a block on one GPU: products, routes and steps, beside what the cost model says.
+
+    python -m benchmarks.experts OUT [PART ...]
+
+Parts: `operators` (milliseconds of each operator of one block's experts, forward and backward, at
+the shapes of Mixtral 8x7B and of Qwen3 30B-A3B), `memory` (what a backward of them needs at its
+peak) and `steps` (`bigplan launch` of two models of these shapes that fit the GPU, a few steps
+each, with the plan's promises beside). OUT gets cluster.yaml, experts.json, and the runs. About
+four minutes on an H100 by estimate. Without a GPU: small shapes, to see that everything runs; its
+figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigplan.cost.compute import Device, operator_seconds
+from bigplan.graph.build import graph_of_shape
+from bigplan.graph.graph import Graph
+from bigplan.graph.shape import RankShape
+from bigplan.graph.strategy import Strategy
+from bigplan.launcher.record import read_record
+from bigplan.runtime import experts, mixture
+from bigplan.runtime.mixture import DOWN, GATE, ROUTER, UP, Mixture
+from bigplan.runtime.products import Sums
+from bigplan.spec.catalog import find_cluster
+from bigplan.spec.cluster import Cluster
+from bigplan.spec.files.dump import to_yaml
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+
+CUDA = torch.cuda.is_available()
+WHERE: Any = {"device": "cuda" if CUDA else "cpu", "dtype": torch.bfloat16}
+TOKENS = 8192 if CUDA else 64  # of a micro-batch
+STEPS = 8 if CUDA else 2
+PARTS = ("operators", "memory", "steps")
+COMMON = {"max_sequence_length": 4096, "vocab": 32000, "source": "made up for this measurement"}
+WIDE = {"hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "experts": 8}
+NARROW = {"hidden": 2048, "ffn": 768, "heads": 32, "kv_heads": 4, "head_dim": 128, "qk_norm": True}
+SMALL = {"hidden": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "vocab": 256}
+
+
+def _model(name: str, **fields: Any) -> ModelSpec:
+    small = {} if CUDA else SMALL | {"head_dim": 16, "experts": min(8, fields["experts"])}
+    return ModelSpec.model_validate({"name": name} | COMMON | fields | small)
+
+
+SHAPES = (
+    _model("mixtral", layers=1, experts_per_token=2, **WIDE),
+    _model("qwen3-a3b", layers=1, experts=128, experts_per_token=8, **NARROW),
+)
+# 3.2 B and 2.2 B parameters, of which a token passes 1.1 B and 0.8 B: 18 bytes each fit 80 GB.
+MODELS = (
+    _model("mixtral-like-3b", layers=2, experts_per_token=2, router_loss=0.001, **WIDE),
+    _model(
+        "qwen3-like-2b", layers=12, experts=32, experts_per_token=8, router_loss=0.001, **NARROW
+    ),
+)
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    """The median."""
+    if not CUDA:
+        work()
+        return 0.0
+    import triton
+
+    return float(triton.testing.do_bench(work, warmup=50, rep=200, return_mode="median"))
+
+
+def _make(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return (torch.randn(*shape, device=WHERE["device"]) * 0.1).to(dtype)
+
+
+def _works(model: ModelSpec) -> Mapping[str, Mapping[str, Callable[[], object]]]:
+    """The operators of a block's experts, as the graph calls them, forward and backward."""
+    count, each = model.experts, model.experts_per_token
+    x, router = _make(TOKENS, model.hidden), _make(count, model.hidden)
+    scores = x @ router.T
+    weights, places = experts.route(scores, each, normalised=True)
+    rows, ends = experts.sent(x, places), places.ends(count)
+    up = _make(model.ffn * count, model.hidden)
+    total = torch.zeros(up.shape, device=up.device)
+    entering, leaving = experts.entering(up, count), experts.leaving(up, count)
+    gate, inner = (_make(len(rows), model.ffn) for _ in range(2))
+    rises = partial(experts.grouped, rows, entering, ends)
+    falls = partial(experts.grouped, inner, leaving, ends)
+    add = partial(experts.add_grouped, total, inner, rows, ends, fresh=False)
+    routed = partial(experts.by_scores, scores, places, weights, None, normalised=True)
+    return {
+        "forward": {
+            "router": lambda: x @ router.T,
+            "route": lambda: experts.route(scores, each, normalised=True)[1].ends(count),
+            "sent": lambda: experts.sent(x, places),
+            "mlp up": lambda: (rises(), rises()),
+            "activation": lambda: experts.weighted(gate, inner, weights),
+            "mlp down": falls,
+            "combine": lambda: experts.combined(rows, places),
+        },
+        "backward": {
+            "combine": lambda: experts.sent(x, places),
+            "mlp down by input": rises,
+            "activation": lambda: experts.weighted_backward(gate, gate, weights, inner),
+            "mlp down by weight": add,
+            "mlp up by input": lambda: (falls(), falls()),
+            "sent": lambda: (
+                rows.add_(rows),
+                experts.combined(rows, places),
+                experts.sent(x, places),
+            ),
+            "route": routed,
+            "mlp up by weight": lambda: (add(), add()),
+        },
+    }
+
+
+def _graph(model: ModelSpec, cluster: Cluster) -> Graph:
+    training = Training(sequence_length=TOKENS, global_batch=1, precision="bf16")
+    shape = RankShape.on(cluster.group.gpu, model, training, Strategy(dp=1))
+    return graph_of_shape(shape, None)
+
+
+def operators(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
+    """Milliseconds of every operator, measured and priced.
+
+    A weight's gradient is measured with its addition to the sum, which is priced apart: its bytes,
+    those of the gradients read, and of the sums read and written.
+    """
+    block, device = _graph(model, cluster).kinds["block"], Device(cluster.group.gpu, "bf16")
+    found: dict[str, Any] = {}
+    for direction, works in _works(model).items():
+        priced = {one.name: one for one in getattr(block, direction)}
+        for name, work in works.items():
+            ours, theirs = milliseconds(work), 1e3 * operator_seconds(priced[name], device)
+            if name.endswith("by weight"):
+                matrices = 1 if name.startswith("mlp down") else 2
+                elements = matrices * model.ffn * model.experts * model.hidden
+                theirs += 1e3 * 10 * elements / device.stream_rate
+            flops = getattr(priced[name], "flops", 0.0)
+            rate = flops / ours / 1e9 if ours else 0.0
+            found[f"{direction} {name}"] = {"ms": ours, "priced": theirs, "tflops": rate}
+            told = f"{rate:6.0f} TFLOP/s" if rate else ""
+            print(f"  {direction:9}{name:20}{ours:9.3f} ({theirs:8.3f}) {told}", flush=True)
+    return found
+
+
+def memory(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
+    """A forward and a backward of experts alone: milliseconds, and GiB at the backward's peak.
+
+    The promise is for the block's whole backward, beside what it saved.
+    """
+    shapes = {p.name: p.shape for p in model.kinds()["block"]}
+    p = {name: _make(*shapes[name]) for name in (ROUTER, GATE, UP, DOWN)}
+    sums = Sums()
+    sums.open({n: torch.zeros(t.shape, device=t.device) for n, t in p.items()}, fresh=False)
+    x, normed = (_make(1, TOKENS, model.hidden).requires_grad_() for _ in range(2))
+    how, gradient = Mixture(sums=sums, gated=True), _make(1, TOKENS, model.hidden)
+
+    def forward() -> Tensor:
+        return mixture.mlp(p, x, normed, model, how)
+
+    def backward(output: Tensor) -> None:
+        torch.autograd.grad(output, [x, normed], gradient, retain_graph=True)
+
+    output = forward()
+    found = {
+        "forward ms": milliseconds(forward),
+        "backward ms": milliseconds(partial(backward, output)),
+    }
+    if CUDA:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        backward(output)
+        torch.cuda.synchronize()
+        found["peak GiB"] = (torch.cuda.max_memory_allocated() - before) / 2**30
+    block = _graph(model, cluster).kinds["block"]
+    found["promised GiB"] = block.backward_workspace / 2**30
+    print("  " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()), flush=True)
+    return found
+
+
+def steps(model: ModelSpec, out: Path) -> dict[str, Any]:
+    """A launch's seconds a step and bytes, beside its promises."""
+    path = out / f"{model.name}.yaml"
+    path.write_text(to_yaml(model))
+    length, batch, precision = (2048, 16, "bf16") if CUDA else (64, 4, "fp32")
+    _bigplan(
+        *("launch", "--model", str(path), "--cluster", str(out / "cluster.yaml")),
+        *("--seq-len", str(length), "--global-batch", str(batch), "--precision", precision),
+        *("--engine", "native", "--steps", str(STEPS), "--checkpoint-keep", "0"),
+        *("--run-dir", str(out / "runs")),
+    )
+    record = read_record(sorted((out / "runs").glob(f"{model.name}-*"))[-1])
+    seconds = median(metric.seconds for metric in record.metrics[2:] or record.metrics)
+    found = {
+        "seconds": seconds,
+        "promised": record.summary.predicted_step_seconds,
+        "losses": [metric.loss for metric in record.metrics],
+        "memory": {row.tier: [row.measured, row.predicted] for row in record.summary.memory},
+        "decisions": record.plan.strategy.model_dump(),
+        "captured": record.plan.placement.captured,
+    }
+    print(f"  {json.dumps(found)}", flush=True)
+    return found
+
+
+def _bigplan(*arguments: str) -> None:
+    command = "from bigplan.cli import main; main()"
+    subprocess.run([sys.executable, "-c", command, *arguments], check=True)
+
+
+def main() -> None:
+    """All parts, or those that are named; what was found before stays in the file."""
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
+    out.mkdir(parents=True, exist_ok=True)
+    cluster_file, results = out / "cluster.yaml", out / "experts.json"
+    if not cluster_file.exists():
+        devices = () if CUDA else ("--cpu-devices", "1")
+        _bigplan("detect", *devices, "--folder", str(out), "--out", str(cluster_file))
+    cluster = find_cluster(str(cluster_file))
+    name = torch.cuda.get_device_name() if CUDA else "no GPU: small, no times"
+    print(f"torch {torch.__version__}, {name}, {TOKENS} tokens; ms (priced)", flush=True)
+    found = json.loads(results.read_text()) if results.exists() else {}
+    for part in parts:
+        for model in MODELS if part == "steps" else SHAPES:
+            print(f"{part} of {model.name}", flush=True)
+            if part == "steps":
+                one = steps(model, out)
+            else:
+                one = {"operators": operators, "memory": memory}[part](model, cluster)
+            found[f"{part} {model.name}"] = one | {"device": name, "torch": torch.__version__}
+            results.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

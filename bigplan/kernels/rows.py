@@ -1,0 +1,75 @@
+"""Tokens copied to the rows of their experts, and rows added up by token: one pass each.
+
+Plain torch copies the rows that a sum reads into the order of tokens first: for k rows a token it
+moves 3 k + 1 hidden states and not k + 1, and as many more where two rows are added before. Sums
+are fp32, in the order of a token's choices.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 2048  # columns at a time
+WARPS = 4
+
+
+def reference(rows: Tensor, beside: Tensor | None, places: Tensor, tokens: int) -> Tensor:
+    """What `combined` gives, in plain torch."""
+    both = rows if beside is None else rows + beside
+    return both[places.long()].view(tokens, len(places) // tokens, -1).sum(1)
+
+
+@triton.jit
+def _sent(x, order, out, each, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    token = (tl.load(order + row) // each).to(tl.int64)
+    for first in range(0, columns, BLOCK):
+        offsets = first + tl.arange(0, BLOCK)
+        value = tl.load(x + token * columns + offsets, mask=offsets < columns)
+        tl.store(out + row * columns + offsets, value, mask=offsets < columns)
+
+
+@triton.jit
+def _combined(
+    rows, beside, places, out, columns, EACH: tl.constexpr, BOTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    for first in range(0, columns, BLOCK):
+        offsets = first + tl.arange(0, BLOCK)
+        inside = offsets < columns
+        total = tl.zeros((BLOCK,), tl.float32)
+        for number in range(EACH):
+            row = tl.load(places + token * EACH + number).to(tl.int64) * columns
+            total += tl.load(rows + row + offsets, mask=inside, other=0.0).to(tl.float32)
+            if BOTH:
+                total += tl.load(beside + row + offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + token * columns + offsets, total.to(out.dtype.element_ty), mask=inside)
+
+
+def sent(x: Tensor, order: Tensor, each: int) -> Tensor:
+    """Row i of the result is token order[i] // each of contiguous x [tokens, h]; order int32."""
+    out = x.new_empty(len(order), x.shape[1])
+    _sent[(len(order),)](
+        x.contiguous(), order, out, each, x.shape[1], BLOCK=_block(x), num_warps=WARPS
+    )
+    return out
+
+
+def combined(rows: Tensor, beside: Tensor | None, places: Tensor, tokens: int) -> Tensor:
+    """For each of so many tokens the sum of its rows of [rows, h] and of those beside: [tokens, h].
+
+    places int32 [rows]: the rows of the first token, then those of the next, equally many each.
+    """
+    out = rows.new_empty(tokens, rows.shape[1])
+    _combined[(tokens,)](
+        rows, rows if beside is None else beside, places, out, rows.shape[1],
+        EACH=len(places) // tokens, BOTH=beside is not None, BLOCK=_block(rows), num_warps=WARPS,
+    )  # fmt: skip
+    return out
+
+
+def _block(x: Tensor) -> int:
+    wide: int = triton.next_power_of_2(x.shape[1])
+    return min(BLOCK, wide)

@@ -1,0 +1,75 @@
+"""Rows of experts by hand and by generated kernels: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bigplan.kernels import rows
+from bigplan.kernels.library import Library
+from bigplan.kernels.optimised import Optimiser
+from bigplan.runtime import experts
+from tests.examples import examples
+from tests.kernels.generated import error, random
+
+runs = settings(max_examples=examples(30), derandomize=True, deadline=None)
+sizes = st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3000))
+# A rounding of fp32 an operation, and an approximate exp; that of bf16 is 2^-9.
+APART = {torch.float32: 3e-6, torch.bfloat16: 2**-8}
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return Library(Optimiser("h200-sxm", 0.0).pricer)
+
+
+def _places(tokens: int, each: int) -> experts.Places:
+    return experts.route(random(3, tokens, 4), each, normalised=True)[1]
+
+
+@pytest.mark.parametrize("dtype", list(APART), ids=str)
+@given(sizes, st.booleans())
+@runs
+def test_rows_are_copied_and_added_up(
+    dtype: torch.dtype, size: tuple[int, int, int], both: bool
+) -> None:
+    tokens, each, columns = size
+    places = _places(tokens, each)
+    x = random(0, tokens, columns).to(dtype)
+    assert torch.equal(rows.sent(x, places.order, each), experts.sent(x, places))
+    given_rows = random(1, tokens * each, columns).to(dtype)
+    beside = random(2, tokens * each, columns).to(dtype) if both else None
+    wide = None if beside is None else beside.double()
+    exact = rows.reference(given_rows.double(), wide, places.rows, tokens)
+    assert error(rows.combined(given_rows, beside, places.rows, tokens), exact) < APART[dtype]
+
+
+def _exact(gate: Tensor, up: Tensor, weights: Tensor, given: Tensor) -> list[Tensor]:
+    leaves = [one.double().requires_grad_() for one in (gate, up, weights)]
+    result = torch.nn.functional.silu(leaves[0]) * leaves[1] * leaves[2][:, None]
+    return [result.detach(), *torch.autograd.grad(result, leaves, given.double())]
+
+
+@pytest.mark.parametrize("dtype", list(APART), ids=str)
+@pytest.mark.parametrize("size", [(2, 3), (5, 24), (33, 96), (3, 2050)])
+@pytest.mark.parametrize("generated", [False, True])
+def test_weighted_activations(
+    dtype: torch.dtype, size: tuple[int, int], library: Library, *, generated: bool
+) -> None:
+    gate, up, given_rows = (random(i, *size).to(dtype) for i in range(3))
+    weights, ours = random(4, size[0]).abs(), library if generated else experts
+    exact = _exact(gate, up, weights, given_rows)
+    found = [ours.weighted(gate, up, weights)]
+    gradient = given_rows.clone()
+    found += ours.weighted_backward(gate, up, weights, gradient)
+    assert found[3].dtype is torch.float32
+    more = 2 if generated else 4  # torch rounds after every operator
+    for one, right in zip([*found, gradient], [*exact, exact[0]], strict=True):
+        assert error(one, right) < more * APART[dtype]
