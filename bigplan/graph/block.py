@@ -17,6 +17,7 @@ from bigplan.graph.experts import (
     combining,
     grouped_product,
     inner_bytes,
+    largest_bytes,
     routing,
     row_bytes,
     weighting,
@@ -89,7 +90,7 @@ def block(shape: RankShape) -> LayerKind:
         + exchange_bytes(shape),
         backward_workspace=_backward_workspace(shape, tensors, saved),
         chained=_chained(shape),
-        largest=max(shape.whole_hidden, row_bytes(shape), inner_bytes(shape)),
+        largest=max(shape.whole_hidden, largest_bytes(shape, tensors)),
         waits=any(isinstance(product, Gemm) and product.apart for product in linear),
     )
 

@@ -117,6 +117,12 @@ def gradient_bytes(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     return shape.element * max(made) if shape.grouped_kernels else 0
 
 
+def largest_bytes(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
+    """Bytes of the largest tensor that a pass through the MLP makes, with experts or without."""
+    made = (tensor.elements for tensor in tensors if tensor.experts and shape.grouped_kernels)
+    return max(row_bytes(shape), inner_bytes(shape), shape.element * max(made, default=0))
+
+
 def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     """Bytes that the backward of experts needs beyond what is saved, their activation among it.
 
