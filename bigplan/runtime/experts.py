@@ -25,11 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bigplan.mechanics import groups_in_one
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.operators import gated, gated_backward
 
-GROUPS = 1024  # that torch's kernels take fewer than
-ALIGNED = 8  # elements of 16 bits in the 16 bytes that its loads are aligned to
 GENERATIONS = (9, 10)  # compute capabilities, major, that it has kernels for
 
 
@@ -213,7 +212,7 @@ def stays_on_device(device: torch.device, dtype: torch.dtype) -> bool:
 
 def _has_kernel(a: Tensor, b: Tensor, widths: Sequence[int], experts: int) -> bool:
     """Whether torch has a kernel for these factors; `widths` are the sides that are no rows."""
-    if not stays_on_device(a.device, a.dtype) or experts >= GROUPS:
+    if not stays_on_device(a.device, a.dtype) or not groups_in_one(experts, *widths):
         return False
     starts = (a.data_ptr(), b.data_ptr())
-    return all(n % ALIGNED == 0 for n in widths) and all(n % 16 == 0 for n in starts)
+    return all(n % 16 == 0 for n in starts)
