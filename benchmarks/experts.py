@@ -26,11 +26,11 @@ from torch import Tensor
 
 from bigplan.cost.compute import Device, operator_seconds
 from bigplan.graph.build import graph_of_shape
-from bigplan.graph.graph import Graph
+from bigplan.graph.experts import inner_bytes
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.launcher.record import read_record
-from bigplan.runtime import experts, mixture
+from bigplan.runtime import experts, generated, mixture
 from bigplan.runtime.mixture import DOWN, GATE, ROUTER, UP, Mixture
 from bigplan.runtime.products import Sums
 from bigplan.spec.catalog import find_cluster
@@ -82,13 +82,20 @@ def _make(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return (torch.randn(*shape, device=WHERE["device"]) * 0.1).to(dtype)
 
 
+def _rows() -> experts.RowOperators:
+    """What passes over rows in a run: generated kernels where there is a GPU."""
+    training = Training(sequence_length=TOKENS, global_batch=1, precision="bf16")
+    return generated.rows_of(generated.library_for(training, torch.device(WHERE["device"])))
+
+
 def _works(model: ModelSpec) -> Mapping[str, Mapping[str, Callable[[], object]]]:
     """The operators of a block's experts, as the graph calls them, forward and backward."""
     count, each = model.experts, model.experts_per_token
     x, router = _make(TOKENS, model.hidden), _make(count, model.hidden)
     scores = x @ router.T
     weights, places = experts.route(scores, each, normalised=True)
-    rows, ends = experts.sent(x, places), places.ends(count)
+    by = _rows()
+    rows, ends = by.sent(x, places), places.ends(count)
     up = _make(model.ffn * count, model.hidden)
     total = torch.zeros(up.shape, device=up.device)
     entering, leaving = experts.entering(up, count), experts.leaving(up, count)
@@ -101,33 +108,28 @@ def _works(model: ModelSpec) -> Mapping[str, Mapping[str, Callable[[], object]]]
         "forward": {
             "router": lambda: x @ router.T,
             "route": lambda: experts.route(scores, each, normalised=True)[1].ends(count),
-            "sent": lambda: experts.sent(x, places),
+            "sent": lambda: by.sent(x, places),
             "mlp up": lambda: (rises(), rises()),
-            "activation": lambda: experts.weighted(gate, inner, weights),
+            "activation": lambda: by.weighted(gate, inner, weights),
             "mlp down": falls,
-            "combine": lambda: experts.combined(rows, places),
+            "combine": lambda: by.combined(rows, places, None),
         },
         "backward": {
-            "combine": lambda: experts.sent(x, places),
+            "combine": lambda: by.sent(x, places),
             "mlp down by input": rises,
-            "activation": lambda: experts.weighted_backward(gate, gate, weights, inner),
+            "activation": lambda: by.weighted_backward(gate, gate, weights, inner),
             "mlp down by weight": add,
             "mlp up by input": lambda: (falls(), falls()),
-            "sent": lambda: (
-                rows.add_(rows),
-                experts.combined(rows, places),
-                experts.sent(x, places),
-            ),
+            "sent": lambda: (by.combined(rows, places, rows), by.sent(x, places)),
             "route": routed,
             "mlp up by weight": lambda: (add(), add()),
         },
     }
 
 
-def _graph(model: ModelSpec, cluster: Cluster) -> Graph:
+def _shape(model: ModelSpec, cluster: Cluster) -> RankShape:
     training = Training(sequence_length=TOKENS, global_batch=1, precision="bf16")
-    shape = RankShape.on(cluster.group.gpu, model, training, Strategy(dp=1))
-    return graph_of_shape(shape, None)
+    return RankShape.on(cluster.group.gpu, model, training, Strategy(dp=1))
 
 
 def operators(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
@@ -136,7 +138,8 @@ def operators(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
     A weight's gradient is measured with its addition to the sum, which is priced apart: its bytes,
     those of the gradients read, and of the sums read and written.
     """
-    block, device = _graph(model, cluster).kinds["block"], Device(cluster.group.gpu, "bf16")
+    block = graph_of_shape(_shape(model, cluster), None).kinds["block"]
+    device = Device(cluster.group.gpu, "bf16")
     found: dict[str, Any] = {}
     for direction, works in _works(model).items():
         priced = {one.name: one for one in getattr(block, direction)}
@@ -157,14 +160,15 @@ def operators(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
 def memory(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
     """A forward and a backward of experts alone: milliseconds, and GiB at the backward's peak.
 
-    The promise is for the block's whole backward, beside what it saved.
+    The promise is for the block's whole backward, and for its activation, which is not kept here.
     """
     shapes = {p.name: p.shape for p in model.kinds()["block"]}
     p = {name: _make(*shapes[name]) for name in (ROUTER, GATE, UP, DOWN)}
     sums = Sums()
     sums.open({n: torch.zeros(t.shape, device=t.device) for n, t in p.items()}, fresh=False)
     x, normed = (_make(1, TOKENS, model.hidden).requires_grad_() for _ in range(2))
-    how, gradient = Mixture(sums=sums, gated=True), _make(1, TOKENS, model.hidden)
+    how = Mixture(sums=sums, gated=True, rows=_rows())
+    gradient = _make(1, TOKENS, model.hidden)
 
     def forward() -> Tensor:
         return mixture.mlp(p, x, normed, model, how)
@@ -184,8 +188,9 @@ def memory(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
         backward(output)
         torch.cuda.synchronize()
         found["peak GiB"] = (torch.cuda.max_memory_allocated() - before) / 2**30
-    block = _graph(model, cluster).kinds["block"]
-    found["promised GiB"] = block.backward_workspace / 2**30
+    shape = _shape(model, cluster)
+    block = graph_of_shape(shape, None).kinds["block"]
+    found["promised GiB"] = (block.backward_workspace + inner_bytes(shape)) / 2**30
     print("  " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()), flush=True)
     return found
 
