@@ -102,7 +102,7 @@ def _works(model: ModelSpec) -> Mapping[str, Mapping[str, Callable[[], object]]]
     gate, inner = (_make(len(rows), model.ffn) for _ in range(2))
     rises = partial(experts.grouped, rows, entering, ends)
     falls = partial(experts.grouped, inner, leaving, ends)
-    add = partial(experts.add_grouped, total, inner, rows, ends, fresh=False)
+    add = partial(experts.add_grouped, total, (inner, rows), ends, fresh=False, by=by.put)
     routed = partial(experts.by_scores, scores, places, weights, None, normalised=True)
     return {
         "forward": {

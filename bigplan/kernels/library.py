@@ -157,6 +157,10 @@ class Library:
         """As rows.combined."""
         return rows.combined(given, beside, places, tokens)
 
+    def put(self, total: Tensor, part: Tensor, *, fresh: bool) -> None:
+        """As rows.put."""
+        rows.put(total, part, fresh=fresh)
+
     def weighted(self, gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
         """SwiGLU of rows [rows, f] times a weight each, fp32 [rows]."""
         shape = tuple(gate.shape)

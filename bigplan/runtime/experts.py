@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -139,8 +139,23 @@ def weighted_backward(
     return by_gate, by_up, by_weights
 
 
+def put(total: Tensor, part: Tensor, *, fresh: bool) -> None:
+    """Add `part` to `total`, or copy it to a fresh one."""
+    if fresh:
+        total.copy_(part)
+    else:
+        total.add_(part)
+
+
+class Put(Protocol):
+    """As `put`."""
+
+    def __call__(self, total: Tensor, part: Tensor, *, fresh: bool) -> None:
+        """Add, or copy."""
+
+
 class RowOperators(NamedTuple):
-    """What passes over rows: torch's operators, or kernels."""
+    """What passes over rows, and over gradients of experts: torch's operators, or kernels."""
 
     sent: Callable[[Tensor, Places], Tensor] = sent
     combined: Callable[[Tensor, Places, Tensor | None], Tensor] = combined
@@ -148,6 +163,7 @@ class RowOperators(NamedTuple):
     weighted_backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = (
         weighted_backward
     )
+    put: Put = put
 
 
 def entering(weight: Tensor, experts: int) -> Tensor:
@@ -171,30 +187,28 @@ def grouped(rows: Tensor, factors: Tensor, ends: Tensor) -> Tensor:
 
 
 def add_grouped(
-    total: Tensor, gradient: Tensor, rows: Tensor, ends: Tensor, *, fresh: bool
+    total: Tensor,
+    factors: tuple[Tensor, Tensor],
+    ends: Tensor,
+    *,
+    fresh: bool,
+    by: Put = put,
 ) -> None:
     """Add each expert's gradient^T rows to `total` [f * experts, h], or overwrite a fresh one.
 
-    gradient [rows, f] and rows [rows, h] are of one dtype. A grouped product gives all experts'
-    results in that dtype, to be added. Products of one expert each are added as others' are, or to
-    a total in 16 bits afterwards.
+    The factors, gradient [rows, f] and rows [rows, h], are of one dtype. A grouped product gives
+    all experts' results in that dtype, to be added. Products of one expert each are added as
+    others' are, or to a total in 16 bits afterwards.
     """
-    places = leaving(total, len(ends))
+    places, (gradient, rows) = leaving(total, len(ends)), factors
     if _has_kernel(gradient, rows, (gradient.shape[1], rows.shape[1]), len(ends)):
-        _put(places, F.grouped_mm(gradient.T, rows, offs=ends), fresh=fresh)
+        by(places, F.grouped_mm(gradient.T, rows, offs=ends), fresh=fresh)
         return
     for expert, mine in _slices(ends):
         if total.dtype is torch.float32 and mine.stop > mine.start:
             add_product(places[expert], gradient[mine], rows[mine], fresh=fresh)
         else:
-            _put(places[expert], gradient[mine].T @ rows[mine], fresh=fresh)
-
-
-def _put(total: Tensor, part: Tensor, *, fresh: bool) -> None:
-    if fresh:
-        total.copy_(part)
-    else:
-        total.add_(part)
+            put(places[expert], gradient[mine].T @ rows[mine], fresh=fresh)
 
 
 def _slices(ends: Tensor) -> Iterator[tuple[int, slice]]:

@@ -225,7 +225,7 @@ def rows_of(library: Library | None) -> RowOperators:
     def combined(rows: Tensor, places: Places, beside: Tensor | None = None) -> Tensor:
         return library.combined(rows, beside, places.rows, len(places.chosen))
 
-    return RowOperators(sent, combined, library.weighted, library.weighted_backward)
+    return RowOperators(sent, combined, library.weighted, library.weighted_backward, library.put)
 
 
 def cross_entropy(library: Library, scale: Tensor, logits: Tensor, targets: Tensor) -> Tensor:

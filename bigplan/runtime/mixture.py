@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime import experts
-from bigplan.runtime.experts import Places, RowOperators
+from bigplan.runtime.experts import Places, Put, RowOperators
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.model import ModelSpec
 
@@ -41,8 +41,8 @@ class GradientSums(Protocol):
     def add_product(self, name: str, gradient: Tensor, x: Tensor) -> None:
         """Add gradient^T x."""
 
-    def add_grouped(self, name: str, gradient: Tensor, rows: Tensor, ends: Tensor) -> None:
-        """Add each expert's gradient^T rows."""
+    def add_grouped(self, name: str, factors: tuple[Tensor, Tensor], ends: Tensor, by: Put) -> None:
+        """Add each expert's gradient^T rows, its factors."""
 
 
 # Told what gives gate and up again: the MLP's input, the parameters and the places of rows.
@@ -140,7 +140,7 @@ class _Routed(Function):
         by_router = _by_router(mixture.sums, by_scores, whole)
         rows = mixture.rows.sent(whole, places)
         by_factors = [
-            _by_experts(mixture.sums, name, (by_given, rows), ends)
+            _by_experts(mixture, name, (by_given, rows), ends)
             for name, by_given in ((GATE, by_gate), (UP, by_up))
         ]
         return None, summed().view(shape), by_router, *by_factors
@@ -161,15 +161,16 @@ def _by_router(sums: GradientSums | None, by_scores: Tensor, x: Tensor) -> Tenso
 
 
 def _by_experts(
-    sums: GradientSums | None, name: str, pair: tuple[Tensor, Tensor], ends: Tensor
+    mixture: Mixture, name: str, factors: tuple[Tensor, Tensor], ends: Tensor
 ) -> Tensor | None:
     """The gradient of experts' matrices, of its factors [rows, f] and [rows, h]; as _by_router."""
-    gradient, rows = pair
-    if sums is not None:
-        sums.add_grouped(name, gradient, rows, ends)
+    by = mixture.rows.put
+    if mixture.sums is not None:
+        mixture.sums.add_grouped(name, factors, ends, by)
         return None
+    gradient, rows = factors
     total = rows.new_empty(gradient.shape[1] * len(ends), rows.shape[1])
-    experts.add_grouped(total, gradient, rows, ends, fresh=True)
+    experts.add_grouped(total, factors, ends, fresh=True, by=by)
     return total
 
 
@@ -205,7 +206,7 @@ class _Closing(Function):
         inner, *places, down = ctx.saved_tensors
         (by_output,) = gradients
         rows, by_inner, ends = _returned(ctx.passed, by_output, Places(*places), down)
-        by_down = _by_experts(ctx.passed.mixture.sums, DOWN, (inner, rows), ends)
+        by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
         return None, by_output, by_inner, None, None, by_down
 
 
@@ -229,7 +230,7 @@ class _Gated(Function):
         rows, inner, ends = _returned(ctx.passed, by_output, Places(*places), down)
         by_factors = ctx.passed.mixture.rows.weighted_backward(gate, up, weights, inner)
         del gate, up  # which may have been computed again, and are as large
-        by_down = _by_experts(ctx.passed.mixture.sums, DOWN, (inner, rows), ends)
+        by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
         return None, by_output, *by_factors, None, None, by_down
 
 

@@ -223,10 +223,11 @@ class Sums:
         """Add gradient^T x, the two factors of a weight's gradient."""
         add_product(self.totals[name], gradient, x, fresh=self._starts(name))
 
-    def add_grouped(self, name: str, gradient: Tensor, rows: Tensor, ends: Tensor) -> None:
+    def add_grouped(
+        self, name: str, factors: tuple[Tensor, Tensor], ends: Tensor, by: experts.Put = experts.put
+    ) -> None:
         """Add each expert's gradient^T rows, as experts.add_grouped."""
-        total = self.totals[name]
-        experts.add_grouped(total, gradient, rows, ends, fresh=self._starts(name))
+        experts.add_grouped(self.totals[name], factors, ends, fresh=self._starts(name), by=by)
 
     def _starts(self, name: str) -> bool:
         starts = name in self.fresh

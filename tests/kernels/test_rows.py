@@ -51,6 +51,19 @@ def test_rows_are_copied_and_added_up(
     assert error(rows.combined(given_rows, beside, places.rows, tokens), exact) < APART[dtype]
 
 
+@given(sizes, st.booleans())
+@runs
+def test_gradients_are_added_to_every_so_manyth_row(
+    size: tuple[int, int, int], fresh: bool
+) -> None:
+    inner, count, columns = size
+    part = random(0, count, inner, columns).bfloat16()
+    totals = [random(1, inner * count, columns) for _ in range(2)]
+    for total, put in zip(totals, (rows.put, experts.put), strict=True):
+        put(experts.leaving(total, count), part, fresh=fresh)
+    assert torch.equal(*totals)
+
+
 def _exact(gate: Tensor, up: Tensor, weights: Tensor, given: Tensor) -> list[Tensor]:
     leaves = [one.double().requires_grad_() for one in (gate, up, weights)]
     result = torch.nn.functional.silu(leaves[0]) * leaves[1] * leaves[2][:, None]

@@ -478,10 +478,12 @@ class _SummedExperts:
         """As a product's."""
         self._sums.add(name, gradient, x)
 
-    def add_grouped(self, name: str, gradient: Tensor, rows: Tensor, ends: Tensor) -> None:
+    def add_grouped(
+        self, name: str, factors: tuple[Tensor, Tensor], ends: Tensor, by: experts.Put
+    ) -> None:
         """Each expert's product, one after the other."""
         product = torch.empty_like(self._sums.sums[name])
-        experts.add_grouped(product, gradient, rows, ends, fresh=True)
+        experts.add_grouped(product, factors, ends, fresh=True, by=by)
         self._sums.put(name, product)
 
 

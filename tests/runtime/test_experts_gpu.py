@@ -62,9 +62,9 @@ def test_products_of_any_numbers_of_rows(
 
     def all_products() -> list[Tensor]:
         total = torch.full(weight.shape, torch.nan, device=DEVICE)
-        experts.add_grouped(total, gradient, rows, ends, fresh=True)
+        experts.add_grouped(total, (gradient, rows), ends, fresh=True)
         once = total.clone()
-        experts.add_grouped(total, gradient, rows, ends, fresh=False)
+        experts.add_grouped(total, (gradient, rows), ends, fresh=False)
         return [
             experts.grouped(rows, experts.entering(weight, number), ends),
             experts.grouped(gradient, experts.leaving(weight, number), ends),
