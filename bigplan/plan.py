@@ -179,6 +179,38 @@ def graph_of(plan: Plan) -> Graph:
     return graph_of_shape(RankShape.on(gpu, plan.model, plan.training, plan.strategy), chunk)
 
 
+def as_groups(plan: Plan) -> tuple[Plan, ...]:
+    """The plan as each group of its replicas sees it: equal work for as many nodes of its kind.
+
+    All that a rank does follows from its group's view; which samples it takes and what is written
+    of a training are the whole plan's. A plan with equal work is its only view.
+    """
+    strategy, cluster = plan.strategy, plan.cluster
+    if not strategy.replicas:
+        return (plan,)
+    count = strategy.micro_batches(plan.training)
+    figures = [member.figures for member in cluster.members or ()]
+    views = []
+    for number, group in enumerate(strategy.replicas):
+        size = group.micro_batch
+        batch = count * size * strategy.dp
+        own = figures[number] if figures else None
+        equal = {"nodes": cluster.group.nodes, "gpus_per_node": cluster.group.gpus_per_node}
+        nodes = own.model_copy(update=equal) if own is not None else cluster.group
+        changes = {
+            "strategy": strategy.model_copy(update={"micro_batch": size, "replicas": ()}),
+            "training": plan.training.model_copy(update={"global_batch": batch}),
+            "cluster": cluster.model_copy(update={"node_groups": (nodes,), "members": None}),
+        }
+        views.append(plan.model_copy(update=changes))
+    return tuple(views)
+
+
+def as_replica(plan: Plan, replica: int) -> Plan:
+    """The view of `as_groups` that a replica's ranks have."""
+    return as_groups(plan)[plan.strategy.group_of(replica)]
+
+
 def mfu(model: ModelSpec, training: Training, nodes: NodeGroup, seconds: float) -> float:
     """Model FLOPs utilisation: the part of the GPUs' peak that the model's own FLOPs use."""
     peak = nodes.gpus * nodes.gpu.peak(training.precision)

@@ -27,6 +27,7 @@ from bigplan.launcher.preflight import (
     require_clock,
 )
 from bigplan.plan import Plan
+from bigplan.ranks import seat
 
 LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
 GRACE_SECONDS = 3.0  # a dead rank's peers often fail before it is found
@@ -67,6 +68,7 @@ class Crew:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        bundle = seat(rank, self._plan.strategy) // self._layout.per_node
         # One process never gets another's cores.
         variables = {"OMP_NUM_THREADS": str(self._layout.cores)}
         if self._layout.cuda:
@@ -83,7 +85,7 @@ class Crew:
             max_restarts=0,
             runtime_env={"env_vars": variables},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=rank // self._layout.per_node
+                self._group, placement_group_bundle_index=bundle
             ),
         )
 

@@ -240,6 +240,9 @@ class Member(Spec):
     gpus: int = Field(gt=0, le=1024)
     """of a node, in use or not"""
     gpu: str = Field(max_length=LONGEST_NAME)
+    figures: NodeGroup | None = Field(default=None, exclude_if=lambda group: group is None)
+    """its own figures, where its ranks have micro-batches of a size of their own; absent: its nodes
+    count as the plan's equal ones"""
 
 
 class Cluster(Spec):
