@@ -56,7 +56,7 @@ def explain(plan: Plan) -> OperatorExplanation:
         whole = plan.training.tokens_per_step / view.training.tokens_per_step
         hidden = hidden[0], hidden[1] * whole
     return OperatorExplanation(
-        headline=decision(plan, stages_of(plan)),
+        headline=decision(plan, stages_of(plan)) + _whose(plan),
         runs_today=engine_text(plan),
         bound_by=bound_text(plan.predicted),
         critical_path=plan.predicted.critical_path,
@@ -67,6 +67,15 @@ def explain(plan: Plan) -> OperatorExplanation:
         monitor="nvidia-smi" if plan.cluster.group.gpu.device == "cuda" else "A process monitor",
         hidden_from=hidden,
         advice=tuple(advice_of(plan, rows, hidden)),
+    )
+
+
+def _whose(plan: Plan) -> str:
+    """Whose figures are told, where groups of nodes have work of their own."""
+    if not plan.strategy.replicas:
+        return ""
+    return (
+        f" Operators and moves are those of {seen(plan).cluster.group.name}, which paces the step."
     )
 
 
