@@ -7,7 +7,7 @@ with its own figures. From these prices follow the next sizes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.strategy import Replicas, Strategy
@@ -25,13 +25,16 @@ from bigplan.spec.unequal import (
     best_sizes,
     first_speeds,
     like_numbers,
+    most_ranks,
     step_of,
+    together,
     with_figures,
 )
 
-# Sizes planned at most. Products alone are a tenth or two off in how fast groups are to each other,
-# the second sizes follow from what the first ones' steps take.
-TRIED = 3
+# Sizes planned at most for replicas of one GPU, and for those of several, among which more sizes
+# divide a batch. Products alone are a tenth or two off in how fast groups are to each other; the
+# second sizes follow from what a step takes with the first.
+TRIED = 2
 
 
 def unequal_plan(request: Request, groups: Sequence[NodeGroup], watch: Watch) -> Plan | None:
@@ -39,34 +42,52 @@ def unequal_plan(request: Request, groups: Sequence[NodeGroup], watch: Watch) ->
 
     None where equal work suits them best. Raises InfeasibleError or InputError where there is none.
     """
-    batch, speeds, most = request.training.global_batch, first_speeds(groups), MOST
-    tried, best = set[Sizes](), None
+    state = _State(first_speeds(groups))
+    for ranks in dict.fromkeys((1, most_ranks(groups))):
+        batch = ranks * request.training.global_batch
+        for _ in range(TRIED):
+            sizes = best_sizes(groups, state.speeds, batch, state.tried, state.most)
+            if sizes is None or len(set(sizes)) == 1 or not state.promising(groups, sizes):
+                break
+            state.tried.add(sizes)
+            try:
+                state.add(planned(request, groups, sizes, watch))
+            except (InfeasibleError, InputError) as error:
+                state.problem, state.most = error, max(sizes) - 1
+    if state.best is None and state.problem is not None:
+        raise state.problem
+    return state.best
+
+
+@dataclass
+class _State:
+    """What is known while sizes are tried."""
+
+    speeds: tuple[float, ...]  # of the groups' GPUs, in proportion
+    most: int = MOST  # the largest size that may still fit
+    tried: set[Sizes] = field(default_factory=set)
+    best: Plan | None = None
     problem: InfeasibleError | InputError | None = None
-    while len(tried) < TRIED:
-        sizes = best_sizes(groups, speeds, batch, tried, most)
-        if sizes is None or len(set(sizes)) == 1:
-            break  # no batch divides so, or equal work is as good
-        if best is not None and not _promising(best, groups, sizes, speeds):
-            break
-        tried.add(sizes)
-        try:
-            plan = planned(request, groups, sizes, watch)
-        except (InfeasibleError, InputError) as error:
-            problem, most = error, max(sizes) - 1
-            continue
-        speeds = _speeds(plan)
-        if best is None or plan.predicted.step_seconds < best.predicted.step_seconds:
-            best = plan
-    if best is None and problem is not None:
-        raise problem
-    return best
+
+    def add(self, plan: Plan) -> None:
+        """Take what a group's own work takes for its speed, and the plan if it is the fastest."""
+        steps = group_steps(plan)
+        self.speeds = tuple(step.view.strategy.micro_batch / step.alone for step in steps)
+        if self.best is None or plan.predicted.step_seconds < self.best.predicted.step_seconds:
+            self.best = plan
+
+    def promising(self, groups: Sequence[NodeGroup], sizes: Sizes) -> bool:
+        """Whether these sizes may shorten the step by more than two searches may differ."""
+        if self.best is None:
+            return True
+        before = tuple(group.micro_batch for group in self.best.strategy.replicas)
+        estimate = step_of(groups, sizes, self.speeds) / step_of(groups, before, self.speeds)
+        return estimate < 1 - WITHIN
 
 
 def planned(request: Request, groups: Sequence[NodeGroup], sizes: Sizes, watch: Watch) -> Plan:
     """The plan with micro-batches in these proportions. Raises InfeasibleError or InputError."""
     nodes, largest = as_equal(groups, sizes), max(sizes)
-    gpus = [group.gpus for group in like_numbers(groups)]
-    together = sum(number * size for number, size in zip(gpus, sizes, strict=True))
 
     def allowed(strategy: Strategy) -> bool:
         # Every stage of a replica fills whole nodes of its group.
@@ -75,7 +96,7 @@ def planned(request: Request, groups: Sequence[NodeGroup], sizes: Sizes, watch: 
         return strategy.micro_batch % largest == 0 and whole and within
 
     training = request.training
-    batch, rest = divmod(training.global_batch * nodes.gpus * largest, together)
+    batch, rest = divmod(training.global_batch * nodes.gpus * largest, together(groups, sizes))
     if rest:
         raise InputError(
             f"a global batch of {training.global_batch} does not divide by micro-batches in "
@@ -111,17 +132,3 @@ def _shared_out(plan: Plan, request: Request, groups: Sequence[NodeGroup], sizes
         "alternatives": (),  # of other strategies only steps on the equal nodes are known
     }
     return promised_again(plan.model_copy(update=changes))
-
-
-def _speeds(plan: Plan) -> tuple[float, ...]:
-    """Sequences a second of a group's replica, in proportion, as its own work takes."""
-    return tuple(step.view.strategy.micro_batch / step.alone for step in group_steps(plan))
-
-
-def _promising(
-    best: Plan, groups: Sequence[NodeGroup], sizes: Sizes, speeds: Sequence[float]
-) -> bool:
-    """Whether these sizes may shorten the step by more than two searches of one problem differ."""
-    before = tuple(group.micro_batch for group in best.strategy.replicas)
-    estimate = step_of(groups, sizes, speeds) / step_of(groups, before, speeds)
-    return estimate < 1 - WITHIN

@@ -25,9 +25,10 @@ from bigplan.launcher.preflight import (
     interface_of,
     require_alike,
     require_clock,
+    require_same_gpu,
 )
 from bigplan.plan import Plan
-from bigplan.ranks import seat
+from bigplan.ranks import Coordinates, seat
 
 LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
 GRACE_SECONDS = 3.0  # a dead rank's peers often fail before it is found
@@ -108,6 +109,8 @@ class Crew:
         self._nodes = {n: nodes[each.node] for n, each in enumerate(found)}
         facts = {node.there: found[rank] for rank, node in self._first_ranks().items()}
         require_alike(facts, self._folders.scratch)
+        for alike in self._alike():
+            require_same_gpu({name: facts[name] for name in alike})
         for rank, node in self._first_ranks().items():
             self._check_clock(rank, node)
         if not all(fact.shared for fact in facts.values()):
@@ -125,6 +128,18 @@ class Crew:
                 "the checkpoint files that their ranks write"
             )
         return "\n".join(told)
+
+    def _alike(self) -> list[list[str]]:
+        """The nodes whose GPUs are one kind, as far as the plan says which these are."""
+        strategy, members = self._plan.strategy, self._plan.cluster.members or ()
+        firsts = self._first_ranks()
+        if len(members) > 1 and not strategy.replicas:
+            return []  # any node may be of any of the groups
+        by_group: dict[int, list[str]] = {}
+        for rank, node in firsts.items():
+            replica = Coordinates.of(rank, strategy).data // strategy.cp
+            by_group.setdefault(strategy.group_of(replica), []).append(node.there)
+        return list(by_group.values())
 
     def _found_places(self) -> Places:
         """Which nodes see one run folder."""

@@ -24,14 +24,18 @@ CLOSE = 0.01
 _BY_TOKENS = ("bandwidth", "reduce_scatter_bandwidth", "all_gather_bandwidth", "send_bandwidth")
 
 
-def whole_batches(groups: Sequence[NodeGroup], sizes: Sizes, batch: int) -> bool:
-    """Whether ranks of some replicas can share `batch` sequences out in these proportions.
+def most_ranks(groups: Sequence[NodeGroup]) -> int:
+    """The most ranks of a replica: every group has whole ones."""
+    return gcd(*(group.gpus for group in like_numbers(groups)))
 
-    The most ranks that a replica may have divide the GPUs of every group.
+
+def together(groups: Sequence[NodeGroup], sizes: Sizes) -> int:
+    """Sequences of a micro-batch of every GPU, each a replica by itself.
+
+    A batch divides among replicas of r ranks where this number divides r times the batch.
     """
-    gpus = [group.gpus for group in like_numbers(groups)]
-    together = sum(number * size for number, size in zip(gpus, sizes, strict=True))
-    return batch * gcd(*gpus) % together == 0
+    gpus = (group.gpus for group in like_numbers(groups))
+    return sum(number * size for number, size in zip(gpus, sizes, strict=True))
 
 
 def like_numbers(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
@@ -47,9 +51,8 @@ def first_speeds(groups: Sequence[NodeGroup]) -> tuple[float, ...]:
 
 def step_of(groups: Sequence[NodeGroup], sizes: Sizes, speeds: Sequence[float]) -> float:
     """What a step takes with these sizes, in proportion: the slowest group's part of the batch."""
-    gpus = [group.gpus for group in like_numbers(groups)]
-    together = sum(number * size for number, size in zip(gpus, sizes, strict=True))
-    return max(size / speed for size, speed in zip(sizes, speeds, strict=True)) / together
+    slowest = max(size / speed for size, speed in zip(sizes, speeds, strict=True))
+    return slowest / together(groups, sizes)
 
 
 def best_sizes(
@@ -59,11 +62,14 @@ def best_sizes(
     without: Collection[Sizes] = (),
     most: int = MOST,
 ) -> Sizes | None:
-    """The sizes, up to `most`, with the shortest step; None where no batch divides."""
+    """The sizes, up to `most`, with the shortest step; None where none divide the batch.
+
+    For replicas of several ranks each, `batch` is as many times as large (see `together`).
+    """
     found = [
         sizes
         for sizes in _near(speeds, most)
-        if sizes not in without and whole_batches(groups, sizes, batch)
+        if sizes not in without and batch % together(groups, sizes) == 0
     ]
     if not found:
         return None
