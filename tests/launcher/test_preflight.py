@@ -12,8 +12,8 @@ from bigplan.launcher.preflight import (
     interfaces,
     look,
     require_alike,
-    require_same_gpu,
     require_clock,
+    require_same_gpu,
     versions,
 )
 
