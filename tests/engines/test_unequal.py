@@ -10,7 +10,7 @@ import pytest
 from bigplan.engines import chosen, make_plan
 from bigplan.engines.unequal import planned, unequal_plan
 from bigplan.errors import InfeasibleError, InputError, RefusedError
-from bigplan.export import write
+from bigplan.export import configuration
 from bigplan.graph.strategy import Replicas
 from bigplan.pace import group_steps
 from bigplan.placement import Tier
@@ -215,7 +215,7 @@ def test_what_is_told_of_it(doubled: Plan) -> None:
 
 def test_other_tools_have_one_size_for_all(doubled: Plan) -> None:
     with pytest.raises(RefusedError, match="plan with --engine megatron"):
-        write("megatron", doubled)
+        configuration(doubled, "megatron")
 
 
 def test_a_plan_that_is_read_is_checked(doubled: Plan, tmp_path: Path) -> None:
