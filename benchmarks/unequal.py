@@ -46,7 +46,8 @@ def _group(name: str, nodes: int) -> NodeGroup:
 
 def _equal(request: Request) -> Plan:
     """The best plan with equal work."""
-    found, _ = best_mix(request, Ways(make_plan, None, lambda plan: plan))
+    ways = Ways(make_plan, lambda *_: None, lambda plan: plan, lambda plan, _: plan)
+    found, _ = best_mix(request, ways)
     return found
 
 

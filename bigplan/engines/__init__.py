@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from bigplan.engines.auto import Chosen, choose
 from bigplan.engines.deepspeed import DeepSpeed
@@ -44,13 +45,12 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     Of a mixed cluster, which groups of nodes take part is a part of the plan.
     """
     if is_mixed(request.cluster) or is_joined(request.cluster):
-
-        def unequal(
-            asked: Request, groups: tuple[NodeGroup, ...], equal: Plan | None
-        ) -> Plan | None:
-            return _unequal(asked, groups, watch)
-
-        ways = Ways(lambda one: make_plan(one, watch), unequal, lambda plan: plan)
+        ways = Ways(
+            equal=lambda one: make_plan(one, watch),
+            unequal=partial(_unequal, watch),
+            plan_of=lambda plan: plan,
+            beside=lambda plan, equal: plan,
+        )
         return recorded(*best_mix(request, ways))
     if request.engine == "auto":
         return chosen(request, watch).plan
@@ -64,16 +64,12 @@ def chosen(request: Request, watch: Watch = unwatched) -> Chosen:
     Raises as Engine.make_plan where no engine's plan fits. Mixed clusters as in make_plan.
     """
     if is_mixed(request.cluster) or is_joined(request.cluster):
-
-        def unequal(
-            asked: Request, groups: tuple[NodeGroup, ...], equal: Chosen | None
-        ) -> Chosen | None:
-            plan = _unequal(asked, groups, watch)
-            others = equal.by_engine if equal is not None else {}
-            name = ENGINES["native"].name
-            return None if plan is None else Chosen(plan, {**others, name: plan}, plan)
-
-        ways = Ways(lambda one: chosen(one, watch), unequal, lambda choice: choice.plan)
+        ways = Ways(
+            equal=lambda one: chosen(one, watch),
+            unequal=partial(_unequal, watch),
+            plan_of=lambda choice: choice.plan,
+            beside=_beside,
+        )
         found, tried = best_mix(request, ways)
         plan = recorded(found.plan, tried)
         others = {name: plan if p == found.plan else p for name, p in found.by_engine.items()}
@@ -82,7 +78,13 @@ def chosen(request: Request, watch: Watch = unwatched) -> Chosen:
     return choose(replace(request, exact=False), ENGINES.values(), best, watch)
 
 
-def _unequal(request: Request, groups: tuple[NodeGroup, ...], watch: Watch) -> Plan | None:
+def _beside(plan: Plan, equal: Chosen | None) -> Chosen:
+    """The plan with unequal work, beside the other engines' with equal work."""
+    others = {} if equal is None else equal.by_engine
+    return Chosen(plan, {**others, ENGINES["native"].name: plan}, plan)
+
+
+def _unequal(watch: Watch, request: Request, groups: tuple[NodeGroup, ...]) -> Plan | None:
     """The plan in which each group has work of its own; None: equal work is as good, or all.
 
     bigplan's own runtime alone has ranks whose work is unequal.

@@ -24,13 +24,14 @@ P = TypeVar("P")
 class Ways(Generic[P]):
     """How choices of groups are planned: `P` is a plan, or a plan with others beside it.
 
-    `unequal` plans groups with work of their own, given what was found for them as equal nodes. It
-    answers None where equal work is as good, and is None where the engine knows equal work alone.
+    `unequal` plans groups with work of their own. It answers None where equal work is as good, or
+    all that the engine knows. `beside` puts its plan beside what was found with equal work.
     """
 
     equal: Callable[[Request], P]
-    unequal: Callable[[Request, tuple[NodeGroup, ...], P | None], P | None] | None
+    unequal: Callable[[Request, tuple[NodeGroup, ...]], Plan | None]
     plan_of: Callable[[P], Plan]
+    beside: Callable[[Plan, P | None], P]
 
 
 def best_mix(request: Request, ways: Ways[P]) -> tuple[P, tuple[Mix, ...]]:
@@ -51,15 +52,20 @@ def best_mix(request: Request, ways: Ways[P]) -> tuple[P, tuple[Mix, ...]]:
         else:
             equal = state.try_out(cluster, partial(ways.equal, asked))
         taken = tuple(groups[member.name] for member in cluster.members or ())
-        share = ways.unequal
-        if share is None or len(taken) == 1 or _shared_seconds(request, taken) > state.least:
-            continue
-        state.try_out(cluster, partial(share, asked, taken, equal), unequal=True)
+        if len(taken) > 1 and _shared_seconds(request, taken) <= state.least:
+            state.try_out(cluster, partial(_unequal, ways, asked, taken, equal), unequal=True)
     if not state.found:
         raise max(state.errors, key=lambda error: isinstance(error, InfeasibleError))
     most = state.least * (1 + WITHIN)
     near = [one for one in state.found if one.seconds <= most]
     return min(near, key=lambda one: one[:-1]).made, tuple(state.mixes)
+
+
+def _unequal(
+    ways: Ways[P], request: Request, groups: tuple[NodeGroup, ...], equal: P | None
+) -> P | None:
+    plan = ways.unequal(request, groups)
+    return None if plan is None else ways.beside(plan, equal)
 
 
 class _Made(NamedTuple, Generic[P]):

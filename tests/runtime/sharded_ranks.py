@@ -384,8 +384,11 @@ def check_validation(folder: Path, name: str, plan: Plan, ranks: int) -> None:
     assert losses[0] == pytest.approx(evaluated(alone), rel=1e-6)
 
 
-def unequal(ranks: int, data: str = "bundled") -> dict[str, Plan]:
-    """Replicas with micro-batches of unlike sizes, by name; gradients on every tier with ZeRO."""
+def unequal(ranks: int, data: str = "") -> dict[str, Plan]:
+    """Replicas with micro-batches of unlike sizes, by name; gradients on every tier with ZeRO.
+
+    `data`: masked; empty: bundled text, without validation.
+    """
     model, found = tiny_model(layers=3), dict[str, Plan]()
     layouts = [Strategy(dp=2, zero=zero) for zero in range(4)]
     if ranks == 4:
@@ -397,12 +400,17 @@ def unequal(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         groups = tuple(Replicas(number=n, micro_batch=b) for n, b in sizes)
         largest = {"micro_batch": sizes[0][1], "replicas": groups}
         strategy = layout.model_copy(update={**largest, "accumulation_group": 3 - layout.vpp})
-        training = masked_training(4 * strategy.sequences, data, clip_norm=0.5)
+        batch = 4 * strategy.sequences
+        training = tiny_training(batch, clip_norm=0.5)
+        if data:
+            training = masked_training(batch, data, clip_norm=0.5)
         deep = model if layout.pp == 1 else tiny_model(layers=4)
         where = all_resident(build_graph(deep, training, strategy))
         if layout.zero and layout.pp == layout.cp == 1:
             where = placed_everywhere(layout.zero, 5_000)
-        found[f"{MASKED}-{name_of(layout)}"] = plan_of(deep, training, strategy, where)
+        found[f"{MASKED if data else 'same'}-{name_of(layout)}"] = plan_of(
+            deep, training, strategy, where
+        )
     return found
 
 
