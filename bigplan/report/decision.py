@@ -83,9 +83,10 @@ def _taken(plan: Plan) -> str:
     if not plan.strategy.replicas:
         return ""
     parts = [
-        f"{step.view.cluster.group.name} {seconds_text(step.alone)}" for step in group_steps(plan)
+        f"{step.view.cluster.group.name} takes {seconds_text(step.alone)}"
+        for step in group_steps(plan)
     ]
-    return f" with unequal work; by itself each would take: {listed(parts)}"
+    return f" with unequal work: without waiting for each other, {listed(parts)}"
 
 
 def _idle(plan: Plan) -> str:
