@@ -108,12 +108,18 @@ def fullest(memory: Iterable[MemoryUse]) -> dict[Tier, int]:
 
 
 class Mix(Spec):
-    """Groups of a mixed cluster that were planned as equal nodes, and how long their step takes."""
+    """Groups of a mixed cluster that were planned together, and how long their step takes."""
 
     groups: tuple[str, ...]
     step_seconds: float | None = None
     """null: no plan was found, for `refusal`"""
     refusal: str = ""
+    unequal: bool = Field(default=False, exclude_if=lambda unequal: not unequal)
+    """whether each group has micro-batches of a size of its own; else all count as the worst"""
+    micro_batches: tuple[int, ...] = Field(default=(), exclude_if=lambda sizes: not sizes)
+    """of these plans: sequences in a micro-batch, by group"""
+    shares: tuple[float, ...] = Field(default=(), exclude_if=lambda shares: not shares)
+    """and the parts of the batch that the groups take"""
 
 
 class SearchRecord(Spec):
@@ -179,10 +185,60 @@ def graph_of(plan: Plan) -> Graph:
     return graph_of_shape(RankShape.on(gpu, plan.model, plan.training, plan.strategy), chunk)
 
 
+def as_groups(plan: Plan) -> tuple[Plan, ...]:
+    """The plan as each group of its replicas sees it: equal work for as many nodes of its kind.
+
+    All that a rank does follows from its group's view; which samples it takes and what is written
+    of a training are the whole plan's. A plan with equal work is its only view.
+    """
+    strategy, cluster = plan.strategy, plan.cluster
+    if not strategy.replicas:
+        return (plan,)
+    count = strategy.micro_batches(plan.training)
+    figures = [member.figures for member in cluster.members or ()]
+    views = []
+    for number, group in enumerate(strategy.replicas):
+        size = group.micro_batch
+        batch = count * size * strategy.dp
+        own = figures[number] if figures else None
+        equal = {"nodes": cluster.group.nodes, "gpus_per_node": cluster.group.gpus_per_node}
+        nodes = own.model_copy(update=equal) if own is not None else cluster.group
+        changes = {
+            "strategy": strategy.model_copy(update={"micro_batch": size, "replicas": ()}),
+            "training": plan.training.model_copy(update={"global_batch": batch}),
+            "cluster": cluster.model_copy(update={"node_groups": (nodes,), "members": None}),
+        }
+        views.append(plan.model_copy(update=changes))
+    return tuple(views)
+
+
+def batch_shares(strategy: Strategy) -> tuple[float, ...]:
+    """The part of a batch that each group of replicas takes."""
+    return tuple(
+        group.number * group.micro_batch / strategy.sequences for group in strategy.replicas
+    )
+
+
+def as_replica(plan: Plan, replica: int) -> Plan:
+    """The view of `as_groups` that a replica's ranks have."""
+    return as_groups(plan)[plan.strategy.group_of(replica)]
+
+
 def mfu(model: ModelSpec, training: Training, nodes: NodeGroup, seconds: float) -> float:
     """Model FLOPs utilisation: the part of the GPUs' peak that the model's own FLOPs use."""
     peak = nodes.gpus * nodes.gpu.peak(training.precision)
     return model_flops(model, training) / seconds / peak
+
+
+def mfu_of(plan: Plan, seconds: float) -> float:
+    """The same of a plan whose step takes so long; groups with work of their own count as such."""
+    cluster, precision = plan.cluster, plan.training.precision
+    utilisation = mfu(plan.model, plan.training, cluster.group, seconds)
+    own = [(m.nodes, m.figures.gpu) for m in cluster.members or () if m.figures is not None]
+    if not own:
+        return utilisation
+    mean = sum(nodes * gpu.peak(precision) for nodes, gpu in own) / cluster.group.nodes
+    return utilisation * cluster.group.gpu.peak(precision) / mean
 
 
 def plan_text(plan: Plan) -> str:

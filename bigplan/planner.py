@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
@@ -16,6 +16,7 @@ from bigplan.effort import Effort
 from bigplan.errors import InfeasibleError, RefusedError
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower, lower_buffers
+from bigplan.pace import GroupStep, pacing, workload_of
 from bigplan.parts import PlayedStep, step_parts
 from bigplan.placement import Tier
 from bigplan.plan import (
@@ -58,6 +59,7 @@ class Request:
     idling: bool = True  # whether nodes may be left without work
     max_wear: float | None = None  # see Experiment
     told: bool = True  # see Scope
+    allowed: Callable[[Strategy], bool] = lambda strategy: True  # of those that the engine executes
 
     @classmethod
     def of(cls, experiment: Experiment, *, exact: bool = False) -> Request:
@@ -106,7 +108,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
 
     def allowed(strategy: Strategy) -> bool:
         refusal = native_refusal(request.model, request.training, strategy)
-        return request.engine == "any" or refusal is None
+        return request.allowed(strategy) and (request.engine == "any" or refusal is None)
 
     scope = Scope(fixed, pins, allowed, request.idling, request.told)
     found = _found(request, workload, scope, watch)
@@ -275,15 +277,23 @@ def _alternative(rival: Trial, nodes: NodeGroup) -> Alternative:
     )
 
 
-def workload_of(plan: Plan) -> Workload:
-    """The model, training and nodes of the plan."""
-    return Workload(plan.model, plan.training, plan.cluster.group)
+def memory_of_groups(steps: Iterable[GroupStep]) -> Iterator[MemoryUse]:
+    """For each stage and tier, the use of the group that uses most."""
+    uses = (memory_use(s.programs, s.candidate.costs, s.workload.nodes) for s in steps)
+    for same in zip(*uses, strict=True):
+        yield max(same, key=lambda use: use.used_bytes)
+
+
+def seen(plan: Plan) -> Plan:
+    """The plan as the group of nodes that paces it sees it: with equal work, of its own size."""
+    return pacing(plan).view if plan.strategy.replicas else plan
 
 
 @lru_cache(maxsize=2)  # a command asks several times, for at most two plans side by side
 def programs_of(plan: Plan) -> tuple[Candidate, tuple[Program, ...]]:
     """The plan lowered again: its graph and prices, and one program per stage.
 
+    Where groups of nodes have unequal work, they are those of the group that paces the step.
     Raises RefusedError for the plan of an engine that runs no programs.
     """
     if plan.engine != NATIVE.name:
@@ -291,6 +301,9 @@ def programs_of(plan: Plan) -> tuple[Candidate, tuple[Program, ...]]:
             f"the plan is for {plan.engine}, which runs no program of actions: what a step takes "
             "there is in its report, and `bigplan simulate` shows its phases"
         )
+    if plan.strategy.replicas:
+        step = pacing(plan)
+        return step.candidate, step.programs
     candidate = Candidate.of(workload_of(plan), plan.strategy).settled(plan.placement)
     return candidate, lower(candidate.graph, plan.placement)
 

@@ -46,6 +46,22 @@ class Coordinates(NamedTuple):
         return (self.stage * strategy.shards + self.data) * strategy.tp + self.tensor
 
 
+def seat(rank: int, strategy: Strategy) -> int:
+    """Where the rank is where nodes are filled in turn, those of the first group of replicas first.
+
+    The ranks of a group lie on its own nodes, in order. With replicas that are all alike it is the
+    rank's number.
+    """
+    at, first = Coordinates.of(rank, strategy), 0
+    for group in strategy.replicas:
+        shards = group.number * strategy.cp
+        if at.data < first + shards:
+            within = (at.stage * shards + at.data - first) * strategy.tp + at.tensor
+            return first * strategy.tp * strategy.pp + within
+        first += shards
+    return rank
+
+
 def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, ...]:
     """The ranks of the group `name` that includes the rank at `at`, in order."""
     match name:

@@ -9,16 +9,17 @@ kept: the bound, the model gap and the alternatives.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
 
 from bigplan.capabilities import executable
 from bigplan.cost import Costs
 from bigplan.errors import InputError
+from bigplan.pace import group_steps, workload_of
 from bigplan.placement import Tier
-from bigplan.plan import Plan
-from bigplan.planner import predict, programs_of, workload_of
+from bigplan.plan import Plan, as_groups, mfu_of
+from bigplan.planner import memory_of_groups, predict, programs_of, seen
 from bigplan.program import Program
 from bigplan.simulate import step_seconds, total_seconds
 from bigplan.solve.candidate import Candidate, Placed, capacity_beside
@@ -66,10 +67,37 @@ def recheck(plan: Plan, path: Path) -> Rechecked:
 
 
 def _require_legal(plan: Plan) -> None:
-    workload = workload_of(plan)
-    require_legal_strategy(workload, plan.strategy)
-    graph = Candidate.of(workload, plan.strategy).graph
+    _require_whole_groups(plan)
+    views = as_groups(plan)
+    for view in views:
+        require_legal_strategy(workload_of(view), view.strategy)
+    largest = max(views, key=lambda view: view.strategy.micro_batch)
+    workload = workload_of(largest)
+    graph = Candidate.of(workload, largest.strategy).graph
     require_legal_placement(workload, graph, plan.placement)
+
+
+def _require_whole_groups(plan: Plan) -> None:
+    """Raise InputError where replicas of unlike sizes are not those of the plan's groups."""
+    strategy, cluster = plan.strategy, plan.cluster
+    members = [member for member in cluster.members or () if member.figures is not None]
+    if not strategy.replicas and not members:
+        return
+    each = cluster.group.gpus_per_node
+    have = [group.number * strategy.ranks // strategy.dp for group in strategy.replicas]
+    need = [member.nodes * each for member in members]
+    uneven = any(member.nodes % strategy.pp for member in members)
+    if (
+        have != need
+        or uneven
+        or strategy.sequences * strategy.micro_batches(plan.training) != plan.training.global_batch
+    ):
+        raise InputError(
+            f"strategy.replicas: groups of {', '.join(map(str, have)) or 'no'} GPUs; the plan's "
+            f"cluster has groups of {', '.join(map(str, need)) or 'none'}, the number of whose "
+            f"nodes pp {strategy.pp} must divide, and all replicas' micro-batches together must "
+            f"divide the global batch of {plan.training.global_batch}"
+        )
 
 
 def promised_again(plan: Plan) -> Plan:
@@ -77,18 +105,26 @@ def promised_again(plan: Plan) -> Plan:
 
     Raises InputError where a memory of its cluster is too small.
     """
-    workload = workload_of(plan)
+    steps = group_steps(plan) if plan.strategy.replicas else ()
     candidate, programs = programs_of(plan)
     graph, costs = candidate.graph, candidate.costs
-    _require_memory(programs, costs)
-    verify(programs, graph, capacity_beside(programs, costs), costs.sharing)
+    for one, its in [(s.candidate, s.programs) for s in steps] or [(candidate, programs)]:
+        _require_memory(its, one.costs)
+        verify(its, one.graph, capacity_beside(its, one.costs), one.costs.sharing)
     seconds = step_seconds(programs, graph, costs)
     totals = total_seconds(programs, graph, costs)
     placed = Placed(candidate, plan.placement, seconds, seconds, totals, 0, programs)
     # The bound is of a search under the user's pins. An edited plan may break a pin and be faster.
     bound = min(plan.predicted.lower_bound_seconds, seconds)
+    workload = replace(workload_of(seen(plan)), training=plan.training)
     predicted = predict(placed, workload, bound, plan.predicted.model_gap)
-    runs = executable(plan.model, plan.training, plan.strategy, plan.cluster.group.gpu)
+    if steps:
+        known = {"mfu": mfu_of(plan, seconds), "memory": tuple(memory_of_groups(steps))}
+        predicted = predicted.model_copy(update=known)
+    every = [
+        executable(v.model, v.training, v.strategy, v.cluster.group.gpu) for v in as_groups(plan)
+    ]
+    runs = min(every, key=lambda one: one["native"] is True)
     return plan.model_copy(update={"predicted": predicted, "executable": runs})
 
 

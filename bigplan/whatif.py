@@ -7,7 +7,7 @@ more of it. Where nothing fits, all changes that add memory are tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from bigplan.planner import Request
 from bigplan.program import Lane
 from bigplan.recheck import promised_again
 from bigplan.solve.search import Watch, unwatched
-from bigplan.spec.cluster import MOST_NODES, Cluster, NodeGroup
+from bigplan.spec.cluster import MOST_NODES, Cluster, Member, NodeGroup
 from bigplan.spec.part import MachinePart
 
 B = TypeVar("B", bound=MachinePart)
@@ -144,17 +144,17 @@ def _worth_asking(cluster: Cluster, plan: Plan | None) -> Iterator[Iterable[Chan
     """Groups of changes that relieve the same limit; the first that helps ends its group."""
     group = cluster.group
     if group.nvme is not None and _uses(plan, Tier.NVME, NVME):
-        yield [_drives(cluster, group.nvme.drives + 1, "one more NVMe drive per node")]
+        yield [_changed(cluster, "one more NVMe drive per node", _one_more_drive)]
         if group.nvme.drives > 1:
-            yield [_drives(cluster, 2 * group.nvme.drives, "twice the NVMe drives per node")]
+            yield [_changed(cluster, "twice the NVMe drives per node", _twice_the_drives)]
     if _uses(plan, Tier.HOST, ()):
-        yield [_host_memory(cluster)]
+        yield [_changed(cluster, "64 GiB more host memory per node", _more_host_memory)]
     if _uses(plan, None, (Lane.CPU,)):
-        yield [_cpu(cluster)]
+        yield [_changed(cluster, "twice the CPU cores and memory channels", _twice_the_cpu)]
     if _uses(plan, None, PCIE):
-        yield [_pcie(cluster)]
+        yield [_changed(cluster, "twice the PCIe bandwidth", _twice_the_pcie)]
     if group.nodes > 1 and _uses(plan, None, (Lane.COMM, Lane.SEND, Lane.RECV)):
-        yield [_network(cluster)]
+        yield [_changed(cluster, "twice the network bandwidth between nodes", _twice_the_network)]
     yield _more_gpus(cluster) if plan is not None else _many_nodes(cluster)
 
 
@@ -175,9 +175,16 @@ def _uses(plan: Plan | None, tier: Tier | None, lanes: Iterable[Lane]) -> bool:
 
 
 def _more_gpus(cluster: Cluster) -> Iterator[Change]:
-    """One more node, and twice the nodes; without a network the same with GPUs of the node."""
-    group = cluster.group
-    if group.inter_node is not None:
+    """One more node, and twice the nodes; without a network the same with GPUs of the node.
+
+    Of groups with work of their own, it is one more node of the strongest.
+    """
+    group, members = cluster.group, cluster.members or ()
+    if members and members[0].figures is not None:
+        more, twice = _more_nodes(cluster, members[:1]), _more_nodes(cluster, members, times=2)
+        yield Change(f"one more node of {members[0].name} ({more.gpus} GPUs)", more)
+        yield Change(f"twice the nodes of each group ({twice.gpus} GPUs)", twice)
+    elif group.inter_node is not None:
         if group.nodes < MOST_NODES:
             more = cluster.with_nodes(group.nodes + 1)
             yield Change(f"one more node ({more.gpus} GPUs)", more)
@@ -186,9 +193,23 @@ def _more_gpus(cluster: Cluster) -> Iterator[Change]:
             yield Change(f"twice the nodes ({twice.gpus} GPUs)", twice)
     else:
         gpus = group.gpus_per_node
-        yield _changed(cluster, "one more GPU in the node", gpus_per_node=gpus + 1)
+        yield _changed(cluster, "one more GPU in the node", _with(gpus_per_node=gpus + 1))
         if gpus > 1:
-            yield _changed(cluster, "twice the GPUs in the node", gpus_per_node=2 * gpus)
+            yield _changed(cluster, "twice the GPUs in the node", _with(gpus_per_node=2 * gpus))
+
+
+def _more_nodes(cluster: Cluster, of: Sequence[Member], times: int = 1) -> Cluster:
+    """So many times the nodes of each of these members; once stands for one more."""
+    more = {m.name: _counting(m, times * m.nodes if times > 1 else m.nodes + 1) for m in of}
+    members = tuple(more.get(m.name, m) for m in cluster.members or ())
+    group = cluster.group.model_copy(update={"nodes": sum(m.nodes for m in members)})
+    return cluster.model_copy(update={"node_groups": (group,), "members": members})
+
+
+def _counting(member: Member, nodes: int) -> Member:
+    assert member.figures is not None
+    figures = member.figures.model_copy(update={"nodes": nodes})
+    return member.model_copy(update={"nodes": nodes, "figures": figures})
 
 
 def _many_nodes(cluster: Cluster) -> Iterator[Change]:
@@ -204,47 +225,61 @@ def _many_nodes(cluster: Cluster) -> Iterator[Change]:
         yield Change(f"{more.nodes} nodes ({more.gpus} GPUs)", more)
 
 
-def _drives(cluster: Cluster, drives: int, name: str) -> Change:
-    assert cluster.group.nvme is not None, "asked only where there are drives"
-    nvme = cluster.group.nvme.model_copy(update={"drives": drives})
-    return _changed(cluster, name, nvme=nvme)
+def _one_more_drive(group: NodeGroup) -> NodeGroup:
+    nvme = group.nvme
+    return group if nvme is None else _with(nvme=_more(nvme, drives=nvme.drives + 1))(group)
 
 
-def _host_memory(cluster: Cluster) -> Change:
-    host = cluster.group.host
+def _twice_the_drives(group: NodeGroup) -> NodeGroup:
+    nvme = group.nvme
+    return group if nvme is None else _with(nvme=_more(nvme, drives=2 * nvme.drives))(group)
+
+
+def _more_host_memory(group: NodeGroup) -> NodeGroup:
+    host = group.host
     fields = {"memory", "tensor_memory"} if host.tensor_memory else {"memory"}
-    more = host.model_copy(update={name: getattr(host, name) + HOST_MEMORY for name in fields})
-    return _changed(cluster, "64 GiB more host memory per node", host=more)
+    return _with(host=_more(host, **{n: getattr(host, n) + HOST_MEMORY for n in fields}))(group)
 
 
-def _cpu(cluster: Cluster) -> Change:
-    host = cluster.group.host
-    twice = _twice(host, ("adam_rate", "adam_rate_beside_copies", "memory_bandwidth"))
-    return _changed(cluster, "twice the CPU cores and memory channels", host=twice)
+def _twice_the_cpu(group: NodeGroup) -> NodeGroup:
+    rates = ("adam_rate", "adam_rate_beside_copies", "memory_bandwidth")
+    return _with(host=_twice(group.host, rates))(group)
 
 
-def _pcie(cluster: Cluster) -> Change:
-    pcie = cluster.group.pcie
+def _twice_the_pcie(group: NodeGroup) -> NodeGroup:
     each = ("host_to_device", "device_to_host")
     ways = (*each, "both_ways")
     beside = (f"node_{way}_beside_update" for way in each)
-    twice = _twice(pcie, (*ways, *(f"node_{way}" for way in ways), *beside))
-    return _changed(cluster, "twice the PCIe bandwidth", pcie=twice)
+    return _with(pcie=_twice(group.pcie, (*ways, *(f"node_{way}" for way in ways), *beside)))(group)
+
+
+def _twice_the_network(group: NodeGroup) -> NodeGroup:
+    network = group.inter_node
+    assert network is not None, "several nodes have a network"
+    return _with(inter_node=_more(network, bandwidth=2 * network.bandwidth))(group)
 
 
 def _twice(block: B, rates: Iterable[str]) -> B:
     """The block with those of these rates doubled that it states."""
     stated = {rate: getattr(block, rate) for rate in rates}
-    return block.model_copy(update={name: 2 * rate for name, rate in stated.items() if rate})
+    return _more(block, **{name: 2 * rate for name, rate in stated.items() if rate})
 
 
-def _network(cluster: Cluster) -> Change:
-    network = cluster.group.inter_node
-    assert network is not None, "several nodes have a network"
-    twice = network.model_copy(update={"bandwidth": 2 * network.bandwidth})
-    return _changed(cluster, "twice the network bandwidth between nodes", inter_node=twice)
+def _more(block: B, **figures: object) -> B:
+    return block.model_copy(update=figures)
 
 
-def _changed(cluster: Cluster, name: str, **parts: object) -> Change:
-    group: NodeGroup = cluster.group.model_copy(update=parts)
-    return Change(name, cluster.model_copy(update={"node_groups": (group,)}))
+def _with(**parts: object) -> Callable[[NodeGroup], NodeGroup]:
+    return lambda group: group.model_copy(update=parts)
+
+
+def _changed(cluster: Cluster, name: str, change: Callable[[NodeGroup], NodeGroup]) -> Change:
+    """The change of all nodes: the equal ones, and each group's own figures where there are any."""
+    members = cluster.members
+    if members is not None:
+        members = tuple(
+            m if m.figures is None else m.model_copy(update={"figures": change(m.figures)})
+            for m in members
+        )
+    changes = {"node_groups": (change(cluster.group),), "members": members}
+    return Change(name, cluster.model_copy(update=changes))

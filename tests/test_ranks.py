@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.content import Holds
-from bigplan.graph.strategy import Strategy
-from bigplan.ranks import Coordinates, GroupName, channels, members
+from bigplan.graph.strategy import Replicas, Strategy
+from bigplan.ranks import Coordinates, GroupName, channels, members, seat
 
 sizes = st.integers(1, 4)
 
@@ -80,3 +80,33 @@ def test_a_lent_table_goes_from_end_to_end_and_back() -> None:
 
 def test_without_a_pipeline_there_are_no_messages() -> None:
     assert not list(channels(Strategy(dp=4), lends_table=False))
+
+
+@given(st.lists(sizes, min_size=1, max_size=3), sizes, sizes, sizes)
+def test_seats_of_a_group_lie_together(numbers: list[int], cp: int, tp: int, pp: int) -> None:
+    """With groups of replicas of unlike sizes; without, a rank's seat is its number."""
+    groups = [Replicas(number=number, micro_batch=n + 1) for n, number in enumerate(numbers)]
+    alike = len(groups) == 1
+    strategy = Strategy(
+        dp=sum(numbers),
+        cp=cp,
+        tp=tp,
+        pp=pp,
+        micro_batch=len(groups),
+        replicas=() if alike else tuple(groups),
+    )
+    seats = [seat(rank, strategy) for rank in range(strategy.ranks)]
+    assert sorted(seats) == list(range(strategy.ranks))
+    if alike:
+        assert seats == sorted(seats)
+    first = 0
+    for number, group in enumerate(numbers):
+        replica_of = {
+            at: Coordinates.of(rank, strategy).data // cp for rank, at in enumerate(seats)
+        }
+        mine = replica_of[first], replica_of[first + group * cp * tp * pp - 1]
+        assert [strategy.group_of(replica) for replica in mine] == [0 if alike else number] * 2
+        # Stages outermost, then data-parallel places, as on nodes that are all alike.
+        here = [rank for rank, at in enumerate(seats) if first <= at < first + group * cp * tp * pp]
+        assert [seats[rank] for rank in here] == sorted(seats[rank] for rank in here)
+        first += group * cp * tp * pp

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from bigplan.engines.auto import Chosen, choose
 from bigplan.engines.deepspeed import DeepSpeed
 from bigplan.engines.engine import Engine
 from bigplan.engines.frameworks import FRAMEWORKS
-from bigplan.engines.mixed import best_mix, is_mixed, recorded
+from bigplan.engines.mixed import Ways, best_mix, is_joined, is_mixed, recorded
 from bigplan.engines.native import NativeEngine
+from bigplan.engines.unequal import unequal_plan
 from bigplan.errors import InputError
 from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.solve.search import Watch, unwatched
+from bigplan.spec.cluster import NodeGroup
 from bigplan.wear import require_wear
 
 __all__ = ["ENGINES", "Chosen", "Engine", "chosen", "engine_of", "make_plan"]
@@ -41,8 +44,14 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
 
     Of a mixed cluster, which groups of nodes take part is a part of the plan.
     """
-    if is_mixed(request.cluster):
-        return recorded(*best_mix(request, lambda one: make_plan(one, watch), lambda plan: plan))
+    if is_mixed(request.cluster) or is_joined(request.cluster):
+        ways = Ways(
+            equal=lambda one: make_plan(one, watch),
+            unequal=partial(_unequal, watch),
+            plan_of=lambda plan: plan,
+            beside=lambda plan, equal: plan,
+        )
+        return recorded(*best_mix(request, ways))
     if request.engine == "auto":
         return chosen(request, watch).plan
     made = _BY_REQUEST[request.engine].make_plan(request, watch)
@@ -54,8 +63,36 @@ def chosen(request: Request, watch: Watch = unwatched) -> Chosen:
 
     Raises as Engine.make_plan where no engine's plan fits. Mixed clusters as in make_plan.
     """
-    if is_mixed(request.cluster):
-        found, tried = best_mix(request, lambda one: chosen(one, watch), lambda choice: choice.plan)
-        return replace(found, plan=recorded(found.plan, tried))
+    if is_mixed(request.cluster) or is_joined(request.cluster):
+        ways = Ways(
+            equal=lambda one: chosen(one, watch),
+            unequal=partial(_unequal, watch),
+            plan_of=lambda choice: choice.plan,
+            beside=_beside,
+        )
+        found, tried = best_mix(request, ways)
+        plan = recorded(found.plan, tried)
+        others = {name: plan if p == found.plan else p for name, p in found.by_engine.items()}
+        return replace(found, plan=plan, by_engine=others)
     best = _BY_REQUEST["any"].make_plan(replace(request, engine="any"), watch)
     return choose(replace(request, exact=False), ENGINES.values(), best, watch)
+
+
+def _beside(plan: Plan, equal: Chosen | None) -> Chosen:
+    """The plan with unequal work, beside the other engines' with equal work."""
+    others = {} if equal is None else equal.by_engine
+    return Chosen(plan, {**others, ENGINES["native"].name: plan}, plan)
+
+
+def _unequal(watch: Watch, request: Request, groups: tuple[NodeGroup, ...]) -> Plan | None:
+    """The plan in which each group has work of its own; None: equal work is as good, or all.
+
+    bigplan's own runtime alone has ranks whose work is unequal.
+    """
+    native = ENGINES["native"]
+    if request.engine not in ("any", "auto", native.name):
+        return None
+    if request.engine == "auto" and native.missing() is not None:
+        return None
+    made = unequal_plan(request, groups, watch)
+    return None if made is None else require_wear(made, request.max_wear)

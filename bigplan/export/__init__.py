@@ -23,7 +23,15 @@ TOOLS: dict[str, Callable[[Plan], WrittenConfig]] = {
 
 
 def configuration(plan: Plan, tool: str) -> WrittenConfig:
-    """The plan for a tool of TOOLS. Raises RefusedError for models that it is not planned for."""
+    """The plan for a tool of TOOLS.
+
+    Raises RefusedError for models that it is not planned for, and where ranks have unequal work.
+    """
     if why := other_tools_refusal(plan.model, tool):
         raise RefusedError(why)
+    if plan.strategy.replicas:
+        raise RefusedError(
+            f"the plan's groups of nodes have micro-batches of unlike sizes, and {tool} has one "
+            f"size for all ranks; plan with --engine {tool}"
+        )
     return TOOLS[tool](plan)

@@ -35,6 +35,14 @@ class Cut(NamedTuple):
         return (*([first] if first else []), *shared, *([last] if last else []))
 
 
+class Replicas(Spec):
+    """Replicas with consecutive numbers whose micro-batches have one size."""
+
+    number: int = Field(ge=1)
+    micro_batch: int = Field(ge=1)
+    """sequences"""
+
+
 class Strategy(Spec):
     """Degrees of parallelism and the batch schedule of one step.
 
@@ -64,6 +72,23 @@ class Strategy(Spec):
     """blocks in the last chunk; 0: as many as the others"""
     sequence_parallel: bool = True
     """with tp > 1: norms and residuals are split by sequence over the tensor-parallel ranks"""
+    replicas: tuple[Replicas, ...] = Field(default=(), exclude_if=lambda groups: not groups)
+    """where replicas on unlike nodes have micro-batches of unlike sizes: all of them in turn;
+    `micro_batch` is the largest. Absent: all are alike"""
+
+    @model_validator(mode="after")
+    def _replicas_are_all(self) -> Self:
+        sizes = {group.micro_batch for group in self.replicas}
+        if not sizes:
+            return self
+        number = sum(group.number for group in self.replicas)
+        if number != self.dp or max(sizes) != self.micro_batch or len(sizes) == 1:
+            raise ValueError(
+                f"replicas: {number} with micro-batches of {', '.join(map(str, sorted(sizes)))}; "
+                f"there are dp {self.dp}, the largest micro-batch is micro_batch "
+                f"{self.micro_batch}, and replicas that are all alike are left out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _zero_needs_data_parallelism(self) -> Self:
@@ -114,9 +139,27 @@ class Strategy(Spec):
         """How the model's blocks are cut into chunks."""
         return Cut(self.pp * self.vpp, self.first_blocks, self.last_blocks)
 
+    @property
+    def sequences(self) -> int:
+        """Sequences in one micro-batch of every replica together."""
+        if not self.replicas:
+            return self.dp * self.micro_batch
+        return sum(group.number * group.micro_batch for group in self.replicas)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sequences in a micro-batch, by replica."""
+        alike = self.replicas or (Replicas(number=self.dp, micro_batch=self.micro_batch),)
+        return tuple(group.micro_batch for group in alike for _ in range(group.number))
+
+    def group_of(self, replica: int) -> int:
+        """Which of `replicas` the replica is in; 0 where all are alike."""
+        numbers = [n for n, group in enumerate(self.replicas) for _ in range(group.number)]
+        return numbers[replica] if numbers else 0
+
     def micro_batches(self, training: Training) -> int:
         """Micro-batches of one data-parallel rank in one step."""
-        return training.global_batch // (self.dp * self.micro_batch)
+        return training.global_batch // self.sequences
 
     def units(self, training: Training) -> int:
         """Accumulation groups of one data-parallel rank in one step."""

@@ -25,8 +25,10 @@ from bigplan.launcher.preflight import (
     interface_of,
     require_alike,
     require_clock,
+    require_same_gpu,
 )
 from bigplan.plan import Plan
+from bigplan.ranks import Coordinates, seat
 
 LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
 GRACE_SECONDS = 3.0  # a dead rank's peers often fail before it is found
@@ -67,6 +69,7 @@ class Crew:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        bundle = seat(rank, self._plan.strategy) // self._layout.per_node
         # One process never gets another's cores.
         variables = {"OMP_NUM_THREADS": str(self._layout.cores)}
         if self._layout.cuda:
@@ -83,7 +86,7 @@ class Crew:
             max_restarts=0,
             runtime_env={"env_vars": variables},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=rank // self._layout.per_node
+                self._group, placement_group_bundle_index=bundle
             ),
         )
 
@@ -106,6 +109,8 @@ class Crew:
         self._nodes = {n: nodes[each.node] for n, each in enumerate(found)}
         facts = {node.there: found[rank] for rank, node in self._first_ranks().items()}
         require_alike(facts, self._folders.scratch)
+        for alike in self._alike():
+            require_same_gpu({name: facts[name] for name in alike})
         for rank, node in self._first_ranks().items():
             self._check_clock(rank, node)
         if not all(fact.shared for fact in facts.values()):
@@ -123,6 +128,18 @@ class Crew:
                 "the checkpoint files that their ranks write"
             )
         return "\n".join(told)
+
+    def _alike(self) -> list[list[str]]:
+        """The nodes whose GPUs are one kind, as far as the plan says which these are."""
+        strategy, members = self._plan.strategy, self._plan.cluster.members or ()
+        firsts = self._first_ranks()
+        if len(members) > 1 and not strategy.replicas:
+            return []  # any node may be of any of the groups
+        by_group: dict[int, list[str]] = {}
+        for rank, node in firsts.items():
+            replica = Coordinates.of(rank, strategy).data // strategy.cp
+            by_group.setdefault(strategy.group_of(replica), []).append(node.there)
+        return list(by_group.values())
 
     def _found_places(self) -> Places:
         """Which nodes see one run folder."""

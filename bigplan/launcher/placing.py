@@ -28,6 +28,7 @@ class Layout:
     cores: int
     cuda: bool
     groups: tuple[str, ...] = ()  # whose nodes may be taken, where a plan leaves others idle
+    nodes_of: tuple[int, ...] = ()  # of each group, where they have work of their own
 
     @classmethod
     def of(cls, plan: Plan) -> Layout:
@@ -36,7 +37,7 @@ class Layout:
         per_node = min(plan.strategy.ranks, group.gpus_per_node)
         cores = max(1, group.host.cores // per_node)
         cuda = group.gpu.device == "cuda"
-        return cls(plan.strategy.ranks, per_node, cores, cuda, _groups_of(plan))
+        return cls(plan.strategy.ranks, per_node, cores, cuda, _groups_of(plan), _nodes_of(plan))
 
     @property
     def nodes(self) -> int:
@@ -52,18 +53,31 @@ class Layout:
         """The nodes that answer and could take a node's ranks, busy or not.
 
         Of a plan that leaves groups idle, nodes that say they are of its groups; where none says
-        so, all if these are no more than needed.
+        so, all if these are no more than needed. Where groups have work of their own, each group's
+        nodes in turn, and no others.
         """
         found = fitting(self.bundle())
+        if self.nodes_of:
+            return tuple(
+                node
+                for name, number in zip(self.groups, self.nodes_of, strict=True)
+                for node in [n for n in found if n.resources.get(name)][:number]
+            )
         named = tuple(n for n in found if any(n.resources.get(name) for name in self.groups))
         choice = bool(self.groups) and len(found) > self.nodes
         return named if named or choice else found
 
 
 def _groups_of(plan: Plan) -> tuple[str, ...]:
-    """The groups that a plan for a mixed cluster takes nodes of, where it leaves some idle."""
+    """The groups whose nodes a plan for a mixed cluster has to tell from others."""
     taken = tuple(member.name for member in plan.cluster.members or ())
-    return taken if plan.cluster.left_out else ()
+    return taken if plan.cluster.left_out or plan.strategy.replicas else ()
+
+
+def _nodes_of(plan: Plan) -> tuple[int, ...]:
+    """How many nodes each of them has, where groups have work of their own."""
+    members = plan.cluster.members or ()
+    return tuple(member.nodes for member in members) if plan.strategy.replicas else ()
 
 
 def whole_nodes(plan: Plan) -> Layout:
@@ -71,7 +85,7 @@ def whole_nodes(plan: Plan) -> Layout:
     group = plan.cluster.group
     cores = max(1, group.host.cores // group.gpus_per_node)
     cuda = group.gpu.device == "cuda"
-    return Layout(group.gpus, group.gpus_per_node, cores, cuda, _groups_of(plan))
+    return Layout(group.gpus, group.gpus_per_node, cores, cuda, _groups_of(plan), _nodes_of(plan))
 
 
 def require_gpus(layout: Layout) -> None:
@@ -125,13 +139,16 @@ def place(layout: Layout) -> Any:
 
 
 def _whose(layout: Layout) -> str:
-    """Which groups' nodes, and how Ray learns of groups, where a plan leaves some idle."""
+    """Which groups' nodes, and how Ray learns of groups, where a plan has to tell them apart."""
     if not layout.groups:
         return ""
     mark = json.dumps({layout.groups[0]: 1})
+    whose = f"{' and '.join(layout.groups)} alone"
+    if layout.nodes_of:
+        each = zip(layout.nodes_of, layout.groups, strict=True)
+        whose = " and ".join(f"{number} {name}" for number, name in each)
     return (
-        f", of {' and '.join(layout.groups)} alone (a node says so by a resource of that name: "
-        f"ray start --resources '{mark}')"
+        f", of {whose} (a node says so by a resource of that name: ray start --resources '{mark}')"
     )
 
 

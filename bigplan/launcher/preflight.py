@@ -86,7 +86,7 @@ def _drive(scratch: Path) -> str:
 
 
 def require_alike(facts: Mapping[str, Facts], scratch: Path) -> None:
-    """Raise PreflightError where nodes differ, or one cannot write to its drive.
+    """Raise PreflightError where nodes' software differs, or one cannot write to its drive.
 
     `facts`: of one rank of each node, by the node's name.
     """
@@ -104,10 +104,16 @@ def require_alike(facts: Mapping[str, Facts], scratch: Path) -> None:
                     f"node {first} has {what} {number}, node {name} {fact.versions.get(what)}; "
                     "install the same versions on every node"
                 )
+
+
+def require_same_gpu(facts: Mapping[str, Facts]) -> None:
+    """Raise PreflightError where the GPUs of nodes that a plan takes for equal differ."""
+    (first, one), *others = facts.items()
+    for name, fact in others:
         if fact.gpu != one.gpu:
             raise PreflightError(
-                f"node {first} has {one.gpu}, node {name} {fact.gpu}; a plan is for equal GPUs: "
-                "launch on nodes that are alike"
+                f"node {first} has {one.gpu}, node {name} {fact.gpu}; the plan takes both for "
+                "equal: launch on nodes that are alike, or plan for groups of unlike nodes"
             )
 
 

@@ -6,6 +6,7 @@ from bigplan.cost.operators import Bound
 from bigplan.page.charts.roofline import roofline_chart
 from bigplan.page.parts import Chart, PageSection, grid
 from bigplan.plan import Plan
+from bigplan.planner import seen
 from bigplan.report.explain import (
     advice_lines,
     efficiency_lines,
@@ -18,7 +19,7 @@ from bigplan.report.explain import (
 def operators_section(plan: Plan) -> tuple[PageSection, PageSection]:
     """The roofline with every operator, how well the GPU is used, and advice."""
     found = explain(plan)
-    gpu, precision = plan.cluster.group.gpu, plan.training.precision
+    gpu, precision = seen(plan).cluster.group.gpu, plan.training.precision
     layers = [row for row in found.rows if row.of_layers]
     placed = [r for r in layers if r.nbytes and r.seconds and r.bound != Bound.COMMUNICATION]
     chart = Chart(

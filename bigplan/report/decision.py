@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
+from bigplan.pace import group_steps
 from bigplan.placement import Tier
-from bigplan.plan import Plan
+from bigplan.plan import Mix, Plan
 from bigplan.report.bill import WORTH_A_WORD, days_text, job_text
 from bigplan.report.stages import TENSORS, StageShares
 from bigplan.report.text import listed, percent, seconds_text
@@ -22,6 +23,7 @@ DEGREES = (
     ("pipeline", "pp"),
 )
 HARDLY = 1e-4  # of the optimizer state: a smaller share is not mentioned
+WORST = "each counts as the worst of them"
 SOON = 3 * 365.0  # days: drives of servers are sold for three to five years
 
 
@@ -53,8 +55,8 @@ def _where(plan: Plan) -> str:
         return f"{group.gpus} x {group.gpu.name}{nodes}"
     whose = listed([f"{member.nodes} of {member.name}" for member in members])
     among = "among " if group.nodes < sum(member.nodes for member in members) else ""
-    nodes = f"{group.nodes} nodes ({among}{whose}; each counts as the worst of them)"
-    return f"{group.gpus} GPUs of {nodes}"
+    counts = "each group with work of its own" if plan.strategy.replicas else WORST
+    return f"{group.gpus} GPUs of {group.nodes} nodes ({among}{whose}; {counts})"
 
 
 def mixes_text(plan: Plan) -> str:
@@ -62,9 +64,29 @@ def mixes_text(plan: Plan) -> str:
     told = []
     for mix in plan.search.mixes:
         step = mix.refusal if mix.step_seconds is None else seconds_text(mix.step_seconds)
-        told.append(f"{' + '.join(mix.groups)}: {step}")
+        told.append(f"{' + '.join(mix.groups)}{_work(mix)}: {step}")
     taken = " + ".join(member.name for member in plan.cluster.members or ())
-    return f"Groups of nodes: {'; '.join(told)}. Taken: {taken}."
+    return f"Groups of nodes: {'; '.join(told)}. Taken: {taken}{_taken(plan)}."
+
+
+def _work(mix: Mix) -> str:
+    """How the groups share the batch out."""
+    if not mix.unequal:
+        return ""
+    sizes = zip(mix.micro_batches, mix.shares, strict=True)
+    parts = [f"{counted(size, 'sequence')} ({percent(share)})" for size, share in sizes]
+    return f", micro-batches of {listed(parts)}" if parts else ", with unequal work"
+
+
+def _taken(plan: Plan) -> str:
+    """Each group's own work, and what a step takes more because all wait for each other."""
+    if not plan.strategy.replicas:
+        return ""
+    parts = [
+        f"{step.view.cluster.group.name} takes {seconds_text(step.alone)}"
+        for step in group_steps(plan)
+    ]
+    return f" with unequal work: without waiting for each other, {listed(parts)}"
 
 
 def _idle(plan: Plan) -> str:
@@ -116,7 +138,8 @@ def strategy_text(strategy: Strategy) -> str:
         parts.append("no sequence parallelism")
     if strategy.zero:
         parts.append(f"ZeRO {strategy.zero}")
-    parts.append(f"micro-batch {strategy.micro_batch}")
+    sizes = [group.micro_batch for group in strategy.replicas] or [strategy.micro_batch]
+    parts.append(f"micro-batch {listed([str(size) for size in sizes])}")
     if strategy.accumulation_group > 1:
         parts.append(f"{strategy.accumulation_group} micro-batches per layer visit")
     return ", ".join(parts)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bigplan.plan import Plan
-from bigplan.planner import simulate_plan
+from bigplan.planner import seen, simulate_plan
 from bigplan.report.advice import Advice, advice_of, hiding_tokens, in_one_unit
 from bigplan.report.decision import decision
 from bigplan.report.efficiency import Efficiency, efficiency_of
@@ -49,20 +49,33 @@ class OperatorExplanation:
 
 def explain(plan: Plan) -> OperatorExplanation:
     """Explain a plan. Its graph is built, priced and simulated again."""
-    rows, together = operator_rows(plan), in_one_unit(plan)
-    hidden = hiding_tokens(plan, rows if together == plan else operator_rows(together))
+    view = seen(plan)
+    rows, together = operator_rows(view), in_one_unit(view)
+    hidden = hiding_tokens(view, rows if together == view else operator_rows(together))
+    if hidden is not None and view != plan:  # the group's tokens as those of all groups
+        whole = plan.training.tokens_per_step / view.training.tokens_per_step
+        hidden = hidden[0], hidden[1] * whole
     return OperatorExplanation(
-        headline=decision(plan, stages_of(plan)),
+        headline=decision(plan, stages_of(plan)) + _whose(plan),
         runs_today=engine_text(plan),
         bound_by=bound_text(plan.predicted),
         critical_path=plan.predicted.critical_path,
         step_seconds=plan.predicted.step_seconds,
         tokens_per_step=plan.training.tokens_per_step,
         rows=tuple(rows),
-        efficiency=efficiency_of(plan, simulate_plan(plan), rows),
+        efficiency=efficiency_of(view, simulate_plan(plan), rows),
         monitor="nvidia-smi" if plan.cluster.group.gpu.device == "cuda" else "A process monitor",
         hidden_from=hidden,
         advice=tuple(advice_of(plan, rows, hidden)),
+    )
+
+
+def _whose(plan: Plan) -> str:
+    """Whose figures are told, where groups of nodes have work of their own."""
+    if not plan.strategy.replicas:
+        return ""
+    return (
+        f" Operators and moves are those of {seen(plan).cluster.group.name}, which paces the step."
     )
 
 

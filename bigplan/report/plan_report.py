@@ -95,8 +95,13 @@ def gap_text(plan: Plan) -> str:
     """The model gap and the simulated gap in words."""
     predicted = plan.predicted
     bound = seconds_text(predicted.lower_bound_seconds)
+    where = "In the model of this cluster"
+    if plan.strategy.replicas:
+        where = (
+            "With micro-batches in these proportions, in the model of equal nodes in their place,"
+        )
     return (
-        f"In the model of this cluster no plan takes less than {bound}; the model's best takes "
+        f"{where} no plan takes less than {bound}; the model's best takes "
         f"{predicted.model_gap:.1%} longer (model gap), this plan, played action by action, "
         f"{predicted.simulated_gap:.1%} longer (simulated gap)."
     )

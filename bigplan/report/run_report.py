@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bigplan.launcher.record import Record
-from bigplan.plan import mfu
+from bigplan.plan import mfu_of
 from bigplan.program import Lane, Op
 from bigplan.report.decision import strategy_text
 from bigplan.report.efficiency import resource_seconds
@@ -95,10 +95,7 @@ def headline_lines(record: Record) -> Iterator[str]:
         plan = record.plan
         tokens = plan.training.tokens_per_step / measured
         # Both from the seconds on record: the prediction in the plan may have been edited since.
-        before, reached = (
-            100 * mfu(plan.model, plan.training, plan.cluster.group, seconds)
-            for seconds in (predicted, measured)
-        )
+        before, reached = (100 * mfu_of(plan, seconds) for seconds in (predicted, measured))
         yield (
             f"median step {seconds_text(measured)} measured, {seconds_text(predicted)} predicted "
             f"(x{measured / predicted:.2f}); {format_count(float(f'{tokens:.3g}'))} tokens/s; "

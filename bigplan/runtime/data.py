@@ -61,7 +61,8 @@ class BatchSource:
     """The batches of one of the replicas of the model: a pure function of step and micro-batch.
 
     A global batch is `global_batch` samples; micro-batch i of replica r holds its samples
-    (i * replicas + r) * micro_batch and following. Of ranks that split a replica's sequences, each
+    (i * replicas + r) * micro_batch and following. Where replicas have micro-batches of unlike
+    `sizes`, samples go to them in the same order. Of ranks that split a replica's sequences, each
     has one of `parts`: `length` consecutive tokens. `global_batch` defaults to one micro-batch a
     rank. Without `batches` steps never end, and the loss is a step's mean. With `batches` there are
     at most that many steps, in at most one pass over the windows in order, and the loss is the mean
@@ -80,10 +81,13 @@ class BatchSource:
     batches: int | None = None
     part: int = 0
     parts: int = 1
+    sizes: tuple[int, ...] = ()  # sequences in a micro-batch, by replica; empty: all as micro_batch
 
     def __post_init__(self) -> None:
         assert 0 <= self.replica < self.replicas and self.micro_batch > 0, self
-        assert self.samples % (self.micro_batch * self.replicas) == 0, self
+        assert not self.sizes or len(self.sizes) == self.replicas, self
+        assert not self.sizes or self.sizes[self.replica] == self.micro_batch, self
+        assert self.samples % self.together == 0, self
         assert 0 <= self.part < self.parts and self.sequence_length % self.parts == 0, self
         check_length(self.data, self.sequence_length)
 
@@ -98,7 +102,7 @@ class BatchSource:
         source = cls(
             data_path(data or training.data),
             training.sequence_length,
-            strategy.micro_batch,
+            strategy.sizes[replica],
             replica,
             strategy.dp,
             training.seed,
@@ -106,6 +110,7 @@ class BatchSource:
             batches,
             part,
             strategy.cp,
+            strategy.sizes if strategy.replicas else (),
         )
         check_vocabulary(source.data, model.vocab, model.name)
         return source
@@ -123,12 +128,22 @@ class BatchSource:
     @property
     def samples(self) -> int:
         """Samples a step over all ranks."""
-        return self.micro_batch * self.replicas if self.global_batch is None else self.global_batch
+        return self.together if self.global_batch is None else self.global_batch
+
+    @property
+    def together(self) -> int:
+        """Samples in one micro-batch of every replica."""
+        return sum(self.sizes) if self.sizes else self.micro_batch * self.replicas
+
+    @property
+    def before(self) -> int:
+        """Of them, those of the replicas with lower numbers."""
+        return sum(self.sizes[: self.replica]) if self.sizes else self.micro_batch * self.replica
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches a step on every rank."""
-        return self.samples // (self.micro_batch * self.replicas)
+        return self.samples // self.together
 
     @property
     def nbytes(self) -> int:
@@ -148,8 +163,7 @@ class BatchSource:
     def batch(self, step: int, micro_batch_index: int) -> Batch:
         """The micro-batch of a step; both count from 0."""
         assert step >= 0 and 0 <= micro_batch_index < self.micro_batches, (step, micro_batch_index)
-        position = (micro_batch_index * self.replicas + self.replica) * self.micro_batch
-        first = step * self.samples + position
+        first = step * self.samples + micro_batch_index * self.together + self.before
         shape = self.micro_batch, self.length
         tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
         for row in range(self.micro_batch):

@@ -19,7 +19,7 @@ from bigplan.errors import CheckpointError, PreflightError
 from bigplan.lower import lower_stage
 from bigplan.mechanics import SWITCH_SECONDS
 from bigplan.placement import Tier
-from bigplan.plan import Plan, digest, graph_of
+from bigplan.plan import Plan, as_replica, digest, graph_of
 from bigplan.program import Instruction
 from bigplan.ranks import Coordinates
 from bigplan.runtime.apart import Apart
@@ -81,9 +81,11 @@ class NativeWorker:
         self._plan, self._rank, self._scratch = plan, rank, scratch
         self._at = Coordinates.of(rank, plan.strategy)
         self._poison = poison
-        self._graph = graph_of(plan)
+        view = as_replica(plan, self._at.data // plan.strategy.cp)
+        self._graph = graph_of(view)
         self._program = lower_stage(self._graph, plan.placement, self._at.stage)
-        gpu = plan.cluster.group.gpu
+        self._nodes = view.cluster.group
+        gpu = self._nodes.gpu
         self._device = torch.device(gpu.device, 0) if gpu.device == "cuda" else torch.device("cpu")
         self._backend = backend or ("nccl" if gpu.device == "cuda" else "gloo")
         self._host = HostMemory()
@@ -118,13 +120,12 @@ class NativeWorker:
     @property
     def _ranks_here(self) -> int:
         """Ranks of this node."""
-        return self._plan.cluster.group.shared_by(self._plan.strategy.ranks).ranks
+        return self._nodes.shared_by(self._plan.strategy.ranks).ranks
 
     def _beside(self, placed: int) -> int:
         """Host memory that this process will still take besides so many bytes."""
-        nodes = self._plan.cluster.group
-        taken = process_bytes(nodes, 1) - self._host.before
-        return max(0, taken) + locked_bytes(nodes, placed)
+        taken = process_bytes(self._nodes, 1) - self._host.before
+        return max(0, taken) + locked_bytes(self._nodes, placed)
 
     def start(
         self, meeting: Path | Store, resume: Path | None = None, apart: Apart | None = None
@@ -180,7 +181,7 @@ class NativeWorker:
         plan = self._plan
         same_bits(wanted=plan.training.deterministic)
         locked = static_sizes(self._program).host
-        gpu, lends = plan.cluster.group.gpu, self._graph.lends_table
+        gpu, lends = self._nodes.gpu, self._graph.lends_table
         allowed = memory_of_torch(gpu, plan.strategy, locked, lends_table=lends)
         _limit_gpu(self._device, allowed)
 

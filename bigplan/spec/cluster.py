@@ -240,6 +240,9 @@ class Member(Spec):
     gpus: int = Field(gt=0, le=1024)
     """of a node, in use or not"""
     gpu: str = Field(max_length=LONGEST_NAME)
+    figures: NodeGroup | None = Field(default=None, exclude_if=lambda group: group is None)
+    """its own figures, where its ranks have micro-batches of a size of their own; absent: its nodes
+    count as the plan's equal ones"""
 
 
 class Cluster(Spec):
@@ -300,12 +303,17 @@ class Cluster(Spec):
                 "change `nodes` of the groups in its file"
             )
         group = self.group
+        if nodes == group.nodes:
+            return self
         if nodes > 1 and group.inter_node is None:
             raise InputError(
                 f"cluster {self.name!r} describes no network between nodes, so {nodes} nodes "
                 "cannot be planned; add `inter_node` to its node group, or use 1 node"
             )
-        return self.model_copy(update={"node_groups": (group.model_copy(update={"nodes": nodes}),)})
+        # Which of unlike nodes they are is not known then, so all count as the worst.
+        alike = tuple(m.model_copy(update={"figures": None}) for m in self.members or ())
+        groups = (group.model_copy(update={"nodes": nodes}),)
+        return self.model_copy(update={"node_groups": groups, "members": alike or None})
 
     def with_caps(
         self, gpu: int | None = None, host: int | None = None, nvme: int | None = None

@@ -58,7 +58,7 @@ def choices(cluster: Cluster) -> tuple[Cluster, ...]:
 
 def _speed(group: NodeGroup) -> float:
     """FLOP/s that the group's large products reach."""
-    return group.gpus * _products(group.gpu)
+    return group.gpus * large_products(group.gpu)
 
 
 def _can_join(groups: Sequence[NodeGroup]) -> bool:
@@ -142,7 +142,7 @@ def _source(part: MachinePart, field: str) -> str:
     return part.sources.get(field) or part.sources.get(_ABSENT.get(field, ""), "the default")
 
 
-def _products(gpu: Gpu) -> float:
+def large_products(gpu: Gpu) -> float:
     """FLOP/s of large products in 16 bits, or in what the GPU has."""
     peaks = gpu.peak_flops
     precision = next((name for name in ("bf16", "fp16") if name in peaks), next(iter(peaks)))
@@ -151,7 +151,7 @@ def _products(gpu: Gpu) -> float:
 
 def worst_gpu(gpus: Sequence[Gpu]) -> Gpu:
     """The GPU with the slowest products, with the least memory and memory bandwidth."""
-    gpus = sorted(gpus, key=_products)
+    gpus = sorted(gpus, key=large_products)
     names = [gpu.name for gpu in gpus]
     slowest = worst(gpus, names, _OF_GPU)
     peaks = {

@@ -80,6 +80,7 @@ class Machines:
                 node_ip_address=f"127.0.0.{3 + 'ab'.index(name)}",
                 node_name=name,
                 num_cpus=CORES,
+                resources={name: 1},  # as nodes say of which group they are
                 include_dashboard=False,
                 object_store_memory=80 << 20,
                 env_vars=dict(self.variables.get(name, {})),

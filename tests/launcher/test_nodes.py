@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from bigplan.cli.app import app
 from bigplan.engines import make_plan
+from bigplan.engines.unequal import planned
 from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.leftovers import ListedLaunch
 from bigplan.launcher.places import RUN_DIR
@@ -24,9 +26,11 @@ from bigplan.plan import Plan, save_plan
 from bigplan.planner import Request
 from bigplan.report.decision import strategy_text
 from bigplan.report.run_report import run_report
+from bigplan.solve.search import unwatched
 from bigplan.spec.catalog import find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.experiment import LaunchSpec
+from bigplan.spec.mixed import choices
 from bigplan.spec.training import ValidationSpec
 from tests.launcher import machines as module
 from tests.launcher.fakes import quiet
@@ -103,6 +107,44 @@ def test_a_lost_node_is_planned_around_and_taken_in_again(
     screen.print(run_report(record))
     alone = strategy_text(record.summary.plans[1].strategy)
     assert f"planned for 1 node: {alone}; " in screen.export_text()
+
+
+def shared_out() -> Plan:
+    """Over both nodes as two groups, of which b is twice as fast."""
+    one = two_nodes().group.model_copy(update={"name": "a", "nodes": 1})
+    peaks = {name: 2 * rate for name, rate in one.gpu.peak_flops.items()}
+    bandwidth = 2 * one.gpu.memory_bandwidth
+    gpu = one.gpu.model_copy(update={"peak_flops": peaks, "memory_bandwidth": bandwidth})
+    cluster = Cluster(
+        name="unlike", node_groups=(one, one.model_copy(update={"name": "b", "gpu": gpu}))
+    )
+    found = choices(cluster)[-1]
+    training = plan_of(STEPS).training.model_copy(update={"global_batch": 12})
+    pins: Pins = {"dp": 4, "zero": 1}
+    request = Request(find_model("tiny-llama-test"), training, found, pins, "native")
+    by_name = {group.name: group for group in cluster.node_groups}
+    groups = [by_name[member.name] for member in found.members or ()]
+    return planned(request, groups, (2, 1), unwatched)
+
+
+@pytest.mark.timeout(300)
+def test_groups_of_nodes_share_a_batch_out_unequally(nodes: Machines, tmp_path: Path) -> None:
+    """As one process trains; a plan with equal work goes on from there."""
+    plan = shared_out()
+    assert [member.name for member in plan.cluster.members or ()] == ["b", "a"]
+    assert [group.number for group in plan.strategy.replicas] == [2, 2]
+    how = {"run_dir": str(tmp_path / "runs"), "address": nodes.address, "checkpoint_every": 2}
+    options = LaunchOptions(LaunchSpec.model_validate({**how, "steps": 3}))
+    record = read_record(launch(plan, options, quiet()))
+    request = Request(plan.model, plan.training, small_cluster(1), engine="native")
+    with started(make_plan(request), poison=False) as worker:
+        alone = [worker.step().loss for _ in range(5)]
+    assert losses(record) == pytest.approx(alone[:3], rel=OTHER_LAYOUT)
+    before = read_resumable(record.folder)
+    more = LaunchOptions(before.how.model_copy(update={"steps": 5}), before)
+    equal = make_plan(replace(request, cluster=two_nodes()))
+    resumed = read_record(launch(equal, more, quiet()))
+    assert losses(resumed) == pytest.approx(alone, rel=OTHER_LAYOUT)
 
 
 @pytest.mark.timeout(300)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from bigplan.engines import make_plan
+from bigplan.graph.strategy import Replicas
 from bigplan.launcher import placing
 from bigplan.launcher.nodes import Node
 from bigplan.launcher.placing import Layout, whole_nodes
@@ -27,6 +28,14 @@ def mixed_plan(*, slow: bool) -> Plan:
     training = plan_of(2).training.model_copy(update={"global_batch": 12})
     request = Request(find_model("tiny-llama-test"), training, cluster, {"zero": 0}, "native")
     return make_plan(request)
+
+
+def unequal_plan() -> Plan:
+    """For two nodes and one that is half as fast, each group with work of its own."""
+    plan = mixed_plan(slow=False)
+    groups = Replicas(number=2, micro_batch=2), Replicas(number=1, micro_batch=1)
+    shared = plan.strategy.model_copy(update={"micro_batch": 2, "dp": 3, "replicas": groups})
+    return plan.model_copy(update={"strategy": shared})
 
 
 def node(name: str, **groups: float) -> Node:
@@ -69,3 +78,13 @@ def test_a_plan_for_all_groups_takes_any_nodes(there: list[Node]) -> None:
     there += [node("a"), node("b", fast=1), node("c")]
     assert len(layout.fitting()) == 3
     assert placing._whose(layout) == ""
+
+
+def test_groups_with_work_of_their_own_get_their_nodes_in_turn(there: list[Node]) -> None:
+    layout = Layout.of(unequal_plan())
+    assert (layout.nodes_of, layout.groups) == ((2, 1), ("fast", "other"))
+    there += [node("a", other=1), node("b", fast=1), node("c", other=1), node("d", fast=1)]
+    assert [n.name for n in layout.fitting()] == ["b", "d", "a"]
+    there.pop()
+    assert len(layout.fitting()) < layout.nodes  # another node of the slow kind does not do
+    assert "of 2 fast and 1 other (a node says so" in placing._whose(layout)

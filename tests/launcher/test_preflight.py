@@ -13,6 +13,7 @@ from bigplan.launcher.preflight import (
     look,
     require_alike,
     require_clock,
+    require_same_gpu,
     versions,
 )
 
@@ -29,6 +30,7 @@ TWO = replace(ONE, node="2", interfaces={"lo": "127.0.0.1", "ens5": "10.0.0.2"})
 
 def test_nodes_that_are_alike_pass(tmp_path: Path) -> None:
     require_alike({"a": ONE, "b": TWO}, tmp_path)
+    require_same_gpu({"a": ONE, "b": TWO})
 
 
 @pytest.mark.parametrize(
@@ -38,13 +40,19 @@ def test_nodes_that_are_alike_pass(tmp_path: Path) -> None:
             replace(TWO, versions={"bigplan": "1", "torch": "2.12"}),
             r"node a has torch 2\.13, node b 2",
         ),
-        (replace(TWO, gpu="A100"), "node a has H100, node b A100"),
         (replace(TWO, drive="Read-only file system"), "node b cannot write to .*: Read-only"),
     ],
 )
 def test_what_differs_is_told(other: Facts, told: str, tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=told):
         require_alike({"a": ONE, "b": other}, tmp_path)
+
+
+def test_gpus_that_a_plan_takes_for_equal_are_alike(tmp_path: Path) -> None:
+    other = replace(TWO, gpu="A100")
+    require_alike({"a": ONE, "b": other}, tmp_path)  # a plan may have groups of unlike nodes
+    with pytest.raises(PreflightError, match="node a has H100, node b A100; the plan takes both"):
+        require_same_gpu({"a": ONE, "b": other})
 
 
 def test_a_clock_that_is_a_second_away() -> None:

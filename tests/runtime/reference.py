@@ -155,11 +155,12 @@ class PlainLoop:
             BatchSource(
                 data_path(training.data),
                 training.sequence_length,
-                plan.strategy.micro_batch,
+                plan.strategy.sizes[rank],
                 rank,
                 world,
                 training.seed,
                 training.global_batch,
+                sizes=plan.strategy.sizes,
             )
             for rank in range(world)
         ]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
-from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy import Replicas, Strategy
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.spec.optimizer import Optimizer
@@ -382,6 +382,36 @@ def check_validation(folder: Path, name: str, plan: Plan, ranks: int) -> None:
     losses = [float((folder / f"{name}.validation.{r}").read_text()) for r in range(ranks)]
     assert len(set(losses)) == 1
     assert losses[0] == pytest.approx(evaluated(alone), rel=1e-6)
+
+
+def unequal(ranks: int, data: str = "") -> dict[str, Plan]:
+    """Replicas with micro-batches of unlike sizes, by name; gradients on every tier with ZeRO.
+
+    `data`: masked; empty: bundled text, without validation.
+    """
+    model, found = tiny_model(layers=3), dict[str, Plan]()
+    layouts = [Strategy(dp=2, zero=zero) for zero in range(4)]
+    if ranks == 4:
+        whole = Strategy(dp=2, tp=2), Strategy(dp=2, cp=2, zero=1), Strategy(dp=2, pp=2)
+        sharded = [one.model_copy(update={"zero": 3}) for one in whole]
+        layouts = [*whole, *sharded, Strategy(dp=2, pp=2, vpp=2, zero=1), Strategy(dp=4, zero=2)]
+    for layout in layouts:
+        sizes = ((1, 2), (1, 1)) if layout.dp == 2 else ((1, 3), (2, 2), (1, 1))
+        groups = tuple(Replicas(number=n, micro_batch=b) for n, b in sizes)
+        largest = {"micro_batch": sizes[0][1], "replicas": groups}
+        strategy = layout.model_copy(update={**largest, "accumulation_group": 3 - layout.vpp})
+        batch = 4 * strategy.sequences
+        training = tiny_training(batch, clip_norm=0.5)
+        if data:
+            training = masked_training(batch, data, clip_norm=0.5)
+        deep = model if layout.pp == 1 else tiny_model(layers=4)
+        where = all_resident(build_graph(deep, training, strategy))
+        if layout.zero and layout.pp == layout.cp == 1:
+            where = placed_everywhere(layout.zero, 5_000)
+        found[f"{MASKED if data else 'same'}-{name_of(layout)}"] = plan_of(
+            deep, training, strategy, where
+        )
+    return found
 
 
 def every_plan(folder: Path, ranks: int, number: int) -> dict[str, Plan]:

@@ -93,6 +93,31 @@ def test_a_global_batch_does_not_depend_on_its_split(
 
 
 @pytest.mark.parametrize("batches", [None, 2])
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2, 3), (3, 3)])
+def test_replicas_with_unlike_sizes_have_the_same_samples(
+    text: Path, pairs: Path, sizes: tuple[int, ...], batches: int | None
+) -> None:
+    for path in (text, pairs):
+        whole = BatchSource(path, LENGTH, 12, 0, 1, seed=3, batches=batches)
+        parts = [
+            BatchSource(path, LENGTH, size, r, len(sizes), 3, 12, batches, sizes=sizes)
+            for r, size in enumerate(sizes)
+        ]
+        for step in (0, 1):
+            every = [[*_samples(part, step)] for part in parts]
+            assert [len(own) for own in every] == [12 * size // sum(sizes) for size in sizes]
+            # Micro-batch after micro-batch, replica after replica.
+            order = [
+                sample
+                for index in range(12 // sum(sizes))
+                for own, size in zip(every, sizes, strict=True)
+                for sample in own[index * size : (index + 1) * size]
+            ]
+            assert order == _samples(whole, step)
+            assert {part.counted(step) for part in parts} == {whole.counted(step)}
+
+
+@pytest.mark.parametrize("batches", [None, 2])
 @pytest.mark.parametrize("parts", [2, 6])
 def test_parts_of_sequences_are_those_of_whole_ones(
     text: Path, pairs: Path, parts: int, batches: int | None

@@ -1,0 +1,70 @@
+"""Replicas with micro-batches of unlike sizes train as one rank does with the whole batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from bigplan.graph.build import build_graph
+from bigplan.graph.strategy import Strategy
+from bigplan.plan import Plan
+from tests.runtime.harness import check, evaluated, execute, together
+from tests.runtime.masked import prepare_masked
+from tests.runtime.processes import start
+from tests.runtime.sharded_ranks import (
+    all_resident,
+    check_same_model,
+    results,
+    run_rank,
+    unequal,
+    write_plans,
+)
+
+pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
+
+Ran = tuple[int, Path, dict[str, Plan]]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Ranks, and a folder with what they computed."""
+    ranks: int = request.param
+    folder = tmp_path_factory.mktemp(f"unequal-{ranks}")
+    torch.set_num_threads(1)
+    data = prepare_masked(str(folder))
+    plans = unequal(ranks, str(data))
+    write_plans(folder, plans)
+    start(run_rank, folder, ranks)
+    return ranks, folder, plans
+
+
+def test_they_train_as_a_plain_loop_does(ran: Ran, subtests: pytest.Subtests) -> None:
+    ranks, folder, plans = ran
+    for name, plan in plans.items():
+        with subtests.test(name):
+            runs = results(folder, name, ranks)
+            check(plan, together(runs))
+            check_same_model(runs)
+
+
+def test_they_have_the_losses_of_one_rank(ran: Ran, subtests: pytest.Subtests) -> None:
+    ranks, folder, plans = ran
+    for name, plan in plans.items():
+        with subtests.test(name):
+            alone = _alone(plan)
+            expected = pytest.approx(execute(alone).losses, rel=1e-5)
+            assert results(folder, name, ranks)[0].losses == expected
+            validated = [float((folder / f"{name}.validation.{r}").read_text()) for r in (0, 1)]
+            assert validated == [pytest.approx(evaluated(alone), rel=1e-6)] * 2
+
+
+def _alone(plan: Plan) -> Plan:
+    """One rank with all sequences of a step in one micro-batch, everything on its GPU."""
+    strategy = Strategy(dp=1, micro_batch=plan.training.global_batch)
+    placement = all_resident(build_graph(plan.model, plan.training, strategy))
+    return plan.model_copy(update={"strategy": strategy, "placement": placement})
