@@ -139,6 +139,8 @@ class FrameworkRule:
         if self.behaviour in (MEGATRON, MEGATRON_DEEPSPEED) and row.gated_mlp:
             gates = frozenset({StepOp.ACTIVATION})
             behaviour = replace(behaviour, eager=1.0, chains=gates)  # its fused kernels are GPT's
+        if self.behaviour is COMPOSER and row.gated_mlp:
+            behaviour = replace(behaviour, eager=1.0, chains=PLAIN)  # its fused kernels are MPT's
         if self.behaviour is MEGATRON and row.zero_stage:
             behaviour = replace(behaviour, reduce_scatters=True)  # its distributed optimizer
         if FUSING.search(row.framework):
@@ -154,17 +156,28 @@ class FrameworkRule:
         return replace(behaviour, attention=(*stated, *behaviour.attention))
 
 
+# Megatron-LM before it became Megatron Core; NeMo trained with its code until Transformer Engine.
+MEGATRON_LM = FrameworkRule(
+    r"NeMo.*\b20(1\d|2[0-2])",
+    MEGATRON,
+    pads_vocabulary=True,
+    before_flash=True,
+    dropout=True,
+    selective="core",
+)
+CORE = FrameworkRule(
+    r"Megatron-Bridge|NeMo(?!.*Automodel)|Megatron-?Core|Megatron(?!.*DeepSpeed).*(mcore|\b20(2[4-9]|3\d))",
+    MEGATRON_CORE,
+    pads_vocabulary=True,
+    zero=1,
+    interleaves=True,
+    sequence_parallel=True,
+    async_tensor=True,
+    selective="core",
+)
 RULES = (
-    FrameworkRule(
-        r"Megatron-Bridge|NeMo(?!.*Automodel)|Megatron-?Core|Megatron(?!.*DeepSpeed).*(mcore|\b20(2[4-9]|3\d))",
-        MEGATRON_CORE,
-        pads_vocabulary=True,
-        zero=1,
-        interleaves=True,
-        sequence_parallel=True,
-        async_tensor=True,
-        selective="core",
-    ),
+    MEGATRON_LM,
+    CORE,
     FrameworkRule(r"llm\.[qc]\b", LLMQ),
     FrameworkRule(r"Composer", COMPOSER, zero=3),
     FrameworkRule(r"JAX|MaxText|Alpa\b|Levanter|Pax|XLA", FSDP, compiles=True),
@@ -208,14 +221,7 @@ RULES = (
         before_flash=True,
         dropout=True,
     ),
-    FrameworkRule(
-        r"Megatron",
-        MEGATRON,
-        pads_vocabulary=True,
-        before_flash=True,
-        dropout=True,
-        selective="core",
-    ),
+    replace(MEGATRON_LM, pattern=r"Megatron"),
     FrameworkRule(r"DeepSpeed|Colossal", DEEPSPEED, zero_sums_in_fp32=False),
 )
 # An unknown framework runs plain PyTorch: flash attention, other operators as chains of kernels,
@@ -230,5 +236,5 @@ def framework_of(name: str, gpu: str = "") -> FrameworkRule:
     """
     found = next((rule for rule in RULES if re.search(rule.pattern, name)), UNKNOWN)
     if found.behaviour is MEGATRON and SINCE_HOPPER.match(gpu):
-        return RULES[0]
+        return CORE
     return found

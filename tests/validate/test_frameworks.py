@@ -11,7 +11,7 @@ from tests.validate.rows import row
 
 UNSEEN = [
     Path(f"benchmarks/results/{name}/rows.csv")
-    for name in ("2026-11-25-unseen-runs", "2026-11-26-unseen-runs-2")
+    for name in ("2026-11-25-unseen-runs", "2026-11-26-unseen-runs-2", "2026-11-27-unseen-runs-3")
 ]
 
 
@@ -24,6 +24,7 @@ UNSEEN = [
         ("Megatron-Bridge 26.04.01", "Megatron Core"),
         ("Megatron-Core main(1e057005)", "Megatron Core"),
         ("NeMo 24.07 SFT", "Megatron Core"),
+        ("NeMo Megatron (2022-05)", "Megatron-LM"),
         ("PyTorch FSDP (Composer/llm-foundry)", "Composer"),
         ("PyTorch FSDP (fms-fsdp)", "FSDP"),
         ("torchtitan", "FSDP"),
@@ -75,6 +76,8 @@ NORM, GATE = StepOp.NORM, StepOp.ACTIVATION
         ("Megatron-LM", {}, set()),
         ("Megatron-LM", {"gated_mlp": 1}, {GATE}),
         ("Megatron-Core", {"gated_mlp": 1}, set()),
+        ("PyTorch FSDP (Composer)", {}, set()),
+        ("PyTorch FSDP (Composer)", {"gated_mlp": 1}, {NORM, GATE}),  # llm-foundry's own are MPT's
         ("llm.q (CUDA/C++)", {"gated_mlp": 1}, set()),
     ],
 )
