@@ -41,6 +41,9 @@ class Framework:
     tensor_exposed: float = 1.0  # tensor-parallel collectives that GEMMs wait for
     tensor_exposed_async: float = 1.0  # the same with asynchronous tensor parallelism
     beside_weights: bool = False  # sums of input gradients run beside the weight's gradient
+    # Column-parallel products that sum the gradient of one input each: of attention and of a gated
+    # MLP. (1, 1) where queries, keys and values are one product, and gate and up another.
+    inputs_summed: tuple[int, int] = (1, 1)
     gather_exposed: float = 0.0  # ZeRO-3 gathers, even if compute is long enough
     regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
     reduce_exposed: float = 1.0  # gradient reductions
@@ -125,6 +128,18 @@ NANOTRON = replace(
     chains=frozenset({StepOp.ACTIVATION}),
     bucket_copies=False,
     weighs_stages=True,
+)
+
+# Aleph Alpha's Scaling: gate and up are two column-parallel products, each of which sums its
+# input's gradient (`ParallelSwiGLUMLP`). Gradients are summed in the parameters' precision; after
+# the last micro-batch all ranks sum whole ones in fp32 (`allreduce_tensor_in_float32`).
+SCALING = replace(
+    PYTORCH,
+    name="Scaling",
+    inputs_summed=(1, 2),
+    reduce_exposed=1.0,
+    reduce_scatters=False,
+    bucket_elements=500_000_000,
 )
 
 # Composer asks FSDP for BACKWARD_POST: the next gather starts when a layer's gradients are done, on

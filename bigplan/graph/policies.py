@@ -1,4 +1,6 @@
-"""What other frameworks run again where they recompute a block "selectively".
+"""What other frameworks run in a block that the planner's own does not.
+
+Where they recompute "selectively", frameworks differ in what runs again.
 
 `block.py` runs norms and activation again. Megatron-LM runs the attention core again
 (`recompute_granularity`, arXiv 2205.05198), also where it is a flash kernel. torchtitan decides
@@ -31,6 +33,24 @@ def selecting(graph: Graph, shape: RankShape, policy: Selective) -> Graph:
     block = graph.kinds[BLOCK]
     rerun = _core(block) if policy == "core" else _by_operator(shape, block)
     changed = replace(block, reruns={**block.reruns, Recompute.SELECTIVE: rerun})
+    return replace(graph, kinds={**graph.kinds, BLOCK: changed})
+
+
+def summing_apart(graph: Graph, products: tuple[int, int]) -> Graph:
+    """The graph where each of several column-parallel products sums its input's gradient.
+
+    `products` read the input of attention and of the MLP. With sequence parallelism the gradients
+    are added before ranks scatter their sum, so nothing changes.
+    """
+    block = graph.kinds[BLOCK]
+    times = dict(zip(("attention input sum", "mlp input sum"), products, strict=True))
+
+    def apart(one: Operator) -> Operator:
+        if isinstance(one, Collective) and one.pattern == "all_reduce":
+            return replace(one, count=one.count * times.get(one.name, 1))
+        return one
+
+    changed = replace(block, backward=tuple(apart(one) for one in block.backward))
     return replace(graph, kinds={**graph.kinds, BLOCK: changed})
 
 

@@ -275,6 +275,7 @@ def _training(row: PublishedRow, rule: FrameworkRule, batch: int) -> Training:
         global_batch=batch,
         precision=precision,
         gradient_precision=gradients,
+        reduce_precision="fp32" if rule.reduces_in_fp32 else None,
         fp8_gemms=low,
         attention="materialised" if rule.materialised(row) else "flash",
         dropout=DROPOUT if rule.drops_out(row) and NO_DROPOUT not in row.notes else 0.0,

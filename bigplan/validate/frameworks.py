@@ -16,6 +16,7 @@ from bigplan.cost.framework import (
     NANOTRON,
     PLAIN,
     PYTORCH,
+    SCALING,
     Framework,
 )
 from bigplan.graph.policies import Selective
@@ -39,6 +40,9 @@ PURE = re.compile(r"pure bf16|bf16-true", re.IGNORECASE)  # in a row's notes
 # Names of kernels that take the place of a model's norms, activations and rotary positions.
 FUSING = re.compile(r"Liger|Unsloth", re.IGNORECASE)
 FUSED_NORM = re.compile(r"fused[ _]rms_?norm(?!=False)", re.IGNORECASE)  # in a row's notes
+# In a row's notes: queries, keys and values are products of their own, as are gate and up.
+APART = re.compile(r"fuse_attention_qkv=(0|False)")
+SEPARATE = (3, 2)
 # In a source's locator: torchtitan compiled blocks and not the loss, from "turning off compile on
 # loss function" (December 2024) to its build_cross_entropy_loss (April 2025).
 LOSS_APART = re.compile(r"2024-?12|2025-?0[1-3]")
@@ -66,6 +70,7 @@ class FrameworkRule:
     selective: Selective = "cheap"  # what selective recomputation runs again
     fuses_norms: bool = False  # RMSNorms are one kernel, compiled or not
     zero_sums_in_fp32: bool = True  # gradients of bf16 runs under ZeRO; without ZeRO always
+    reduces_in_fp32: bool = False  # gradients between ranks, whatever they are summed in
 
     def materialised(self, row: PublishedRow) -> bool:
         """Whether attention scores go to memory: what the row says, else what was usual."""
@@ -149,6 +154,8 @@ class FrameworkRule:
             behaviour = replace(behaviour, chains=behaviour.chains - {StepOp.NORM})
         if self.async_tensor if row.async_tp is None else row.async_tp:
             behaviour = replace(behaviour, tensor_exposed=behaviour.tensor_exposed_async)
+        if APART.search(row.notes):
+            behaviour = replace(behaviour, inputs_summed=SEPARATE)
         if "no overlap" in row.notes:
             behaviour = replace(behaviour, reduce_exposed=1.0, send_exposed=1.0)
         told = row.attention_kernel or ""
@@ -202,6 +209,13 @@ RULES = (
         compiles=False,
     ),
     FrameworkRule(r"nanotron", NANOTRON, sequence_parallel=True),
+    FrameworkRule(
+        r"AA-Scaling", SCALING, compiles=False, zero_sums_in_fp32=False, reduces_in_fp32=True
+    ),
+    # Megatron's layers in a Hugging Face model, whose projections are separate.
+    FrameworkRule(
+        r"^DeepSpeed 3D", replace(DEEPSPEED, inputs_summed=SEPARATE), zero_sums_in_fp32=False
+    ),
     FrameworkRule(r"InternEvo", PYTORCH, compiles=False, fuses_norms=True),
     FrameworkRule(
         r"HF Trainer", DEEPSPEED, before_flash=True, dropout=True, zero_sums_in_fp32=False

@@ -1,4 +1,4 @@
-"""What other frameworks run again in selective recomputation, counted from their own rules."""
+"""What other frameworks run in a block, counted from their own rules."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from bigplan.cost.run import graph_of
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.graph import Graph, Recompute
-from bigplan.graph.operators import Attention, Gemm, Stream
-from bigplan.graph.policies import Selective, selecting
+from bigplan.graph.operators import Attention, Collective, Gemm, Stream
+from bigplan.graph.policies import Selective, selecting, summing_apart
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
@@ -72,3 +72,16 @@ def test_a_published_run_has_its_frameworks_policy() -> None:
         for name in ("torchtitan", "Megatron-Core")
     )
     assert titan.kept(Recompute.SELECTIVE) < core.kept(Recompute.SELECTIVE) == core.saved
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_products_apart_sum_their_inputs_gradient_each(sequence_parallel: bool) -> None:
+    """With sequence parallelism the gradients are added before they are scattered."""
+    training = Training.model_validate({"sequence_length": TOKENS, "global_batch": 1})
+    strategy = Strategy(dp=1, tp=2, sequence_parallel=sequence_parallel)
+    graph = graph_of_shape(RankShape(LLAMA, training, strategy), None)
+    apart = summing_apart(graph, (3, 2)).kinds["block"]
+    sums = {op.name: op for op in apart.backward if isinstance(op, Collective)}
+    counts = (sums["attention input sum"].count, sums["mlp input sum"].count)
+    assert counts == ((1, 1) if sequence_parallel else (3, 2))
+    assert apart.forward == graph.kinds["block"].forward

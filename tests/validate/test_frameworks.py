@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bigplan.spec.step import StepOp
+from bigplan.validate.configure import run_of
 from bigplan.validate.frameworks import RULES, framework_of
 from bigplan.validate.rows import read_rows
 from tests.validate.rows import row
@@ -39,6 +40,8 @@ UNSEEN = [
         ("Megatron-LM 2024-01 (--use-mcore-models)", "Megatron Core"),
         ("Megatron-LM 2022-03", "Megatron-LM"),
         ("Megatron-DeepSpeed 2024", "Megatron-DeepSpeed"),
+        ("AA-Scaling (Aleph Alpha, PyTorch)", "Scaling"),
+        ("DeepSpeed 3D (ATorch, Hugging Face)", "DeepSpeed"),
         ("something new", "PyTorch"),
     ],
 )
@@ -100,6 +103,29 @@ def test_chains_of_plain_kernels(
 )
 def test_what_selective_recomputation_runs_again(name: str, policy: str) -> None:
     assert framework_of(name).selective == policy
+
+
+@pytest.mark.parametrize(
+    ("name", "notes", "products"),
+    [
+        ("AA-Scaling", "", (1, 2)),  # ParallelSwiGLUMLP: dense_in and siglu_weight
+        ("DeepSpeed 3D (ATorch, Hugging Face)", "", (3, 2)),  # q, k, v; gate, up
+        ("PaddleNLP", "fuse_attention_qkv=0", (3, 2)),
+        ("PaddleNLP", "fuse_attention_qkv=1", (1, 1)),
+        ("Megatron-LM", "", (1, 1)),
+    ],
+)
+def test_products_that_sum_the_gradient_of_one_input(
+    name: str, notes: str, products: tuple[int, int]
+) -> None:
+    found = framework_of(name).behaviour_of(row(framework=name, notes=notes))
+    assert found.inputs_summed == products
+
+
+def test_scaling_sums_in_16_bits_and_reduces_in_fp32() -> None:
+    """Its gradients are those of autograd, of the parameters' precision."""
+    training = run_of(row(framework="AA-Scaling", zero_stage=1, precision="bf16")).training
+    assert (training.gradient_precision, training.reduce_precision) == ("bf16", "fp32")
 
 
 def test_megatrons_sharded_state_is_its_distributed_optimizer() -> None:
