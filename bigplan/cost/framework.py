@@ -29,6 +29,7 @@ class Framework:
     eager: float = 0.0
     # Steps that are chains of plain torch kernels, which keep more for the backward.
     chains: frozenset[StepOp] = frozenset()
+    fused_norms: bool = False  # norms are one kernel each, whatever `eager` says
     compiled_loss: bool = False  # one kernel from logits to their gradient
     in_place: bool = (
         False  # kernels keep no temporaries, products add to gradients (graph: `fused`)
@@ -44,6 +45,7 @@ class Framework:
     # Column-parallel products that sum the gradient of one input each: of attention and of a gated
     # MLP. (1, 1) where queries, keys and values are one product, and gate and up another.
     inputs_summed: tuple[int, int] = (1, 1)
+    whole_logits: bool = False  # every tensor-parallel rank takes the loss over all words
     gather_exposed: float = 0.0  # ZeRO-3 gathers, even if compute is long enough
     regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
     reduce_exposed: float = 1.0  # gradient reductions
@@ -131,12 +133,15 @@ NANOTRON = replace(
 )
 
 # Aleph Alpha's Scaling: gate and up are two column-parallel products, each of which sums its
-# input's gradient (`ParallelSwiGLUMLP`). Gradients are summed in the parameters' precision; after
-# the last micro-batch all ranks sum whole ones in fp32 (`allreduce_tensor_in_float32`).
+# input's gradient (`ParallelSwiGLUMLP`). The head's gathers the logits of all words
+# (`TransformerLMHead`, `parallel_output=False`), and every rank takes their loss. Gradients are
+# summed in the parameters' precision; after the last micro-batch all ranks sum whole ones in fp32
+# (`allreduce_tensor_in_float32`).
 SCALING = replace(
     PYTORCH,
     name="Scaling",
     inputs_summed=(1, 2),
+    whole_logits=True,
     reduce_exposed=1.0,
     reduce_scatters=False,
     bucket_elements=500_000_000,

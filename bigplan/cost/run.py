@@ -10,7 +10,13 @@ from bigplan.cost.price import Costs, price
 from bigplan.cost.step import Execution, framework_step
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
-from bigplan.graph.policies import Selective, selecting, summing_apart
+from bigplan.graph.policies import (
+    Selective,
+    fusing_norms,
+    gathering_logits,
+    selecting,
+    summing_apart,
+)
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.cluster import NodeGroup
@@ -56,6 +62,10 @@ def graph_of(run: PricedRun) -> Graph:
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
     if run.framework.inputs_summed != (1, 1):
         graph = summing_apart(graph, run.framework.inputs_summed)
+    if run.framework.whole_logits:
+        graph = gathering_logits(graph)
+    if run.framework.fused_norms:
+        graph = fusing_norms(graph, model)
     if run.context_parallel > 1:
         ranks = {"dp": run.strategy.dp * run.context_parallel, "zero": run.zero}
         graph = replace(graph, strategy=run.strategy.model_copy(update=ranks))

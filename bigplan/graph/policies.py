@@ -18,6 +18,7 @@ from bigplan.graph.block import unread
 from bigplan.graph.graph import BLOCK, Graph, LayerKind, Recompute, Rerun
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, StepOp, StepValue
 
 Selective = Literal["cheap", "core", "operators"]
@@ -52,6 +53,48 @@ def summing_apart(graph: Graph, products: tuple[int, int]) -> Graph:
 
     changed = replace(block, backward=tuple(apart(one) for one in block.backward))
     return replace(graph, kinds={**graph.kinds, BLOCK: changed})
+
+
+def fusing_norms(graph: Graph, model: ModelSpec) -> Graph:
+    """The graph where norms are one kernel each, also among chains of plain kernels."""
+
+    def fused(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        return tuple(
+            replace(one, eager=1.0) if isinstance(one, Stream) and one.name in norms else one
+            for one in operators
+        )
+
+    block = graph.kinds[BLOCK]
+    norms = {step.name for step in model.steps(BLOCK) if step.op is StepOp.NORM}
+    reruns = {k: v._replace(operators=fused(v.operators)) for k, v in block.reruns.items()}
+    changed = replace(
+        block, forward=fused(block.forward), backward=fused(block.backward), reruns=reruns
+    )
+    return replace(graph, kinds={**graph.kinds, BLOCK: changed})
+
+
+def gathering_logits(graph: Graph) -> Graph:
+    """The graph where tensor-parallel ranks gather the logits and each takes the whole loss."""
+    head, tp = graph.kinds["head"], graph.strategy.tp
+    product = next((one for one in head.backward if isinstance(one, Gemm)), None)
+    if product is None or tp == 1:
+        return graph
+    others = product.m * product.n * product.count * (tp - 1)  # logits of other ranks' words
+
+    def whole(one: Operator) -> Operator:
+        if isinstance(one, Stream) and one.name == "loss":
+            return replace(one, nbytes=one.nbytes * tp)
+        return one
+
+    nbytes = graph.sizes.parameter * others * tp // (tp - 1)
+    gather = Collective("logits", "all_gather", nbytes)
+    changed = replace(
+        head,
+        backward=(*map(whole, head.backward), gather),
+        # Eager torch holds 12 bytes a logit at once (`_head` in build.py).
+        backward_workspace=head.backward_workspace + 12 * others // product.count,
+    )
+    return replace(graph, kinds={**graph.kinds, "head": changed})
 
 
 def _core(block: LayerKind) -> Rerun:

@@ -8,7 +8,13 @@ from bigplan.cost.run import graph_of
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Attention, Collective, Gemm, Stream
-from bigplan.graph.policies import Selective, selecting, summing_apart
+from bigplan.graph.policies import (
+    Selective,
+    fusing_norms,
+    gathering_logits,
+    selecting,
+    summing_apart,
+)
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
@@ -85,3 +91,36 @@ def test_products_apart_sum_their_inputs_gradient_each(sequence_parallel: bool) 
     counts = (sums["attention input sum"].count, sums["mlp input sum"].count)
     assert counts == ((1, 1) if sequence_parallel else (3, 2))
     assert apart.forward == graph.kinds["block"].forward
+
+
+def test_whole_logits_are_gathered_and_lose_what_one_rank_would() -> None:
+    """On 4 ranks each takes the loss that a rank alone takes, and gathers all logits."""
+    training = Training.model_validate({"sequence_length": TOKENS, "global_batch": 1})
+    alone = graph_of_shape(RankShape(LLAMA, training, Strategy(dp=1)), None)
+    split = graph_of_shape(RankShape(LLAMA, training, Strategy(dp=1, tp=4)), None)
+    whole = gathering_logits(split).kinds["head"]
+    losses = {
+        name: next(op for op in head.backward if isinstance(op, Stream) and op.name == "loss")
+        for name, head in (("alone", alone.kinds["head"]), ("whole", whole))
+    }
+    assert losses["alone"].nbytes == losses["whole"].nbytes
+    gathers = [op for op in whole.backward if isinstance(op, Collective) and op.name == "logits"]
+    assert [op.nbytes for op in gathers] == [2 * TOKENS * LLAMA.vocab]
+    logits = 12 * TOKENS * LLAMA.vocab
+    assert whole.backward_workspace - split.kinds["head"].backward_workspace == logits * 3 // 4
+    assert gathering_logits(alone) is alone
+
+
+def test_fused_norms_are_no_chains_forward_backward_and_again() -> None:
+    plain, _ = _graphs("cheap")
+    block, fused = plain.kinds["block"], fusing_norms(plain, LLAMA).kinds["block"]
+    again = Recompute.SELECTIVE
+    passes = (
+        (block.forward, fused.forward),
+        (block.backward, fused.backward),
+        (block.again(again), fused.again(again)),
+    )
+    for before, after in passes:
+        changed = [new for old, new in zip(before, after, strict=True) if old != new]
+        assert {op.name for op in changed} == {"input norm", "post norm"}
+        assert {op.eager for op in changed if isinstance(op, Stream)} == {1.0}

@@ -122,6 +122,13 @@ def test_products_that_sum_the_gradient_of_one_input(
     assert found.inputs_summed == products
 
 
+def test_norms_in_one_kernel_count_in_time_where_the_rest_is_known() -> None:
+    told = {"notes": "fused RMSNorm kernel"}
+    assert framework_of("AA-Scaling").behaviour_of(row(**told)).fused_norms
+    assert not framework_of("AA-Scaling").behaviour_of(row()).fused_norms
+    assert not framework_of("PaddleNLP").behaviour_of(row(**told)).fused_norms
+
+
 def test_scaling_sums_in_16_bits_and_reduces_in_fp32() -> None:
     """Its gradients are those of autograd, of the parameters' precision."""
     training = run_of(row(framework="AA-Scaling", zero_stage=1, precision="bf16")).training
