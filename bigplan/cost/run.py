@@ -12,6 +12,7 @@ from bigplan.graph.build import graph_of_shape
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
 from bigplan.graph.policies import (
     Selective,
+    autocasting,
     fusing_norms,
     gathering_logits,
     selecting,
@@ -42,6 +43,7 @@ class PricedRun:
     chunked_loss: bool = False  # the logits of a micro-batch never live at once
     state_bytes: int = 0  # a parameter; 0: master and moments in fp32
     selective: Selective = "cheap"  # what selective recomputation runs again
+    autocast: bool = False  # torch.autocast casts fp32 parameters to the run's precision
     within_nodes: bool = False  # ZeRO shards over a node's ranks, and nodes hold the same
 
 
@@ -60,6 +62,8 @@ def graph_of(run: PricedRun) -> Graph:
     fused = run.framework.in_place
     shape = RankShape(model, run.training, run.strategy, run.context_parallel, fused)
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
+    if run.autocast:
+        graph = autocasting(graph, shape)
     if run.framework.inputs_summed != (1, 1):
         graph = summing_apart(graph, run.framework.inputs_summed)
     if run.framework.whole_logits:

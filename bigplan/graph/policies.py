@@ -97,6 +97,29 @@ def gathering_logits(graph: Graph) -> Graph:
     return replace(graph, kinds={**graph.kinds, "head": changed})
 
 
+def autocasting(graph: Graph, shape: RankShape) -> Graph:
+    """The graph where torch.autocast casts fp32 parameters for each product.
+
+    It casts no embedding, sum or norm, so the values between blocks are in fp32, as are the inputs
+    of norms that these keep. Parameters that ZeRO-3 gathers are in fp32, too, without a copy of
+    their own; elsewhere their 16-bit copies live from forward to backward and take as much as
+    parameters beside a master would.
+    """
+    block, size = graph.kinds[BLOCK], shape.activation_shape
+    read = (step.reads[0] for step in shape.steps(StepOp.NORM) if not step.reads[0].split)
+    wider = sum(size.nbytes(value, 4) - size.nbytes(value) for value in read)
+    boundary = block.boundary * 4 // shape.element
+    reruns = {
+        recompute: one._replace(kept=boundary if recompute is Recompute.FULL else one.kept + wider)
+        for recompute, one in block.reruns.items()
+    }
+    changed = replace(block, saved=block.saved + wider, boundary=boundary, reruns=reruns)
+    sizes = graph.sizes
+    if graph.strategy.zero == 3:
+        sizes = replace(sizes, parameter=4, state=8, master=False)
+    return replace(graph, sizes=sizes, kinds={**graph.kinds, BLOCK: changed})
+
+
 def _core(block: LayerKind) -> Rerun:
     """The attention core alone. Its inputs stay, and the next product keeps its result."""
     return Rerun(block.saved, tuple(op for op in block.forward if isinstance(op, Attention)))
