@@ -5,7 +5,9 @@ Where they recompute "selectively", frameworks differ in what runs again.
 `block.py` runs norms and activation again. Megatron-LM runs the attention core again
 (`recompute_granularity`, arXiv 2205.05198), also where it is a flash kernel. torchtitan decides
 operator by operator (`_apply_op_sac` in its activation_checkpoint.py): it keeps what attention and
-every other linear layer give, and runs the rest again.
+every other linear layer give, and runs the rest again. JAX's policy of dots with no batch
+dimension (`SAVE_DOT_WITH_NO_BATCH_DIM` of Pax, `dots_with_no_batch_dims_saveable`) keeps products of
+weights and runs the rest again, attention among it.
 """
 
 from __future__ import annotations
@@ -21,18 +23,21 @@ from bigplan.graph.shape import RankShape
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, StepOp, StepValue
 
-Selective = Literal["cheap", "core", "operators"]
+Selective = Literal["cheap", "core", "operators", "dots"]
 
 
 def selecting(graph: Graph, shape: RankShape, policy: Selective) -> Graph:
-    """The graph with another selective recomputation of blocks whose attention is a flash kernel.
+    """The graph with another selective recomputation of its blocks.
 
-    Materialised scores are the same in all: everybody runs the core again.
+    Where scores are materialised, all frameworks but JAX's run the core again and nothing else.
     """
-    if policy == "cheap" or shape.training.attention == "materialised":
+    if policy == "cheap" or (policy != "dots" and shape.training.attention == "materialised"):
         return graph
     block = graph.kinds[BLOCK]
-    rerun = _core(block) if policy == "core" else _by_operator(shape, block)
+    if policy == "core":
+        rerun = _core(block)
+    else:
+        rerun = _by_operator(shape, block) if policy == "operators" else _but_dots(shape, block)
     changed = replace(block, reruns={**block.reruns, Recompute.SELECTIVE: rerun})
     return replace(graph, kinds={**graph.kinds, BLOCK: changed})
 
@@ -123,6 +128,17 @@ def autocasting(graph: Graph, shape: RankShape) -> Graph:
 def _core(block: LayerKind) -> Rerun:
     """The attention core alone. Its inputs stay, and the next product keeps its result."""
     return Rerun(block.saved, tuple(op for op in block.forward if isinstance(op, Attention)))
+
+
+def _but_dots(shape: RankShape, block: LayerKind) -> Rerun:
+    """All but products of weights, whose results are kept beside the block's input."""
+    steps, size = shape.model.steps(BLOCK), shape.activation_shape
+    left_out = {step.name for step in unread(steps)}
+    products = [step for step in shape.steps(StepOp.PRODUCT) if step.name not in left_out]
+    kept = shape.hidden + sum(size.nbytes(value) for step in products for value in step.gives)
+    not_again = left_out | {step.name for step in shape.steps(StepOp.PRODUCT)}
+    again = (op for op in block.forward if not isinstance(op, Collective))
+    return Rerun(kept, tuple(op for op in again if op.name not in not_again))
 
 
 def _by_operator(shape: RankShape, block: LayerKind) -> Rerun:

@@ -190,7 +190,7 @@ RULES = (
     CORE,
     FrameworkRule(r"llm\.[qc]\b", LLMQ),
     FrameworkRule(r"Composer", COMPOSER, zero=3),
-    FrameworkRule(r"JAX|MaxText|Alpa\b|Levanter|Pax|XLA", FSDP, compiles=True),
+    FrameworkRule(r"JAX|MaxText|Alpa\b|Levanter|Pax|XLA", FSDP, compiles=True, selective="dots"),
     FrameworkRule(r"torchtune", FSDP, zero=3, compiles=False, pure=True),
     FrameworkRule(r"fms-fsdp", FSDP, zero=3, sequence_parallel=True, compiles=True),
     FrameworkRule(

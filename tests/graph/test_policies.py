@@ -80,6 +80,17 @@ def test_a_published_run_has_its_frameworks_policy() -> None:
     assert titan.kept(Recompute.SELECTIVE) < core.kept(Recompute.SELECTIVE) == core.saved
 
 
+@pytest.mark.parametrize("attention", ["flash", "materialised"])
+def test_jax_keeps_products_of_weights_alone(attention: str) -> None:
+    """Queries, keys, values, attention's output and the MLP's hidden layer, beside the input."""
+    _, graph = _graphs("dots", "gpt2-xl", attention=attention)
+    block, hidden = graph.kinds["block"], find_model("gpt2-xl").hidden
+    assert block.kept(Recompute.SELECTIVE) == 2 * TOKENS * hidden * (1 + 3 + 1 + 4)
+    names = {op.name for op in block.again(Recompute.SELECTIVE)}
+    core = {"attention"} if attention == "flash" else {"scores", "softmax", "weighted values"}
+    assert names == core | {"input norm", "attention residual", "post norm", "activation"}
+
+
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_products_apart_sum_their_inputs_gradient_each(sequence_parallel: bool) -> None:
     """With sequence parallelism the gradients are added before they are scattered."""

@@ -99,6 +99,7 @@ def test_chains_of_plain_kernels(
         ("Megatron-Core 0.6.0", "core"),
         ("Megatron-DeepSpeed", "cheap"),  # no run of it is selective
         ("PyTorch FSDP (fms-fsdp)", "cheap"),
+        ("Paxml (JAX)", "dots"),
     ],
 )
 def test_what_selective_recomputation_runs_again(name: str, policy: str) -> None:
