@@ -6,8 +6,8 @@ Where they recompute "selectively", frameworks differ in what runs again.
 (`recompute_granularity`, arXiv 2205.05198), also where it is a flash kernel. torchtitan decides
 operator by operator (`_apply_op_sac` in its activation_checkpoint.py): it keeps what attention and
 every other linear layer give, and runs the rest again. JAX's policy of dots with no batch
-dimension (`SAVE_DOT_WITH_NO_BATCH_DIM` of Pax, `dots_with_no_batch_dims_saveable`) keeps products of
-weights and runs the rest again, attention among it.
+dimension (`SAVE_DOT_WITH_NO_BATCH_DIM` of Pax, `dots_with_no_batch_dims_saveable`) keeps products
+of weights and runs the rest again, attention among it.
 """
 
 from __future__ import annotations
