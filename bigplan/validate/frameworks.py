@@ -219,7 +219,13 @@ RULES = (
     FrameworkRule(
         r"^DeepSpeed 3D", replace(DEEPSPEED, inputs_summed=SEPARATE), zero_sums_in_fp32=False
     ),
-    FrameworkRule(r"InternEvo", PYTORCH, compiles=False, fuses_norms=True),
+    # InternEvo's guide installs FlashAttention 1.0.5, from its first commit on.
+    FrameworkRule(
+        r"InternEvo",
+        replace(PYTORCH, attention=("flash1", "flash2")),
+        compiles=False,
+        fuses_norms=True,
+    ),
     FrameworkRule(
         r"HF Trainer", DEEPSPEED, before_flash=True, dropout=True, zero_sums_in_fp32=False
     ),

@@ -123,6 +123,12 @@ def test_products_that_sum_the_gradient_of_one_input(
     assert found.inputs_summed == products
 
 
+def test_interns_attention_is_flashattentions_first_version() -> None:
+    assert framework_of("InternEvo").behaviour_of(row()).attention[0] == "flash1"
+    told = row(attention_kernel="FA2")
+    assert framework_of("InternEvo").behaviour_of(told).attention[0] == "flash2"
+
+
 def test_norms_in_one_kernel_count_in_time_where_the_rest_is_known() -> None:
     told = {"notes": "fused RMSNorm kernel"}
     assert framework_of("AA-Scaling").behaviour_of(row(**told)).fused_norms
