@@ -59,6 +59,7 @@ class Framework:
     bucket_copies: bool = False  # replicas' gradients lie in buckets beside the parameters' own
     weighs_stages: bool = False  # blocks go to pipeline stages by weights, the head's among them
     updated_elements: int = 0  # elements whose gradients ZeRO-3 copies at once on the GPU
+    update_tensors: int = 0  # bytes an element in the update, gradients among them; 0: as summed
     offloaded_gradient: int = 0  # bytes an element that leave for the CPU's update; 0: as summed
     update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
     summed_on_cpu: float = 0.0  # bytes/s of gradients that leave the GPU to be summed; 0: nothing
@@ -131,6 +132,16 @@ NANOTRON = replace(
     bucket_copies=False,
     weighs_stages=True,
 )
+
+# InternEvo casts its part of the gradients to fp32 in one tensor and lets the 16-bit ones go
+# (`HybridZeroOptimizer`). torch 1.13's AdamW, which is not fused, then holds the second moment's
+# root and the denominator, each as large. Under FSDP 16-bit gradients stay beside fp32 ones, and
+# AdamW goes from tensor to tensor (`FSDPadaptOptimizer`). Its guide installs FlashAttention 1.0.5,
+# from its first commit on.
+INTERN_EVO = replace(
+    PYTORCH, name="InternEvo", attention=("flash1", "flash2"), update_tensors=4 + 4 + 4
+)
+INTERN_EVO_FSDP = replace(INTERN_EVO, update_tensors=2 + 4)
 
 # Aleph Alpha's Scaling: gate and up are two column-parallel products, each of which sums its
 # input's gradient (`ParallelSwiGLUMLP`). The head's gathers the logits of all words

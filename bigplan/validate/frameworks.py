@@ -9,6 +9,8 @@ from bigplan.cost.framework import (
     COMPOSER,
     DEEPSPEED,
     FSDP,
+    INTERN_EVO,
+    INTERN_EVO_FSDP,
     LLMQ,
     MEGATRON,
     MEGATRON_CORE,
@@ -122,15 +124,8 @@ class FrameworkRule:
         return precision if low or precision == "fp16" else "fp32"
 
     def behaviour_of(self, row: PublishedRow) -> Framework:
-        """The framework as the row ran it: compiled or not, with asynchronous TP or not.
-
-        Megatron-LM moved the sums of input gradients beside the weight's gradient in September
-        2021, and got sequence parallelism in March 2022. So a row that states whether it used
-        sequence parallelism had its sums beside the weight's gradient.
-        """
-        behaviour = self.behaviour
-        if behaviour is MEGATRON and row.sequence_parallel is not None:
-            behaviour = replace(behaviour, beside_weights=True)
+        """The framework as the row ran it: compiled or not, with asynchronous TP or not."""
+        behaviour = self._variant(row)
         compiled = self._compiled(row)
         if compiled is not None:
             behaviour = replace(
@@ -146,8 +141,6 @@ class FrameworkRule:
             behaviour = replace(behaviour, eager=1.0, chains=gates)  # its fused kernels are GPT's
         if self.behaviour is COMPOSER and row.gated_mlp:
             behaviour = replace(behaviour, eager=1.0, chains=PLAIN)  # its fused kernels are MPT's
-        if self.behaviour is MEGATRON and row.zero_stage:
-            behaviour = replace(behaviour, reduce_scatters=True)  # its distributed optimizer
         if FUSING.search(row.framework):
             behaviour = replace(behaviour, eager=0.0, chains=frozenset())
         if self.fuses_norms or FUSED_NORM.search(row.notes):
@@ -164,6 +157,24 @@ class FrameworkRule:
         told = row.attention_kernel or ""
         stated = [kernel for text, kernel in KERNELS if re.search(text, told, re.IGNORECASE)]
         return replace(behaviour, attention=(*stated, *behaviour.attention))
+
+    def _variant(self, row: PublishedRow) -> Framework:
+        """The framework with the optimizer and the sums that the row had.
+
+        Megatron-LM moved the sums of input gradients beside the weight's gradient in September
+        2021, and got sequence parallelism in March 2022. So a row that states whether it used
+        sequence parallelism had its sums beside the weight's gradient. Its distributed optimizer
+        scatters the sums of gradients.
+        """
+        if self.behaviour is MEGATRON:
+            return replace(
+                MEGATRON,
+                beside_weights=row.sequence_parallel is not None,
+                reduce_scatters=bool(row.zero_stage),
+            )
+        if self.behaviour is INTERN_EVO and row.zero_stage == 3:
+            return INTERN_EVO_FSDP
+        return self.behaviour
 
 
 # Megatron-LM before it became Megatron Core; NeMo trained with its code until Transformer Engine.
@@ -219,13 +230,7 @@ RULES = (
     FrameworkRule(
         r"^DeepSpeed 3D", replace(DEEPSPEED, inputs_summed=SEPARATE), zero_sums_in_fp32=False
     ),
-    # InternEvo's guide installs FlashAttention 1.0.5, from its first commit on.
-    FrameworkRule(
-        r"InternEvo",
-        replace(PYTORCH, attention=("flash1", "flash2")),
-        compiles=False,
-        fuses_norms=True,
-    ),
+    FrameworkRule(r"InternEvo", INTERN_EVO, compiles=False, fuses_norms=True),
     FrameworkRule(
         r"HF Trainer", DEEPSPEED, before_flash=True, dropout=True, zero_sums_in_fp32=False
     ),

@@ -129,6 +129,12 @@ def test_interns_attention_is_flashattentions_first_version() -> None:
     assert framework_of("InternEvo").behaviour_of(told).attention[0] == "flash2"
 
 
+def test_interns_update_is_of_one_tensor_unless_sharded() -> None:
+    rule = framework_of("InternEvo")
+    assert rule.behaviour_of(row(zero_stage=1)).update_tensors == 12
+    assert rule.behaviour_of(row(zero_stage=3)).update_tensors == 6
+
+
 def test_norms_in_one_kernel_count_in_time_where_the_rest_is_known() -> None:
     told = {"notes": "fused RMSNorm kernel"}
     assert framework_of("AA-Scaling").behaviour_of(row(**told)).fused_norms
