@@ -29,6 +29,7 @@ class Framework:
     eager: float = 0.0
     # Steps that are chains of plain torch kernels, which keep more for the backward.
     chains: frozenset[StepOp] = frozenset()
+    fused_norms: bool = False  # norms are one kernel each, whatever `eager` says
     compiled_loss: bool = False  # one kernel from logits to their gradient
     in_place: bool = (
         False  # kernels keep no temporaries, products add to gradients (graph: `fused`)
@@ -41,6 +42,10 @@ class Framework:
     tensor_exposed: float = 1.0  # tensor-parallel collectives that GEMMs wait for
     tensor_exposed_async: float = 1.0  # the same with asynchronous tensor parallelism
     beside_weights: bool = False  # sums of input gradients run beside the weight's gradient
+    # Column-parallel products that sum the gradient of one input each: of attention and of a gated
+    # MLP. (1, 1) where queries, keys and values are one product, and gate and up another.
+    inputs_summed: tuple[int, int] = (1, 1)
+    whole_logits: bool = False  # every tensor-parallel rank takes the loss over all words
     gather_exposed: float = 0.0  # ZeRO-3 gathers, even if compute is long enough
     regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
     reduce_exposed: float = 1.0  # gradient reductions
@@ -54,6 +59,7 @@ class Framework:
     bucket_copies: bool = False  # replicas' gradients lie in buckets beside the parameters' own
     weighs_stages: bool = False  # blocks go to pipeline stages by weights, the head's among them
     updated_elements: int = 0  # elements whose gradients ZeRO-3 copies at once on the GPU
+    update_tensors: int = 0  # bytes an element in the update, gradients among them; 0: as summed
     offloaded_gradient: int = 0  # bytes an element that leave for the CPU's update; 0: as summed
     update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
     summed_on_cpu: float = 0.0  # bytes/s of gradients that leave the GPU to be summed; 0: nothing
@@ -125,6 +131,31 @@ NANOTRON = replace(
     chains=frozenset({StepOp.ACTIVATION}),
     bucket_copies=False,
     weighs_stages=True,
+)
+
+# InternEvo casts its part of the gradients to fp32 in one tensor and lets the 16-bit ones go
+# (`HybridZeroOptimizer`). torch 1.13's AdamW, which is not fused, then holds the second moment's
+# root and the denominator, each as large. Under FSDP 16-bit gradients stay beside fp32 ones, and
+# AdamW goes from tensor to tensor (`FSDPadaptOptimizer`). Its guide installs FlashAttention 1.0.5,
+# from its first commit on.
+INTERN_EVO = replace(
+    PYTORCH, name="InternEvo", attention=("flash1", "flash2"), update_tensors=4 + 4 + 4
+)
+INTERN_EVO_FSDP = replace(INTERN_EVO, update_tensors=2 + 4)
+
+# Aleph Alpha's Scaling: gate and up are two column-parallel products, each of which sums its
+# input's gradient (`ParallelSwiGLUMLP`). The head's gathers the logits of all words
+# (`TransformerLMHead`, `parallel_output=False`), and every rank takes their loss. Gradients are
+# summed in the parameters' precision; after the last micro-batch all ranks sum whole ones in fp32
+# (`allreduce_tensor_in_float32`).
+SCALING = replace(
+    PYTORCH,
+    name="Scaling",
+    inputs_summed=(1, 2),
+    whole_logits=True,
+    reduce_exposed=1.0,
+    reduce_scatters=False,
+    bucket_elements=500_000_000,
 )
 
 # Composer asks FSDP for BACKWARD_POST: the next gather starts when a layer's gradients are done, on

@@ -11,7 +11,7 @@ On stage s of p, with n micro-batches in flight at most (1F1B: min(M, p - s)):
 
 ZeRO-3's update on the GPU copies its gradients into one piece, and again in the master's precision
 (DeepSpeed's stage3.py). If these copies are more than activations, temporaries and buffers, they
-count in their place.
+count in their place. So do gradients and temporaries of other updates (`update_tensors`).
 """
 
 from __future__ import annotations
@@ -76,22 +76,24 @@ def stage_memory(
 
     loss = _loss(graph, framework) if "head" in counts else 0.0
     kept = in_flight * counts["block"] * _kept(block, run, framework)
+    # A CPU update takes gradients away as they are made.
+    leaves = run.cpu_update and not framework.gradients_stay
     backward = {
+        "gradients": 0.0 if leaves else parameters * sizes.gradient / split(2),
         "activations": 2.0 * block.boundary if run.boundaries_on_host else kept,
         "temporaries": max(_working_set(block, run, framework), loss),
         # Parameters that are on the host are gathered layer by layer, be it on one GPU.
         "buffers": _buffers(graph, framework, parameters, 3 if run.parameters_on_host else zero),
     }
     owned = parameters / split(1)
-    copies = 0.0
+    copies, summed = 0.0, backward["gradients"]
     if zero == 3 and not run.cpu_update:
         copies = min(framework.updated_elements, owned) * _copied_by_update(sizes)
-    update = {"activations": 0.0, "temporaries": copies, "buffers": 0.0}
-    # A CPU update takes gradients away as they are made.
-    leaves = run.cpu_update and not framework.gradients_stay
+    if framework.update_tensors and not run.cpu_update:
+        copies, summed = owned * framework.update_tensors, 0.0
+    update = {"gradients": summed, "activations": 0.0, "temporaries": copies, "buffers": 0.0}
     return {
         "parameters": 0.0 if run.parameters_on_host else parameters * sizes.parameter / split(3),
-        "gradients": 0.0 if leaves else parameters * sizes.gradient / split(2),
         "optimizer": (1.0 - run.on_cpu * run.cpu_update)
         * owned
         * (sizes.state - run.passing_bytes),

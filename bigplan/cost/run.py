@@ -10,7 +10,14 @@ from bigplan.cost.price import Costs, price
 from bigplan.cost.step import Execution, framework_step
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
-from bigplan.graph.policies import Selective, selecting
+from bigplan.graph.policies import (
+    Selective,
+    autocasting,
+    fusing_norms,
+    gathering_logits,
+    selecting,
+    summing_apart,
+)
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.cluster import NodeGroup
@@ -36,6 +43,7 @@ class PricedRun:
     chunked_loss: bool = False  # the logits of a micro-batch never live at once
     state_bytes: int = 0  # a parameter; 0: master and moments in fp32
     selective: Selective = "cheap"  # what selective recomputation runs again
+    autocast: bool = False  # torch.autocast casts fp32 parameters to the run's precision
     within_nodes: bool = False  # ZeRO shards over a node's ranks, and nodes hold the same
 
 
@@ -54,6 +62,14 @@ def graph_of(run: PricedRun) -> Graph:
     fused = run.framework.in_place
     shape = RankShape(model, run.training, run.strategy, run.context_parallel, fused)
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
+    if run.autocast:
+        graph = autocasting(graph, shape)
+    if run.framework.inputs_summed != (1, 1):
+        graph = summing_apart(graph, run.framework.inputs_summed)
+    if run.framework.whole_logits:
+        graph = gathering_logits(graph)
+    if run.framework.fused_norms:
+        graph = fusing_norms(graph, model)
     if run.context_parallel > 1:
         ranks = {"dp": run.strategy.dp * run.context_parallel, "zero": run.zero}
         graph = replace(graph, strategy=run.strategy.model_copy(update=ranks))

@@ -1,9 +1,13 @@
-"""What other frameworks run again where they recompute a block "selectively".
+"""What other frameworks run in a block that the planner's own does not.
+
+Where they recompute "selectively", frameworks differ in what runs again.
 
 `block.py` runs norms and activation again. Megatron-LM runs the attention core again
 (`recompute_granularity`, arXiv 2205.05198), also where it is a flash kernel. torchtitan decides
 operator by operator (`_apply_op_sac` in its activation_checkpoint.py): it keeps what attention and
-every other linear layer give, and runs the rest again.
+every other linear layer give, and runs the rest again. JAX's policy of dots with no batch
+dimension (`SAVE_DOT_WITH_NO_BATCH_DIM` of Pax, `dots_with_no_batch_dims_saveable`) keeps products
+of weights and runs the rest again, attention among it.
 """
 
 from __future__ import annotations
@@ -16,27 +20,125 @@ from bigplan.graph.block import unread
 from bigplan.graph.graph import BLOCK, Graph, LayerKind, Recompute, Rerun
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, StepOp, StepValue
 
-Selective = Literal["cheap", "core", "operators"]
+Selective = Literal["cheap", "core", "operators", "dots"]
 
 
 def selecting(graph: Graph, shape: RankShape, policy: Selective) -> Graph:
-    """The graph with another selective recomputation of blocks whose attention is a flash kernel.
+    """The graph with another selective recomputation of its blocks.
 
-    Materialised scores are the same in all: everybody runs the core again.
+    Where scores are materialised, all frameworks but JAX's run the core again and nothing else.
     """
-    if policy == "cheap" or shape.training.attention == "materialised":
+    if policy == "cheap" or (policy != "dots" and shape.training.attention == "materialised"):
         return graph
     block = graph.kinds[BLOCK]
-    rerun = _core(block) if policy == "core" else _by_operator(shape, block)
+    if policy == "core":
+        rerun = _core(block)
+    else:
+        rerun = _by_operator(shape, block) if policy == "operators" else _but_dots(shape, block)
     changed = replace(block, reruns={**block.reruns, Recompute.SELECTIVE: rerun})
     return replace(graph, kinds={**graph.kinds, BLOCK: changed})
+
+
+def summing_apart(graph: Graph, products: tuple[int, int]) -> Graph:
+    """The graph where each of several column-parallel products sums its input's gradient.
+
+    `products` read the input of attention and of the MLP. With sequence parallelism the gradients
+    are added before ranks scatter their sum, so nothing changes.
+    """
+    block = graph.kinds[BLOCK]
+    times = dict(zip(("attention input sum", "mlp input sum"), products, strict=True))
+
+    def apart(one: Operator) -> Operator:
+        if isinstance(one, Collective) and one.pattern == "all_reduce":
+            return replace(one, count=one.count * times.get(one.name, 1))
+        return one
+
+    changed = replace(block, backward=tuple(apart(one) for one in block.backward))
+    return replace(graph, kinds={**graph.kinds, BLOCK: changed})
+
+
+def fusing_norms(graph: Graph, model: ModelSpec) -> Graph:
+    """The graph where norms are one kernel each, also among chains of plain kernels."""
+
+    def fused(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        return tuple(
+            replace(one, eager=1.0) if isinstance(one, Stream) and one.name in norms else one
+            for one in operators
+        )
+
+    block = graph.kinds[BLOCK]
+    norms = {step.name for step in model.steps(BLOCK) if step.op is StepOp.NORM}
+    reruns = {k: v._replace(operators=fused(v.operators)) for k, v in block.reruns.items()}
+    changed = replace(
+        block, forward=fused(block.forward), backward=fused(block.backward), reruns=reruns
+    )
+    return replace(graph, kinds={**graph.kinds, BLOCK: changed})
+
+
+def gathering_logits(graph: Graph) -> Graph:
+    """The graph where tensor-parallel ranks gather the logits and each takes the whole loss."""
+    head, tp = graph.kinds["head"], graph.strategy.tp
+    product = next((one for one in head.backward if isinstance(one, Gemm)), None)
+    if product is None or tp == 1:
+        return graph
+    others = product.m * product.n * product.count * (tp - 1)  # logits of other ranks' words
+
+    def whole(one: Operator) -> Operator:
+        if isinstance(one, Stream) and one.name == "loss":
+            return replace(one, nbytes=one.nbytes * tp)
+        return one
+
+    nbytes = graph.sizes.parameter * others * tp // (tp - 1)
+    gather = Collective("logits", "all_gather", nbytes)
+    changed = replace(
+        head,
+        backward=(*map(whole, head.backward), gather),
+        # Eager torch holds 12 bytes a logit at once (`_head` in build.py).
+        backward_workspace=head.backward_workspace + 12 * others // product.count,
+    )
+    return replace(graph, kinds={**graph.kinds, "head": changed})
+
+
+def autocasting(graph: Graph, shape: RankShape) -> Graph:
+    """The graph where torch.autocast casts fp32 parameters for each product.
+
+    It casts no embedding, sum or norm, so the values between blocks are in fp32, as are the inputs
+    of norms that these keep. Parameters that ZeRO-3 gathers are in fp32, too, without a copy of
+    their own; elsewhere their 16-bit copies live from forward to backward and take as much as
+    parameters beside a master would.
+    """
+    block, size = graph.kinds[BLOCK], shape.activation_shape
+    read = (step.reads[0] for step in shape.steps(StepOp.NORM) if not step.reads[0].split)
+    wider = sum(size.nbytes(value, 4) - size.nbytes(value) for value in read)
+    boundary = block.boundary * 4 // shape.element
+    reruns = {
+        recompute: one._replace(kept=boundary if recompute is Recompute.FULL else one.kept + wider)
+        for recompute, one in block.reruns.items()
+    }
+    changed = replace(block, saved=block.saved + wider, boundary=boundary, reruns=reruns)
+    sizes = graph.sizes
+    if graph.strategy.zero == 3:
+        sizes = replace(sizes, parameter=4, state=8, master=False)
+    return replace(graph, sizes=sizes, kinds={**graph.kinds, BLOCK: changed})
 
 
 def _core(block: LayerKind) -> Rerun:
     """The attention core alone. Its inputs stay, and the next product keeps its result."""
     return Rerun(block.saved, tuple(op for op in block.forward if isinstance(op, Attention)))
+
+
+def _but_dots(shape: RankShape, block: LayerKind) -> Rerun:
+    """All but products of weights, whose results are kept beside the block's input."""
+    steps, size = shape.model.steps(BLOCK), shape.activation_shape
+    left_out = {step.name for step in unread(steps)}
+    products = [step for step in shape.steps(StepOp.PRODUCT) if step.name not in left_out]
+    kept = shape.hidden + sum(size.nbytes(value) for step in products for value in step.gives)
+    not_again = left_out | {step.name for step in shape.steps(StepOp.PRODUCT)}
+    again = (op for op in block.forward if not isinstance(op, Collective))
+    return Rerun(kept, tuple(op for op in again if op.name not in not_again))
 
 
 def _by_operator(shape: RankShape, block: LayerKind) -> Rerun:

@@ -20,7 +20,7 @@ What a row leaves blank is chosen by one rule for all rows:
                 fp16 runs, Composer's PURE mode and under DeepSpeed's ZeRO in the run's precision;
                 fp32 master and moments, in 16 bits where the notes say "bf16 master+states"; no
                 master where parameters train in bf16 (torchtune, and notes of "pure bf16" or
-                "bf16-true")
+                "bf16-true"); parameters in fp32 where the notes say "autocast" or "AMP"
     recompute   none; where it is selective and model and hardware FLOPs are printed: in full, by
                 as many layers as these say; else what the framework runs again
                 (`graph/policies.py`)
@@ -61,6 +61,7 @@ ARCHITECTURE = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "t
 NO_DROPOUT = "WITHOUT attention dropout"  # in a row's notes
 LOW_STATES = "bf16 master+states"  # in a row's notes: master and moments in 16 bits
 WITHIN_NODES = re.compile(r"^HSDP|HYBRID_SHARD|over \d+ ranks of a node")  # in a row's notes
+AUTOCAST = re.compile(r"autocast|\bAMP\b")  # in a row's notes: parameters in fp32
 CHUNKED_LOSS = re.compile(r"chunked (cross-entropy|loss)", re.IGNORECASE)  # in a row's notes
 OVERESTIMATED = 1.2  # memory has been predicted up to a fifth too high
 DROPOUT = 0.1  # GPT-2's, where the framework trains with it
@@ -160,6 +161,7 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
         zero=_zero(row, rule),
         chunked_loss=chunked,
         state_bytes=state,
+        autocast=AUTOCAST.search(row.notes) is not None and training.precision != "fp32",
         within_nodes=within,
         selective=rule.selective,
     )
@@ -275,6 +277,7 @@ def _training(row: PublishedRow, rule: FrameworkRule, batch: int) -> Training:
         global_batch=batch,
         precision=precision,
         gradient_precision=gradients,
+        reduce_precision="fp32" if rule.reduces_in_fp32 else None,
         fp8_gemms=low,
         attention="materialised" if rule.materialised(row) else "flash",
         dropout=DROPOUT if rule.drops_out(row) and NO_DROPOUT not in row.notes else 0.0,

@@ -9,6 +9,8 @@ from bigplan.cost.framework import (
     COMPOSER,
     DEEPSPEED,
     FSDP,
+    INTERN_EVO,
+    INTERN_EVO_FSDP,
     LLMQ,
     MEGATRON,
     MEGATRON_CORE,
@@ -16,6 +18,7 @@ from bigplan.cost.framework import (
     NANOTRON,
     PLAIN,
     PYTORCH,
+    SCALING,
     Framework,
 )
 from bigplan.graph.policies import Selective
@@ -39,6 +42,9 @@ PURE = re.compile(r"pure bf16|bf16-true", re.IGNORECASE)  # in a row's notes
 # Names of kernels that take the place of a model's norms, activations and rotary positions.
 FUSING = re.compile(r"Liger|Unsloth", re.IGNORECASE)
 FUSED_NORM = re.compile(r"fused[ _]rms_?norm(?!=False)", re.IGNORECASE)  # in a row's notes
+# In a row's notes: queries, keys and values are products of their own, as are gate and up.
+APART = re.compile(r"fuse_attention_qkv=(0|False)")
+SEPARATE = (3, 2)
 # In a source's locator: torchtitan compiled blocks and not the loss, from "turning off compile on
 # loss function" (December 2024) to its build_cross_entropy_loss (April 2025).
 LOSS_APART = re.compile(r"2024-?12|2025-?0[1-3]")
@@ -66,6 +72,7 @@ class FrameworkRule:
     selective: Selective = "cheap"  # what selective recomputation runs again
     fuses_norms: bool = False  # RMSNorms are one kernel, compiled or not
     zero_sums_in_fp32: bool = True  # gradients of bf16 runs under ZeRO; without ZeRO always
+    reduces_in_fp32: bool = False  # gradients between ranks, whatever they are summed in
 
     def materialised(self, row: PublishedRow) -> bool:
         """Whether attention scores go to memory: what the row says, else what was usual."""
@@ -117,15 +124,8 @@ class FrameworkRule:
         return precision if low or precision == "fp16" else "fp32"
 
     def behaviour_of(self, row: PublishedRow) -> Framework:
-        """The framework as the row ran it: compiled or not, with asynchronous TP or not.
-
-        Megatron-LM moved the sums of input gradients beside the weight's gradient in September
-        2021, and got sequence parallelism in March 2022. So a row that states whether it used
-        sequence parallelism had its sums beside the weight's gradient.
-        """
-        behaviour = self.behaviour
-        if behaviour is MEGATRON and row.sequence_parallel is not None:
-            behaviour = replace(behaviour, beside_weights=True)
+        """The framework as the row ran it: compiled or not, with asynchronous TP or not."""
+        behaviour = self._variant(row)
         compiled = self._compiled(row)
         if compiled is not None:
             behaviour = replace(
@@ -139,35 +139,69 @@ class FrameworkRule:
         if self.behaviour in (MEGATRON, MEGATRON_DEEPSPEED) and row.gated_mlp:
             gates = frozenset({StepOp.ACTIVATION})
             behaviour = replace(behaviour, eager=1.0, chains=gates)  # its fused kernels are GPT's
-        if self.behaviour is MEGATRON and row.zero_stage:
-            behaviour = replace(behaviour, reduce_scatters=True)  # its distributed optimizer
+        if self.behaviour is COMPOSER and row.gated_mlp:
+            behaviour = replace(behaviour, eager=1.0, chains=PLAIN)  # its fused kernels are MPT's
         if FUSING.search(row.framework):
             behaviour = replace(behaviour, eager=0.0, chains=frozenset())
         if self.fuses_norms or FUSED_NORM.search(row.notes):
-            behaviour = replace(behaviour, chains=behaviour.chains - {StepOp.NORM})
+            # PaddleNLP's and InternEvo's norms stay chains in time: something else there, which is
+            # not known, takes as long.
+            chains, known = behaviour.chains - {StepOp.NORM}, self.behaviour is SCALING
+            behaviour = replace(behaviour, chains=chains, fused_norms=known)
         if self.async_tensor if row.async_tp is None else row.async_tp:
             behaviour = replace(behaviour, tensor_exposed=behaviour.tensor_exposed_async)
+        if APART.search(row.notes):
+            behaviour = replace(behaviour, inputs_summed=SEPARATE)
         if "no overlap" in row.notes:
             behaviour = replace(behaviour, reduce_exposed=1.0, send_exposed=1.0)
         told = row.attention_kernel or ""
         stated = [kernel for text, kernel in KERNELS if re.search(text, told, re.IGNORECASE)]
         return replace(behaviour, attention=(*stated, *behaviour.attention))
 
+    def _variant(self, row: PublishedRow) -> Framework:
+        """The framework with the optimizer and the sums that the row had.
 
+        Megatron-LM moved the sums of input gradients beside the weight's gradient in September
+        2021, and got sequence parallelism in March 2022. So a row that states whether it used
+        sequence parallelism had its sums beside the weight's gradient. Its distributed optimizer
+        scatters the sums of gradients.
+        """
+        if self.behaviour is MEGATRON:
+            return replace(
+                MEGATRON,
+                beside_weights=row.sequence_parallel is not None,
+                reduce_scatters=bool(row.zero_stage),
+            )
+        if self.behaviour is INTERN_EVO and row.zero_stage == 3:
+            return INTERN_EVO_FSDP
+        return self.behaviour
+
+
+# Megatron-LM before it became Megatron Core; NeMo trained with its code until Transformer Engine.
+MEGATRON_LM = FrameworkRule(
+    r"NeMo.*\b20(1\d|2[0-2])",
+    MEGATRON,
+    pads_vocabulary=True,
+    before_flash=True,
+    dropout=True,
+    selective="core",
+)
+CORE = FrameworkRule(
+    r"Megatron-Bridge|NeMo(?!.*Automodel)|Megatron-?Core|Megatron(?!.*DeepSpeed).*(mcore|\b20(2[4-9]|3\d))",
+    MEGATRON_CORE,
+    pads_vocabulary=True,
+    zero=1,
+    interleaves=True,
+    sequence_parallel=True,
+    async_tensor=True,
+    selective="core",
+)
 RULES = (
-    FrameworkRule(
-        r"Megatron-Bridge|NeMo(?!.*Automodel)|Megatron-?Core|Megatron(?!.*DeepSpeed).*(mcore|\b20(2[4-9]|3\d))",
-        MEGATRON_CORE,
-        pads_vocabulary=True,
-        zero=1,
-        interleaves=True,
-        sequence_parallel=True,
-        async_tensor=True,
-        selective="core",
-    ),
+    MEGATRON_LM,
+    CORE,
     FrameworkRule(r"llm\.[qc]\b", LLMQ),
     FrameworkRule(r"Composer", COMPOSER, zero=3),
-    FrameworkRule(r"JAX|MaxText|Alpa\b|Levanter|Pax|XLA", FSDP, compiles=True),
+    FrameworkRule(r"JAX|MaxText|Alpa\b|Levanter|Pax|XLA", FSDP, compiles=True, selective="dots"),
     FrameworkRule(r"torchtune", FSDP, zero=3, compiles=False, pure=True),
     FrameworkRule(r"fms-fsdp", FSDP, zero=3, sequence_parallel=True, compiles=True),
     FrameworkRule(
@@ -189,7 +223,14 @@ RULES = (
         compiles=False,
     ),
     FrameworkRule(r"nanotron", NANOTRON, sequence_parallel=True),
-    FrameworkRule(r"InternEvo", PYTORCH, compiles=False, fuses_norms=True),
+    FrameworkRule(
+        r"AA-Scaling", SCALING, compiles=False, zero_sums_in_fp32=False, reduces_in_fp32=True
+    ),
+    # Megatron's layers in a Hugging Face model, whose projections are separate.
+    FrameworkRule(
+        r"^DeepSpeed 3D", replace(DEEPSPEED, inputs_summed=SEPARATE), zero_sums_in_fp32=False
+    ),
+    FrameworkRule(r"InternEvo", INTERN_EVO, compiles=False, fuses_norms=True),
     FrameworkRule(
         r"HF Trainer", DEEPSPEED, before_flash=True, dropout=True, zero_sums_in_fp32=False
     ),
@@ -208,14 +249,7 @@ RULES = (
         before_flash=True,
         dropout=True,
     ),
-    FrameworkRule(
-        r"Megatron",
-        MEGATRON,
-        pads_vocabulary=True,
-        before_flash=True,
-        dropout=True,
-        selective="core",
-    ),
+    replace(MEGATRON_LM, pattern=r"Megatron"),
     FrameworkRule(r"DeepSpeed|Colossal", DEEPSPEED, zero_sums_in_fp32=False),
 )
 # An unknown framework runs plain PyTorch: flash attention, other operators as chains of kernels,
@@ -230,5 +264,5 @@ def framework_of(name: str, gpu: str = "") -> FrameworkRule:
     """
     found = next((rule for rule in RULES if re.search(rule.pattern, name)), UNKNOWN)
     if found.behaviour is MEGATRON and SINCE_HOPPER.match(gpu):
-        return RULES[0]
+        return CORE
     return found

@@ -209,6 +209,20 @@ def test_an_update_copies_its_gradients_where_that_is_more() -> None:
     assert _memory(graph, on_cpu, copying)["buffers"] > 0
 
 
+def test_an_update_holds_tensors_in_place_of_gradients() -> None:
+    flat = replace(BARE, update_tensors=12)
+    kinds = {**toy_graph().kinds, "block": toy_kind("block", saved=0)}
+    graph = replace(toy_graph(Strategy(dp=2, zero=1), blocks=9), kinds=kinds)
+    usual, found = _memory(graph), _memory(graph, framework=flat)
+    # Gradients are 4 bytes of all 11 layers, the update's tensors 12 of this rank's half.
+    assert (usual["gradients"], usual["temporaries"]) == (11 * EACH * 4, 8)
+    assert (found["gradients"], found["temporaries"]) == (0, 11 * EACH / 2 * 12)
+    less = replace(BARE, update_tensors=4)
+    assert _memory(graph, framework=less) == usual
+    on_cpu = Execution(cpu_update=True)
+    assert _memory(graph, on_cpu, flat) == _memory(graph, on_cpu)
+
+
 def test_a_compiled_loss_holds_logits_and_their_gradient() -> None:
     """4 bytes a logit and the table's gradient; in eager torch 12 bytes a logit."""
     model = find_model("llama-3-8b")

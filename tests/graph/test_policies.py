@@ -1,4 +1,4 @@
-"""What other frameworks run again in selective recomputation, counted from their own rules."""
+"""What other frameworks run in a block, counted from their own rules."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import pytest
 from bigplan.cost.run import graph_of
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.graph import Graph, Recompute
-from bigplan.graph.operators import Attention, Gemm, Stream
-from bigplan.graph.policies import Selective, selecting
+from bigplan.graph.operators import Attention, Collective, Gemm, Stream
+from bigplan.graph.policies import (
+    Selective,
+    fusing_norms,
+    gathering_logits,
+    selecting,
+    summing_apart,
+)
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
@@ -72,3 +78,60 @@ def test_a_published_run_has_its_frameworks_policy() -> None:
         for name in ("torchtitan", "Megatron-Core")
     )
     assert titan.kept(Recompute.SELECTIVE) < core.kept(Recompute.SELECTIVE) == core.saved
+
+
+@pytest.mark.parametrize("attention", ["flash", "materialised"])
+def test_jax_keeps_products_of_weights_alone(attention: str) -> None:
+    """Queries, keys, values, attention's output and the MLP's hidden layer, beside the input."""
+    _, graph = _graphs("dots", "gpt2-xl", attention=attention)
+    block, hidden = graph.kinds["block"], find_model("gpt2-xl").hidden
+    assert block.kept(Recompute.SELECTIVE) == 2 * TOKENS * hidden * (1 + 3 + 1 + 4)
+    names = {op.name for op in block.again(Recompute.SELECTIVE)}
+    core = {"attention"} if attention == "flash" else {"scores", "softmax", "weighted values"}
+    assert names == core | {"input norm", "attention residual", "post norm", "activation"}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_products_apart_sum_their_inputs_gradient_each(sequence_parallel: bool) -> None:
+    """With sequence parallelism the gradients are added before they are scattered."""
+    training = Training.model_validate({"sequence_length": TOKENS, "global_batch": 1})
+    strategy = Strategy(dp=1, tp=2, sequence_parallel=sequence_parallel)
+    graph = graph_of_shape(RankShape(LLAMA, training, strategy), None)
+    apart = summing_apart(graph, (3, 2)).kinds["block"]
+    sums = {op.name: op for op in apart.backward if isinstance(op, Collective)}
+    counts = (sums["attention input sum"].count, sums["mlp input sum"].count)
+    assert counts == ((1, 1) if sequence_parallel else (3, 2))
+    assert apart.forward == graph.kinds["block"].forward
+
+
+def test_whole_logits_are_gathered_and_lose_what_one_rank_would() -> None:
+    """On 4 ranks each takes the loss that a rank alone takes, and gathers all logits."""
+    training = Training.model_validate({"sequence_length": TOKENS, "global_batch": 1})
+    alone = graph_of_shape(RankShape(LLAMA, training, Strategy(dp=1)), None)
+    split = graph_of_shape(RankShape(LLAMA, training, Strategy(dp=1, tp=4)), None)
+    whole = gathering_logits(split).kinds["head"]
+    losses = {
+        name: next(op for op in head.backward if isinstance(op, Stream) and op.name == "loss")
+        for name, head in (("alone", alone.kinds["head"]), ("whole", whole))
+    }
+    assert losses["alone"].nbytes == losses["whole"].nbytes
+    gathers = [op for op in whole.backward if isinstance(op, Collective) and op.name == "logits"]
+    assert [op.nbytes for op in gathers] == [2 * TOKENS * LLAMA.vocab]
+    logits = 12 * TOKENS * LLAMA.vocab
+    assert whole.backward_workspace - split.kinds["head"].backward_workspace == logits * 3 // 4
+    assert gathering_logits(alone) is alone
+
+
+def test_fused_norms_are_no_chains_forward_backward_and_again() -> None:
+    plain, _ = _graphs("cheap")
+    block, fused = plain.kinds["block"], fusing_norms(plain, LLAMA).kinds["block"]
+    again = Recompute.SELECTIVE
+    passes = (
+        (block.forward, fused.forward),
+        (block.backward, fused.backward),
+        (block.again(again), fused.again(again)),
+    )
+    for before, after in passes:
+        changed = [new for old, new in zip(before, after, strict=True) if old != new]
+        assert {op.name for op in changed} == {"input norm", "post norm"}
+        assert {op.eager for op in changed if isinstance(op, Stream)} == {1.0}

@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.nn.functional import linear, silu
+from torch.nn.functional import embedding, layer_norm, linear, silu
 
 from bigplan.graph.block import block
+from bigplan.graph.build import graph_of_shape
+from bigplan.graph.graph import Recompute
+from bigplan.graph.policies import autocasting
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
@@ -71,3 +74,39 @@ def test_torchs_own_norms_and_gelu_keep_no_more(name: str) -> None:
     training = Training(sequence_length=TOKENS, global_batch=1)
     shape = RankShape(find_model(name), training, Strategy(dp=1))
     assert not any(block(shape).chained.values())
+
+
+def test_autocast_keeps_inputs_of_norms_in_fp32() -> None:
+    """Two norms, each before a product and a sum: the table is in fp32, so the sums are, too."""
+    width = MODEL.hidden
+
+    def run(dtype: torch.dtype) -> int:
+        table, first, second = (torch.randn(width, width, dtype=dtype) for _ in range(3))
+        own = [one.requires_grad_() for one in (table, first, second)]
+
+        def residuals() -> torch.Tensor:
+            x = embedding(torch.arange(TOKENS), table)
+            x = x + linear(layer_norm(x, (width,)), first)
+            return x + linear(layer_norm(x, (width,)), second)
+
+        return _kept(residuals, own)
+
+    low = run(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        beyond = run(torch.float32) - low - 2 * 2 * width * width  # two weights in 16 bits
+    training = Training(sequence_length=TOKENS, global_batch=1)
+    shape = RankShape(MODEL, training, Strategy(dp=1))
+    plain = graph_of_shape(shape, None)
+    block_then, block_now = plain.kinds["block"], autocasting(plain, shape).kinds["block"]
+    assert block_now.saved - block_then.saved == beyond == 2 * 2 * TOKENS * width
+    full = Recompute.FULL
+    assert block_now.kept(full) == block_now.boundary == 2 * block_then.kept(full)
+
+
+def test_what_autocast_gathers_is_in_fp32() -> None:
+    """A parameter takes 4 bytes and two moments 8; elsewhere its 16-bit copy lives beside them."""
+    training = Training(sequence_length=TOKENS, global_batch=2)
+    for zero, sizes in ((3, (4, 8)), (1, (2, 12))):
+        shape = RankShape(MODEL, training, Strategy(dp=2, zero=zero))
+        found = autocasting(graph_of_shape(shape, None), shape).sizes
+        assert (found.parameter, found.state) == sizes

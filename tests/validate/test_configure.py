@@ -194,6 +194,10 @@ def test_precision(columns: dict[str, object], precision: str, gradients: str) -
 
 def test_masters_and_moments_are_in_16_bits_where_the_notes_say_so() -> None:
     assert run_of(row(notes="bf16 master+states; allocated 16.17 GB")).state_bytes == 6
+    assert run_of(row(notes="autocast to bf16 with fp32 parameters")).autocast
+    assert run_of(row(notes="AMP: fp32 parameters")).autocast
+    assert not run_of(row(precision="fp32", notes="autocast")).autocast
+    assert not run_of(row(notes="AMPLE memory")).autocast
     assert run_of(row(notes="baseline fp32 master")).state_bytes == 0
 
 

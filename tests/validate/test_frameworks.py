@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from bigplan.spec.step import StepOp
+from bigplan.validate.configure import run_of
 from bigplan.validate.frameworks import RULES, framework_of
 from bigplan.validate.rows import read_rows
 from tests.validate.rows import row
 
 UNSEEN = [
     Path(f"benchmarks/results/{name}/rows.csv")
-    for name in ("2026-11-25-unseen-runs", "2026-11-26-unseen-runs-2")
+    for name in ("2026-11-25-unseen-runs", "2026-11-26-unseen-runs-2", "2026-11-27-unseen-runs-3")
 ]
 
 
@@ -24,6 +25,7 @@ UNSEEN = [
         ("Megatron-Bridge 26.04.01", "Megatron Core"),
         ("Megatron-Core main(1e057005)", "Megatron Core"),
         ("NeMo 24.07 SFT", "Megatron Core"),
+        ("NeMo Megatron (2022-05)", "Megatron-LM"),
         ("PyTorch FSDP (Composer/llm-foundry)", "Composer"),
         ("PyTorch FSDP (fms-fsdp)", "FSDP"),
         ("torchtitan", "FSDP"),
@@ -38,6 +40,8 @@ UNSEEN = [
         ("Megatron-LM 2024-01 (--use-mcore-models)", "Megatron Core"),
         ("Megatron-LM 2022-03", "Megatron-LM"),
         ("Megatron-DeepSpeed 2024", "Megatron-DeepSpeed"),
+        ("AA-Scaling (Aleph Alpha, PyTorch)", "Scaling"),
+        ("DeepSpeed 3D (ATorch, Hugging Face)", "DeepSpeed"),
         ("something new", "PyTorch"),
     ],
 )
@@ -75,6 +79,8 @@ NORM, GATE = StepOp.NORM, StepOp.ACTIVATION
         ("Megatron-LM", {}, set()),
         ("Megatron-LM", {"gated_mlp": 1}, {GATE}),
         ("Megatron-Core", {"gated_mlp": 1}, set()),
+        ("PyTorch FSDP (Composer)", {}, set()),
+        ("PyTorch FSDP (Composer)", {"gated_mlp": 1}, {NORM, GATE}),  # llm-foundry's own are MPT's
         ("llm.q (CUDA/C++)", {"gated_mlp": 1}, set()),
     ],
 )
@@ -93,10 +99,53 @@ def test_chains_of_plain_kernels(
         ("Megatron-Core 0.6.0", "core"),
         ("Megatron-DeepSpeed", "cheap"),  # no run of it is selective
         ("PyTorch FSDP (fms-fsdp)", "cheap"),
+        ("Paxml (JAX)", "dots"),
     ],
 )
 def test_what_selective_recomputation_runs_again(name: str, policy: str) -> None:
     assert framework_of(name).selective == policy
+
+
+@pytest.mark.parametrize(
+    ("name", "notes", "products"),
+    [
+        ("AA-Scaling", "", (1, 2)),  # ParallelSwiGLUMLP: dense_in and siglu_weight
+        ("DeepSpeed 3D (ATorch, Hugging Face)", "", (3, 2)),  # q, k, v; gate, up
+        ("PaddleNLP", "fuse_attention_qkv=0", (3, 2)),
+        ("PaddleNLP", "fuse_attention_qkv=1", (1, 1)),
+        ("Megatron-LM", "", (1, 1)),
+    ],
+)
+def test_products_that_sum_the_gradient_of_one_input(
+    name: str, notes: str, products: tuple[int, int]
+) -> None:
+    found = framework_of(name).behaviour_of(row(framework=name, notes=notes))
+    assert found.inputs_summed == products
+
+
+def test_interns_attention_is_flashattentions_first_version() -> None:
+    assert framework_of("InternEvo").behaviour_of(row()).attention[0] == "flash1"
+    told = row(attention_kernel="FA2")
+    assert framework_of("InternEvo").behaviour_of(told).attention[0] == "flash2"
+
+
+def test_interns_update_is_of_one_tensor_unless_sharded() -> None:
+    rule = framework_of("InternEvo")
+    assert rule.behaviour_of(row(zero_stage=1)).update_tensors == 12
+    assert rule.behaviour_of(row(zero_stage=3)).update_tensors == 6
+
+
+def test_norms_in_one_kernel_count_in_time_where_the_rest_is_known() -> None:
+    told = {"notes": "fused RMSNorm kernel"}
+    assert framework_of("AA-Scaling").behaviour_of(row(**told)).fused_norms
+    assert not framework_of("AA-Scaling").behaviour_of(row()).fused_norms
+    assert not framework_of("PaddleNLP").behaviour_of(row(**told)).fused_norms
+
+
+def test_scaling_sums_in_16_bits_and_reduces_in_fp32() -> None:
+    """Its gradients are those of autograd, of the parameters' precision."""
+    training = run_of(row(framework="AA-Scaling", zero_stage=1, precision="bf16")).training
+    assert (training.gradient_precision, training.reduce_precision) == ("bf16", "fp32")
 
 
 def test_megatrons_sharded_state_is_its_distributed_optimizer() -> None:
