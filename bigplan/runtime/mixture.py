@@ -76,7 +76,8 @@ def mlp(
     p: Mapping[str, Tensor], x: Tensor, normed: Tensor, model: ModelSpec, mixture: Mixture = PLAIN
 ) -> Tensor:
     """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
-    passed = _Passed(mixture, model)
+    # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
+    passed = _Passed(mixture._replace(forget=None), model)
     outputs = _Routed.apply(passed, normed, p[ROUTER], p[GATE], p[UP])  # type: ignore[no-untyped-call]
     gate, up, weights, *places = outputs
     routed = Routed(gate, up, weights, Places(*places), model.experts)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -174,6 +177,26 @@ def test_gradients_added_in_products_are_autograds(precision: str, recompute: Re
         # Autograd rounds them to the weights' dtype, by half its eps at most.
         error = (ours.float() - expected[name].float()).norm()
         assert error <= torch.finfo(fused.dtype).eps * expected[name].float().norm(), name
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+@pytest.mark.parametrize("recompute", GRAPHS)
+def test_what_was_kept_is_given_back_at_once(recompute: Recompute, experts: int) -> None:
+    """Not by a collection of cycles: until that comes, a ring's memory would be taken twice."""
+    model = tiny_model(experts=experts, experts_per_token=min(2, experts), max_sequence_length=512)
+    layer = _Layer(model, 512, "fp32")
+    gc.collect()
+    gc.disable()
+    try:
+        kept = layer.record(recompute)
+        kept.stay()
+        storages = [weakref.ref(storage) for storage in kept.fetched]
+        layer.gradients(kept)
+        del kept
+        assert storages
+        assert all(storage() is None for storage in storages)
+    finally:
+        gc.enable()
 
 
 def test_more_than_was_reserved_is_refused() -> None:
