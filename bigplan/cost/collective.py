@@ -61,24 +61,46 @@ def _every_tensor_place(size: int, strategy: Strategy, nodes: NodeGroup) -> Grou
     return Group(size, per_node, intra, nodes.inter_node, share)
 
 
+def expert_group(strategy: Strategy, nodes: NodeGroup) -> Group:
+    """Ranks that have all experts together: neighbours within a pipeline stage."""
+    per_node = min(strategy.ep, nodes.gpus_per_node)
+    share = per_node / nodes.gpus_per_node
+    intra = nodes.intra_node.among(per_node)
+    return Group(strategy.ep, per_node, intra, nodes.inter_node, share)
+
+
+def expert_data_group(strategy: Strategy, nodes: NodeGroup) -> Group:
+    """Ranks that have the same experts: every ep-th rank of a pipeline stage."""
+    size = strategy.expert_shards
+    per_node = max(1, min(size, nodes.gpus_per_node // strategy.ep))
+    share = per_node / nodes.gpus_per_node
+    intra = nodes.intra_node.among(per_node)
+    return Group(size, per_node, intra, nodes.inter_node, share)
+
+
 class LayerGroups(NamedTuple):
     """The groups whose ranks exchange something within layers."""
 
     tensor: Group
     context: Group
+    experts: Group
 
     @classmethod
     def of(cls, strategy: Strategy, nodes: NodeGroup) -> LayerGroups:
         """Those of a strategy's ranks."""
-        return cls(tensor_group(strategy, nodes), context_group(strategy, nodes))
+        return cls(
+            tensor_group(strategy, nodes),
+            context_group(strategy, nodes),
+            expert_group(strategy, nodes),
+        )
 
     @property
     def alone(self) -> bool:
         """Whether a rank exchanges nothing within a layer."""
-        return self.tensor.size == self.context.size == 1
+        return self.tensor.size == self.context.size == self.experts.size == 1
 
     def seconds(self, collective: Collective) -> float:
-        """Seconds of a collective of its group."""
+        """Seconds of a collective of its group, other than rows of experts."""
         of_context = collective.pattern == "all_to_all"
         return collective_seconds(collective, self.context if of_context else self.tensor)
 
@@ -136,6 +158,35 @@ def all_gather(nbytes: int, group: Group) -> float:
 def all_to_all(nbytes: int, group: Group) -> float:
     """A rank's `nbytes`, an equal part to each rank: messages to all others, as sends."""
     return _once_around(nbytes, group, "send")
+
+
+def dispatch(nbytes: int, rows: int, group: Group, *, once: bool) -> float:
+    """A rank's `nbytes`, `rows` rows of each token, to the ranks of their experts.
+
+    Every rank sends each other one as much. Of n ranks, m of them on each node, (m - 1) / n of the
+    bytes go to other ranks of the node, and (n - m) / n leave it, those of all m ranks over its
+    network. With `once` a token goes once to each node that has any of its experts, and from there
+    once to each such rank (DeepEP's kernels): to p (1 - (1 - 1 / p)^k) of p places, expected of k
+    experts that are anywhere.
+    """
+    if group.size == 1:
+        return 0.0
+    ranks, nodes = group.size, -(-group.size // group.per_node)
+
+    def reached(places: int) -> float:
+        return places * (1 - (1 - 1 / places) ** rows) / rows
+
+    inside, leaving = (group.per_node - 1) / ranks, (ranks - group.per_node) / ranks
+    if once:
+        inside = reached(ranks) * (group.per_node - 1) / group.per_node
+        leaving = reached(nodes) * (nodes - 1) / nodes
+    intra = _sized(group.intra.reached("send"), nbytes, group.intra)
+    seconds = inside * nbytes / intra
+    if group.crosses_nodes:
+        assert group.inter is not None, "a cluster of several nodes describes its network"
+        rate = group.inter_share * group.inter.reached("send") / group.per_node
+        seconds = max(seconds, leaving * nbytes / _sized(rate, nbytes, group.inter))
+    return seconds + _ring_latency(group)
 
 
 PATTERNS: Mapping[Pattern | Traffic, Callable[[int, Group], float]] = {

@@ -46,6 +46,8 @@ class Framework:
     # MLP. (1, 1) where queries, keys and values are one product, and gate and up another.
     inputs_summed: tuple[int, int] = (1, 1)
     whole_logits: bool = False  # every tensor-parallel rank takes the loss over all words
+    dispatches_once: bool = False  # a token goes once to each node and rank with its experts
+    dispatches_beside: bool = False  # beside the compute of another micro-batch
     gather_exposed: float = 0.0  # ZeRO-3 gathers, even if compute is long enough
     regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
     reduce_exposed: float = 1.0  # gradient reductions

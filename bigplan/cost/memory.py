@@ -62,30 +62,32 @@ def stage_memory(
     strategy, sizes = graph.strategy, graph.sizes
     counts = stage_counts(graph, stage, weighed=framework.weighs_stages)
     parameters = sum(n * graph.kinds[name].parameters for name, n in counts.items())
+    experts = sum(n * graph.kinds[name].whole_experts for name, n in counts.items())
     block = graph.kinds["block"]
     in_flight = float(min(graph.micro_batches, strategy.pp - stage))
     if run.virtual_stages > 1:  # interleaving holds (p - 1) / (p v) more (arXiv 2104.04473)
         in_flight *= 1 + (strategy.pp - 1) / (strategy.pp * run.virtual_stages)
 
-    zero, ranks = strategy.zero, strategy.dp
+    zero = strategy.zero
 
-    def split(from_zero: int) -> int:
+    def held(from_zero: int) -> float:
         # Between the micro-batches of a pipeline, gathered parameters and whole gradients stay.
-        whole = strategy.pp > 1 and from_zero > 1
-        return ranks if zero >= from_zero and not whole else 1
+        if zero < from_zero or (strategy.pp > 1 and from_zero > 1):
+            return parameters
+        return (parameters - experts) / strategy.dp + experts / strategy.expert_shards
 
     loss = _loss(graph, framework) if "head" in counts else 0.0
     kept = in_flight * counts["block"] * _kept(block, run, framework)
     # A CPU update takes gradients away as they are made.
     leaves = run.cpu_update and not framework.gradients_stay
     backward = {
-        "gradients": 0.0 if leaves else parameters * sizes.gradient / split(2),
+        "gradients": 0.0 if leaves else held(2) * sizes.gradient,
         "activations": 2.0 * block.boundary if run.boundaries_on_host else kept,
         "temporaries": max(_working_set(block, run, framework), loss),
         # Parameters that are on the host are gathered layer by layer, be it on one GPU.
         "buffers": _buffers(graph, framework, parameters, 3 if run.parameters_on_host else zero),
     }
-    owned = parameters / split(1)
+    owned = held(1)
     copies, summed = 0.0, backward["gradients"]
     if zero == 3 and not run.cpu_update:
         copies = min(framework.updated_elements, owned) * _copied_by_update(sizes)
@@ -93,7 +95,7 @@ def stage_memory(
         copies, summed = owned * framework.update_tensors, 0.0
     update = {"gradients": summed, "activations": 0.0, "temporaries": copies, "buffers": 0.0}
     return {
-        "parameters": 0.0 if run.parameters_on_host else parameters * sizes.parameter / split(3),
+        "parameters": 0.0 if run.parameters_on_host else held(3) * sizes.parameter,
         "optimizer": (1.0 - run.on_cpu * run.cpu_update)
         * owned
         * (sizes.state - run.passing_bytes),

@@ -15,6 +15,8 @@ from bigplan.cost.collective import (
     all_reduce,
     beside_compute,
     data_group,
+    dispatch,
+    expert_data_group,
     exposed_seconds,
     hop,
     reduce_scatter,
@@ -228,8 +230,13 @@ def _kind_cost(
     scatters = strategy.zero == 3 or (strategy.zero and framework.reduce_scatters)
     reduce = reduce_scatter if scatters else all_reduce
     reduced = DTYPE_BYTES[training.reduce_precision or training.gradient_precision]
-    reducing = beside_compute(reduce(kind.parameters * reduced, replicas), replicas)
-    gathering = beside_compute(all_gather(kind.parameters * sizes.parameter, replicas), replicas)
+    owners = [(kind.parameters - kind.whole_experts, replicas)]
+    if kind.whole_experts:
+        owners.append((kind.whole_experts, expert_data_group(strategy, nodes)))
+    reducing = sum(beside_compute(reduce(n * reduced, group), group) for n, group in owners)
+    gathering = sum(
+        beside_compute(all_gather(n * sizes.parameter, group), group) for n, group in owners
+    )
     slowed = taken_from_compute(reducing, replicas) / graph.micro_batches
     exchanges = KindCost(0.0, 0.0, reduce=reducing, gather=gathering, slowed=slowed)
     if not (kind.forward or kind.backward):  # nobody asks more of a layer without operators
@@ -323,8 +330,15 @@ def pass_cost(
     }
     beside = device.gpu.runs_kernels
     exposed = sum(
-        exposed_seconds(one, groups, framework, gemms, beside=beside) for one in collectives
+        exposed_seconds(one, groups, framework, gemms, beside=beside)
+        for one in collectives
+        if not one.rows
     )
+    once = framework.dispatches_once
+    sent = sum(
+        dispatch(one.nbytes, one.rows, groups.experts, once=once) for one in collectives if one.rows
+    )
+    exposed += max(0.0, sent - sum(seconds)) if framework.dispatches_beside else sent
     host = host_seconds(operators, device, framework, hooks, again=again)
     if not groups.alone:
         number = COLLECTIVE_LAUNCHES * sum(one.count for one in collectives)

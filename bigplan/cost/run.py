@@ -60,7 +60,10 @@ def graph_of(run: PricedRun) -> Graph:
     apart = {"tied_embeddings": False} if run.strategy.pp > 1 else {}
     model = run.model.model_copy(update=apart)
     fused = run.framework.in_place
-    shape = RankShape(model, run.training, run.strategy, run.context_parallel, fused)
+    shape = RankShape(
+        model, run.training, run.strategy, run.context_parallel, fused,
+        dispatched=model.experts > 0,
+    )  # fmt: skip
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
     if run.autocast:
         graph = autocasting(graph, shape)

@@ -84,7 +84,7 @@ class _Stage:
         """The stage's layers summed up."""
         strategy, kinds = graph.strategy, costs.kinds
         compute = communication = last_backward = reduces = gathers = 0.0
-        parameters = 0
+        parameters = whole_experts = 0
         for name, count in stage_counts(graph, stage, weighed=framework.weighs_stages).items():
             kind, cost = graph.kinds[name], kinds[name]
             rerun = run.recomputed * cost.again(run.recompute) if kind.stores_activations else 0.0
@@ -92,6 +92,7 @@ class _Stage:
             compute += count * (cost.forward + backward)
             last_backward += count * backward
             parameters += count * kind.parameters
+            whole_experts += count * kind.whole_experts
             reduces += count * cost.reduce
             gathers += count * cost.gather
             gather = cost.gather if strategy.zero == 3 else 0.0
@@ -109,7 +110,10 @@ class _Stage:
         if strategy.zero in (1, 2):
             exposed = framework.owned_exposed
             after += gathers * (framework.reduce_exposed if exposed is None else exposed)
-        owned = -(-parameters // (strategy.dp if strategy.zero else 1))
+        owned = parameters
+        if strategy.zero:
+            owned = -(-(parameters - whole_experts) // strategy.dp)
+            owned += -(-whole_experts // strategy.expert_shards)
         return cls(compute, compute + communication, after, parameters, owned)
 
 

@@ -35,6 +35,7 @@ class BlockShape:
     expanded_kv: bool = False  # k and v are repeated for every query head
     materialised: bool = False  # attention scores are written to memory
     dropout: bool = False
+    routes_own: bool = False  # a rank routes its own tokens alone, so that no value is whole
     exchanging: int = 1  # context-parallel ranks, each with a part of the heads within attention
 
     def __post_init__(self) -> None:
@@ -43,7 +44,8 @@ class BlockShape:
     def nbytes(self, value: StepValue, element_size: int = 0) -> int:
         """Bytes of a value, in the compute dtype unless it has an element size of its own."""
         size = self.tokens * value.columns(self.tensor_parallel)
-        apart = self.sequence_parallel and not value.split and not value.whole
+        whole = value.whole and not self.routes_own
+        apart = self.sequence_parallel and not value.split and not whole
         ways = self.tensor_parallel if apart else 1
         return size * (element_size or self.element_size) // ways
 

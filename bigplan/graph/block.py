@@ -13,10 +13,13 @@ from bigplan.graph.attention import (
     widened_bytes,
 )
 from bigplan.graph.experts import (
+    SENT,
     backward_workspace,
     combining,
+    exchanged,
     grouped_product,
     inner_bytes,
+    kept_rows,
     largest_bytes,
     routing,
     row_bytes,
@@ -41,14 +44,14 @@ EAGER_ACTIVATION = {
 }
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
-SENT = "sent"  # the stream that copies tokens for experts
+ROUTER = "router"  # the product that gives scores, which is never in fp8
 
 
 def block(shape: RankShape) -> LayerKind:
     """One block: attention and MLP, each after a norm and added to the residual stream."""
     tensors = local_tensors(shape, "block")
     activation_shape = shape.activation_shape
-    saved = block_saved_bytes(shape.model, activation_shape)
+    saved = block_saved_bytes(shape.model, activation_shape) + kept_rows(shape)
     inner, inner_backward = attention(shape)
     streams = _streams(shape)
     forward = [pair[0] for pair in streams]
@@ -56,9 +59,9 @@ def block(shape: RankShape) -> LayerKind:
     # A sum over ranks of the input's gradient does not depend on the weight's gradient.
     backward_collectives = (
         *shape.out_of_matrix("attention input", beside="query, key, value by weight"),
-        *shape.out_of_matrix("mlp input", beside="mlp up by weight"),
+        *_out_of_mlp(shape, "mlp input", beside="mlp up by weight"),
         *shape.into_matrix("attention output"),
-        *shape.into_matrix("mlp output"),
+        *_into_mlp(shape, "mlp output"),
         *_gathered_again(shape),
     )
     return LayerKind(
@@ -70,9 +73,10 @@ def block(shape: RankShape) -> LayerKind:
             *forward,
             *exchanges(shape),
             *shape.into_matrix("attention input"),
-            *shape.into_matrix("mlp input"),
+            *_into_mlp(shape, "mlp input"),
             *shape.out_of_matrix("attention output"),
-            *shape.out_of_matrix("mlp output"),
+            *_out_of_mlp(shape, "mlp output"),
+            *exchanged(shape),
         ),
         backward=(
             *linear_backward,
@@ -81,6 +85,7 @@ def block(shape: RankShape) -> LayerKind:
             gradient_sum(shape, tensors),
             *exchanges(shape),
             *backward_collectives,
+            *exchanged(shape),
         ),
         saved=saved,
         boundary=shape.hidden,
@@ -92,7 +97,18 @@ def block(shape: RankShape) -> LayerKind:
         chained=_chained(shape),
         largest=max(shape.whole_hidden, largest_bytes(shape, tensors)),
         waits=any(isinstance(product, Gemm) and product.apart for product in linear),
+        whole_experts=sum(t.elements for t in tensors if t.experts and shape.dispatched),
     )
+
+
+def _into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
+    """As `into_matrix`; ranks with whole experts have no matrices of the MLP in parts."""
+    return () if shape.dispatched else shape.into_matrix(name)
+
+
+def _out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
+    """As `out_of_matrix`."""
+    return () if shape.dispatched else shape.out_of_matrix(name, beside=beside)
 
 
 def _reruns(
@@ -119,7 +135,7 @@ def _reruns(
     wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
     widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
     widened = sum(kept[value] for step in widening for value in step.gives)
-    gathered = shape.into_matrix("mlp input")
+    gathered = (*_into_mlp(shape, "mlp input"), *exchanged(shape)[:1])
     # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
     again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
@@ -176,24 +192,26 @@ def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...
         for gemm, step in zip(gemms, products, strict=True)
         if step.biased
     )
-    quantised, quantised_back = _quantisation(gemms) if fp8 else ((), ())
+    quantised, quantised_back = _quantisation([gemm for gemm in gemms if gemm.fp8])
     return (*gemms, *quantised), (*by_input_and_weight(gemms), *biases, *quantised_back)
 
 
 def _product(shape: RankShape, step: LayerStep, *, fp8: bool) -> Gemm:
     if any(parameter.experts for parameter in step.parameters):
-        return grouped_product(shape, step)
+        return grouped_product(shape, step, fp8=fp8)
     outputs = sum(value.columns(shape.tp) for value in step.gives)
-    return Gemm(step.name, shape.tokens, outputs, step.reads[0].columns(shape.tp), fp8=fp8)
+    routes = step.name == ROUTER
+    tokens, fp8 = (shape.routed, False) if routes else (shape.tokens, fp8)
+    return Gemm(step.name, tokens, outputs, step.reads[0].columns(shape.tp), fp8=fp8)
 
 
 def _cast(product: str) -> str:
     return f"{product} to fp8"
 
 
-def _quantisation(gemms: tuple[Gemm, ...]) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
+def _quantisation(gemms: Sequence[Gemm]) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     """Casts of a GEMM's operands to fp8, each with its transpose: 2 bytes read, 1 + 1 written."""
-    forward = (Stream(_cast(g.name), 4 * (g.m * g.k + g.n * g.k), 2) for g in gemms)
+    forward = (Stream(_cast(g.name), 4 * (g.m * g.k + g.n * g.k * g.groups), 2) for g in gemms)
     backward = (Stream(_cast(g.name), 4 * g.m * g.n, 1) for g in gemms)
     return tuple(forward), tuple(backward)
 
@@ -282,8 +300,10 @@ def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     """
     return tuple(
         Collective(operator.name, operator.pattern, operator.nbytes, hidden=True)
-        for name in ("attention input again", "mlp input again")
-        for operator in shape.into_matrix(name)
+        for operator in (
+            *shape.into_matrix("attention input again"),
+            *_into_mlp(shape, "mlp input again"),
+        )
     )
 
 

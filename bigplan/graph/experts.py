@@ -3,12 +3,16 @@
 Counted on the runtime's functions (runtime/experts.py, runtime/mixture.py), which pass over all
 scores by torch's operators, and over rows, a row being a token's copy for one of its experts, by
 generated kernels or torch's operators.
+
+Other tools are priced as Megatron Core (`RankShape.dispatched`; its token_dispatcher.py and
+experts.py): a fused kernel copies tokens into rows, rows go to the ranks of their experts and are
+sorted there by expert, gate and up are one grouped product, and rows come back the same way.
 """
 
 from __future__ import annotations
 
 from bigplan.graph.graph import Tensor
-from bigplan.graph.operators import Gemm, Stream
+from bigplan.graph.operators import Collective, Gemm, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.spec.step import LayerStep, StepOp
 
@@ -22,12 +26,14 @@ WEIGHTED_PASSES, WEIGHTED_LAUNCHES = 3, 1  # generated
 WEIGHTED_BACK_PASSES, WEIGHTED_BACK_LAUNCHES = 6, 1
 EAGER_WEIGHTED, EAGER_WEIGHTED_LAUNCHES = 7, 3  # by torch's operators, one after the other
 EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES = 24, 10
+DISPATCHED_BACK_PASSES = 5  # Megatron Core keeps the activation that the native backward writes
+SENT = "sent"  # the stream that copies tokens for experts
 PLACES_LAUNCHES = 4  # the numbers that say where a row comes from, or goes to
 
 
 def row_bytes(shape: RankShape) -> int:
     """Bytes of the rows that experts read, or give: a hidden state for each expert of a token."""
-    return shape.model.experts_per_token * shape.whole_hidden
+    return shape.model.experts_per_token * shape.routed_hidden
 
 
 def inner_bytes(shape: RankShape) -> int:
@@ -36,9 +42,12 @@ def inner_bytes(shape: RankShape) -> int:
     return shape.activation_shape.nbytes(activation.gives[0])
 
 
-def grouped_product(shape: RankShape, step: LayerStep) -> Gemm:
+def grouped_product(shape: RankShape, step: LayerStep, *, fp8: bool = False) -> Gemm:
     """The products of all rows with their experts' matrices, one launch for each value given."""
     (read,), given = step.reads, step.gives[0]
+    if shape.dispatched:
+        rows, widths = shape.routed * read.each, [value.parts for value in step.gives]
+        return Gemm(step.name, rows, sum(widths), read.parts, fp8=fp8, groups=shape.experts)
     return Gemm(
         step.name,
         shape.tokens * read.each,
@@ -56,27 +65,57 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     The backward adds up and brings back the gradients by gate's and up's rows, and copies the rows
     again, of which the forward keeps none.
     """
-    rows, scores, made = row_bytes(shape), shape.tokens * shape.model.experts, shape.generated
-    back = _summed(shape, both=True) + 2 * rows
+    rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
+    there, back = 2 * rows, _summed(shape, both=True) + 2 * rows
+    if shape.dispatched:
+        there = back = rows + shape.routed_hidden + _sorted(shape)
     return (
         (
             Stream("route", ROUTED_BYTES * scores, ROUTED_LAUNCHES),
             Stream("route", ROUTED_BACK_BYTES * scores, ROUTED_BACK_LAUNCHES),
         ),
         (
-            Stream("sent", 2 * rows, PLACES_LAUNCHES, generated=made),
-            Stream("sent", back, 2 * PLACES_LAUNCHES, generated=made),
+            Stream(SENT, there, PLACES_LAUNCHES, generated=made),
+            Stream(SENT, back, 2 * PLACES_LAUNCHES, generated=made),
         ),
     )
 
 
 def combining(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """Adding up the rows of a token, and copying the gradient of their sum to all of them."""
-    copied, made = 2 * row_bytes(shape), shape.generated
+    summed, copied, made = _summed(shape), 2 * row_bytes(shape), shape.generated
+    if shape.dispatched:
+        summed = copied = row_bytes(shape) + shape.routed_hidden + _sorted(shape)
     return (
-        Stream(step.name, _summed(shape), PLACES_LAUNCHES, generated=made),
+        Stream(step.name, summed, PLACES_LAUNCHES, generated=made),
         Stream(step.name, copied, PLACES_LAUNCHES, generated=made),
     )
+
+
+def _sorted(shape: RankShape) -> int:
+    """Bytes of bringing the rows that came from several ranks into the order of experts."""
+    several = shape.strategy.ep > 1 and shape.experts > 1
+    return 2 * row_bytes(shape) if several else 0
+
+
+def exchanged(shape: RankShape) -> tuple[Collective, ...]:
+    """Rows on their way to the ranks of their experts, and back; the backward does the same.
+
+    Experts are equally busy, so that as many rows come to a rank as it sends.
+    """
+    if not shape.dispatched or shape.strategy.ep == 1:
+        return ()
+    rows, each = row_bytes(shape), shape.model.experts_per_token
+    names = (SENT, "returned")
+    return tuple(Collective(f"rows {name}", "all_to_all", rows, rows=each) for name in names)
+
+
+def kept_rows(shape: RankShape) -> int:
+    """Bytes of rows kept for the backward: those that came from other ranks, where others have any.
+
+    The native backward copies its own rows again.
+    """
+    return row_bytes(shape) if shape.dispatched else 0
 
 
 def _summed(shape: RankShape, *, both: bool = False) -> int:
@@ -85,7 +124,7 @@ def _summed(shape: RankShape, *, both: bool = False) -> int:
     Torch's operators add the two first, and copy rows into the order of tokens before they are
     added up.
     """
-    rows, tokens = row_bytes(shape), shape.whole_hidden
+    rows, tokens = row_bytes(shape), shape.routed_hidden
     if shape.generated:
         return (1 + both) * rows + tokens
     return 3 * both * rows + 3 * rows + tokens
@@ -95,9 +134,10 @@ def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """The gated activation of every row, times its weight."""
     forward = EAGER_WEIGHTED, EAGER_WEIGHTED_LAUNCHES
     backward = EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES
-    if shape.generated:
+    if shape.generated or shape.dispatched:
         forward = WEIGHTED_PASSES, WEIGHTED_LAUNCHES
-        backward = WEIGHTED_BACK_PASSES, WEIGHTED_BACK_LAUNCHES
+        passes = DISPATCHED_BACK_PASSES if shape.dispatched else WEIGHTED_BACK_PASSES
+        backward = passes, WEIGHTED_BACK_LAUNCHES
     inner, made = inner_bytes(shape), shape.generated
     return (
         Stream(step.name, forward[0] * inner, forward[1], generated=made),
@@ -112,6 +152,8 @@ def gradient_bytes(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     single experts add to the sums themselves. Where autograd makes them, all live.
     """
     made = [tensor.elements for tensor in tensors if tensor.experts]
+    if shape.dispatched:
+        return shape.element * max(made)
     if not shape.sums_in_products:
         return shape.element * sum(made)
     return shape.element * max(made) if shape.grouped_kernels else 0
@@ -131,7 +173,7 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     comes a projection's gradient; at the end rows are added up by token.
     """
     rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
-    within = rows + (2 if shape.generated else 4) * inner
-    projection = rows + 2 * inner + made + shape.whole_hidden
-    adding = 2 * inner + 2 * rows + shape.whole_hidden
+    within = rows + (2 if shape.generated or shape.dispatched else 4) * inner
+    projection = rows + 2 * inner + made + shape.routed_hidden
+    adding = 2 * inner + 2 * rows + shape.routed_hidden
     return max(within, projection, adding) + shape.gathered

@@ -81,6 +81,9 @@ class LayerKind:
     looked_up: int = 0
     # The host waits for the device within a pass, for numbers that the next launches need.
     waits: bool = False
+    # Elements of whole experts, as other tools have them: `Strategy.expert_shards` ranks share
+    # them, not those that share the rest.
+    whole_experts: int = 0
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
     unit: int = field(init=False)  # elements: the flat layer is cut at multiples of it
     # Ranges of elements that several tensor-parallel ranks hold, by the number of ranks. Each rank

@@ -127,7 +127,8 @@ class Collective:
     """Collectives of `nbytes` (the whole tensor) over the tensor-parallel group.
 
     An all-to-all is of the context-parallel group, and of the bytes that a rank has: it sends each
-    other rank an equal part of them.
+    other rank an equal part of them. With `rows` it is of the expert-parallel group, and the bytes
+    are so many rows for each token, which go to as many experts.
 
     `hidden`: a GEMM that does not depend on it runs at the same time. `beside`: the GEMM of the
     same pass that some frameworks run at the same time.
@@ -139,6 +140,7 @@ class Collective:
     count: int = 1
     hidden: bool = False
     beside: str = ""
+    rows: int = 0
 
 
 Operator = Gemm | Attention | Stream | Collective

@@ -31,6 +31,9 @@ class RankShape:
     fused: bool = False  # native runtime on CUDA: products add to sums, rows are looked up
     multiprocessors: int = 1  # of a GPU
     grouped: bool = False  # the GPU has kernels of grouped products
+    # Experts as Megatron Core has them: whole ones on each rank, `strategy.ep` ranks have them all.
+    # Tensor-parallel ranks route their own tokens, and rows go to where their experts are.
+    dispatched: bool = False
 
     @classmethod
     def on(cls, gpu: Gpu, model: ModelSpec, training: Training, strategy: Strategy) -> RankShape:
@@ -85,6 +88,8 @@ class RankShape:
     def grouped_kernels(self) -> bool:
         """Whether one kernel multiplies all experts' rows: torch's does in bf16."""
         model = self.model
+        if self.dispatched:  # Transformer Engine's do in every precision
+            return True
         fits = groups_in_one(model.experts, model.hidden, model.ffn // self.tp)
         return self.grouped and self.training.precision == "bf16" and fits
 
@@ -124,6 +129,21 @@ class RankShape:
         return boundary_bytes(self.model, self.tokens, self.element)
 
     @property
+    def routed(self) -> int:
+        """Tokens of a micro-batch that a rank routes."""
+        return self.tokens // (self.tp if self.dispatched else 1)
+
+    @property
+    def routed_hidden(self) -> int:
+        """Bytes of a hidden state of the tokens that a rank routes."""
+        return self.whole_hidden // (self.tp if self.dispatched else 1)
+
+    @property
+    def experts(self) -> int:
+        """Experts of a block that a rank has, whole or a part of each."""
+        return self.model.experts // (self.strategy.ep if self.dispatched else 1)
+
+    @property
     def hidden(self) -> int:
         """Bytes of the part of a hidden state that a rank keeps and norms."""
         return self.whole_hidden // (self.tp if self.sequence_parallel else 1)
@@ -147,6 +167,7 @@ class RankShape:
             tensor_parallel=self.tp,
             exchanging=self.cp,
             sequence_parallel=self.sequence_parallel,
+            routes_own=self.dispatched,
             expanded_kv=repeats_heads(self.element, self.model.heads, self.model.kv_heads),
             materialised=self.training.attention == "materialised",
             dropout=self.training.dropout > 0,
@@ -173,13 +194,24 @@ def local_tensor(parameter: Parameter, tp: int) -> Tensor:
     return Tensor(parameter.name, *parameter.local(tp), holders, parameter.experts)
 
 
+def _whole_experts(parameter: Parameter, ep: int) -> Tensor:
+    """A parameter of experts as one of `ep` ranks holds it that have whole experts."""
+    rows, columns = parameter.matrix
+    return Tensor(parameter.name, rows // ep, columns, experts=parameter.experts // ep)
+
+
 def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
     """All parameters of a kind of layer on one rank, ordered by the number of ranks that hold them.
 
     So the elements that ranks sum, and those that one rank counts and stores, are ranges of the
     flat layer.
     """
-    tensors = (local_tensor(parameter, shape.tp) for parameter in shape.model.kinds()[kind])
+    tensors = (
+        _whole_experts(parameter, shape.strategy.ep)
+        if shape.dispatched and parameter.experts
+        else local_tensor(parameter, shape.tp)
+        for parameter in shape.model.kinds()[kind]
+    )
     return tuple(sorted(tensors, key=lambda tensor: tensor.holders))
 
 
@@ -194,6 +226,8 @@ def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:
     if shape.fused and not shape.sums_in_products:
         return Stream("gradient sum", (2 * gradient + shape.element) * elements, launches)
     apart = 1 + shape.element / (2 * gradient)
-    grouped = (tensor.elements for tensor in tensors if tensor.experts and shape.grouped_kernels)
+    # Transformer Engine's grouped products add to the sums themselves.
+    unadded = shape.grouped_kernels and not shape.dispatched
+    grouped = (tensor.elements for tensor in tensors if tensor.experts and unadded)
     read = shape.element * sum(grouped)
     return Stream("gradient sum", 2 * gradient * elements + read, launches, eager=apart)

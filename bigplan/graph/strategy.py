@@ -62,7 +62,8 @@ class Strategy(Spec):
     pp: int = Field(default=1, ge=1)
     vpp: int = Field(default=1, ge=1)
     cp: int = Field(default=1, ge=1)
-    ep: int = Field(default=1, ge=1, le=1)
+    ep: int = Field(default=1, ge=1)
+    """neighbouring ranks that have an equal part of the experts each, whole ones; other tools do"""
     zero: int = Field(default=0, ge=0, le=3)
     micro_batch: int = Field(default=1, ge=1)
     accumulation_group: int = Field(default=1, ge=1)
@@ -108,6 +109,15 @@ class Strategy(Spec):
             )
         return self
 
+    @model_validator(mode="after")
+    def _experts_need_ranks(self) -> Self:
+        if self.shards * self.tp % self.ep:
+            raise ValueError(
+                f"ep {self.ep} does not divide the {self.shards * self.tp} ranks of a pipeline "
+                f"stage (dp {self.dp} x cp {self.cp} x tp {self.tp}): use an ep that does"
+            )
+        return self
+
     @property
     def ranks(self) -> int:
         """GPUs used."""
@@ -120,6 +130,14 @@ class Strategy(Spec):
         Their places are numbers `replica * cp + part`: of a replica and a part of sequences.
         """
         return self.dp * self.cp
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks that have the same experts where a tool keeps experts whole (`ep`).
+
+        Megatron Core's expert-data-parallel ranks, with expert_tensor_parallel_size 1.
+        """
+        return self.shards * self.tp // self.ep
 
     def rank_length(self, training: Training) -> int:
         """Tokens of a sequence that a rank has."""

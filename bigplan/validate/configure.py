@@ -29,6 +29,7 @@ What a row leaves blank is chosen by one rule for all rows:
     dropout     GPT-2's where the framework trained with it, which was before 2023
     framework   one that is unknown runs plain PyTorch; Megatron-LM on a GPU of Hopper's time or
                 later is Megatron Core
+    experts     those of the shipped model with the row's name, sent as experts.py says
     memory      if the choices above need 1.2 times what the GPU has, the first that need less: more
                 state sharded, smaller micro-batches, full recomputation (not in Megatron Core,
                 which has finer ways)
@@ -52,6 +53,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
+from bigplan.validate.experts import CHEAP_AGAIN, dispatching, expert_model, experts_refusal
 from bigplan.validate.frameworks import FrameworkRule, framework_of
 from bigplan.validate.machines import machine_of
 from bigplan.validate.rows import PublishedRow
@@ -150,6 +152,8 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
     batch = micro_batches * strategy.dp * strategy.micro_batch
     training = _training(row, rule, batch)
     framework = rule.behaviour_of(row)
+    if row.moe:
+        framework = dispatching(row, framework)
     within = WITHIN_NODES.search(row.notes) is not None
     chunked = "Liger" in row.framework or CHUNKED_LOSS.search(row.notes) is not None
     execution = _execution(row, rule)
@@ -163,19 +167,17 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
         state_bytes=state,
         autocast=AUTOCAST.search(row.notes) is not None and training.precision != "fp32",
         within_nodes=within,
-        selective=rule.selective,
+        selective="cheap" if CHEAP_AGAIN in row.notes else rule.selective,
     )
 
 
 def _scored(row: PublishedRow) -> None:
-    if row.moe:
-        raise SkippedError("how other tools run experts is not modelled")
+    if why := experts_refusal(row):
+        raise SkippedError(why)
     if row.adapter:
         raise SkippedError("adapters are not planned")
     if not (row.layers and row.hidden and row.seq_len and row.n_gpus):
         raise SkippedError("layers, hidden size, sequence length or GPUs are not stated")
-    if (row.ep or 1) > 1:
-        raise SkippedError("expert parallelism is not planned")
     ways = (row.dp or 1) * (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
     if row.n_gpus < ways:
         raise SkippedError(f"{ways}-way parallelism needs more GPUs than the row has")
@@ -195,6 +197,8 @@ def _model(row: PublishedRow, rule: FrameworkRule) -> ModelSpec:
     vocab = row.vocab or PADDED_GPT2_VOCABULARY
     if rule.pads_vocabulary:
         vocab = -(-vocab // (128 * ways)) * 128 * ways
+    if row.moe:
+        return expert_model(row, vocab)
     return ModelSpec(
         name=row.model_name or row.id,
         layers=row.layers,
@@ -248,6 +252,7 @@ def _strategy(row: PublishedRow, rule: FrameworkRule) -> tuple[Strategy, int]:
         zero=_zero(row, rule) if dp > 1 else 0,
         micro_batch=micro_batch,
         sequence_parallel=sequence_parallel,
+        ep=row.ep or 1,
     )
     return strategy, micro_batches
 

@@ -11,6 +11,7 @@ from statistics import fmean, median
 from bigplan.validate.score import Scored
 
 TRUSTED = "all of trust A"
+EXPERTS = "with experts"  # runs of models that have them are in tables of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,14 @@ class Regret:
 
 
 def group_quality(scored: Iterable[Scored]) -> dict[str, Quality]:
-    """Quality of step times: each table without its rows of trust C, and all rows of trust A."""
+    """Quality of step times: each table without its rows of trust C, and all rows of trust A.
+
+    Rows with experts are apart.
+    """
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for one in _usable(scored):
         pair = one.predicted_step_s or 0.0, one.measured_step_s or 0.0
-        for name in (one.group, *([TRUSTED] if one.trust == "A" else [])):
+        for name in _tables(one, one.group):
             groups[name].append(pair)
     return {name: _quality(pairs) for name, pairs in sorted(groups.items())}
 
@@ -49,8 +53,7 @@ def memory_quality(scored: Iterable[Scored]) -> dict[str, Quality]:
     for one in scored:
         if one.trust != "C" and one.predicted_peak_gb and one.measured_peak_gb:
             pair = one.predicted_peak_gb, one.measured_peak_gb
-            table = f"{one.group}, {one.memory_kind}"
-            for name in (table, *([TRUSTED] if one.trust == "A" else [])):
+            for name in _tables(one, f"{one.group}, {one.memory_kind}"):
                 groups[name].append(pair)
     return {name: _quality(pairs) for name, pairs in sorted(groups.items())}
 
@@ -63,7 +66,7 @@ def pick_regret(scored: Iterable[Scored]) -> dict[str, Regret]:
     """
     sweeps: dict[tuple[str, str], list[Scored]] = defaultdict(list)
     for one in _usable(scored):
-        for name in (one.group, *([TRUSTED] if one.trust == "A" else [])):
+        for name in _tables(one, one.group):
             sweeps[name, one.sweep].append(one)
     regrets: dict[str, list[float]] = defaultdict(list)
     for (name, _), runs in sweeps.items():
@@ -82,6 +85,13 @@ def _configurations(runs: Sequence[Scored]) -> dict[float, float]:
     for one in runs:
         measured[one.predicted_step_s or 0.0].append(one.measured_step_s or 0.0)
     return {predicted: fmean(found) for predicted, found in measured.items()}
+
+
+def _tables(one: Scored, table: str) -> Iterable[str]:
+    """Names of the tables that a row counts in: its own, and that of all rows like it."""
+    if one.experts:
+        return f"{table}, {EXPERTS}", f"all {EXPERTS}", f"all {EXPERTS}, of trust {one.trust}"
+    return (table, TRUSTED) if one.trust == "A" else (table,)
 
 
 def _usable(scored: Iterable[Scored]) -> Iterable[Scored]:

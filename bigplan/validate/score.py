@@ -36,6 +36,7 @@ class Scored:
     parts: Mapping[str, float] | None = None  # seconds by part
     memory_kind: str = ""  # what the measured peak counts
     sweep: str = ""  # the same for all runs that one would choose between
+    experts: bool = False
 
 
 def score(rows: Sequence[PublishedRow]) -> list[Scored]:
@@ -71,6 +72,7 @@ def _scored(row: PublishedRow) -> Scored:
         parts=parts,
         memory_kind=row.mem_kind or "kind not stated",
         sweep=_sweep(row),
+        experts=bool(row.moe),
     )
     if measured is None:
         return found
