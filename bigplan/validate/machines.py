@@ -25,7 +25,12 @@ class Machine:
     gpu: str
     gpus_per_node: int = 8
     link: str = ""  # inside a node, where it is not the cluster's
+    network: str = ""  # between nodes, as a row would state it, where it is not the cluster's
 
+
+# A rack of GB200 or GB300 has one NVLink domain, and a ConnectX-7 for each GPU (NVIDIA's data sheet
+# of the GB200 NVL72), where hgx-b200 has eight a node.
+PORT_EACH = "InfiniBand NDR, 400 Gb/s per GPU"
 
 MACHINES = (
     Machine(r"^GH200", "gh200-4x", "gh200-96gb", 4),
@@ -48,8 +53,8 @@ MACHINES = (
     Machine(r"^H100.*NVL", "dgx-h100", "h100-nvl-94gb", link="pcie5-through-host"),
     Machine(r"^H100", "dgx-h100", "h100-sxm-80gb"),
     Machine(r"^H200", "hgx-h200", "h200-sxm"),
-    Machine(r"^GB200", "hgx-b200", "gb200", 64),
-    Machine(r"^GB300", "hgx-b200", "gb300", 64),
+    Machine(r"^GB200", "hgx-b200", "gb200", 64, network=PORT_EACH),
+    Machine(r"^GB300", "hgx-b200", "gb300", 64, network=PORT_EACH),
     Machine(r"^B200", "hgx-b200", "b200"),
     Machine(r"^B300", "hgx-b200", "b300"),
     Machine(r"^V100.*SXM3", "dgx2-v100", "v100-sxm3-32gb", 16),
@@ -99,7 +104,7 @@ def machine_of(row: PublishedRow) -> NodeGroup:
             "gpus_per_node": per_node,
             "nodes": -(-row.n_gpus // per_node),
             "intra_node": _intra(link, row.intra_node or ""),
-            "inter_node": _inter(inter, row.inter_node or "", per_node),
+            "inter_node": _inter(inter, row.inter_node or found.network, per_node),
         }
     )
 
