@@ -8,8 +8,10 @@ from bigplan.graph.strategy import Strategy
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
+from bigplan.spec.unplanned import unplanned
 
 NATIVE_ROPE_SCALINGS = ("linear", "llama3")
+WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
 # Keys of a training, each with the values that the native runtime executes. Other values can be
 # planned, but not run.
 NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
@@ -30,17 +32,27 @@ def device_refusal(gpu: Gpu) -> str | None:
 
 
 def other_tools_refusal(model: ModelSpec, tool: str) -> str | None:
-    """Why nothing but the native runtime is planned for with this model; None: others may be."""
-    if model.experts:
+    """Why a tool is not planned for with this model; None: it may be."""
+    if model.experts and tool not in WITH_EXPERTS:
         return (
-            f"bigplan plans experts for its own runtime alone, not for {tool}: {model.name} has "
-            f"{model.experts} in each block; plan with --engine native"
+            "bigplan plans experts for its own runtime and for Megatron-LM alone, not for "
+            f"{tool}: {model.name} has {model.experts} in each block; plan with --engine native "
+            "or megatron"
         )
     return None
 
 
+def expert_parallel_refusal(ways: object, model: ModelSpec, tool: str) -> str | None:
+    """Why experts are not spread over so many ranks by `tool`; None: they may be."""
+    if str(ways) == "1" or (model.experts and tool in WITH_EXPERTS):
+        return None
+    return f"ep {ways}: {unplanned('ep')}"
+
+
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
+    if refusal := expert_parallel_refusal(strategy.ep, model, "native"):
+        return refusal
     tokens = strategy.rank_tokens(training)
     if strategy.sequence_parallel and tokens % strategy.tp:
         return (

@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from bigplan.capabilities import device_refusal, executable, native_refusal
+from bigplan.capabilities import (
+    device_refusal,
+    executable,
+    expert_parallel_refusal,
+    native_refusal,
+)
 from bigplan.cost import Costs
 from bigplan.cost.band import error_band
 from bigplan.cost.framework import NATIVE
@@ -98,6 +103,8 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     Raises InputError, RefusedError, InfeasibleError.
     """
     fixed, pins = parse_pins(request.settings)
+    if why := expert_parallel_refusal(fixed.get("ep", 1), request.model, "native"):
+        raise RefusedError(why)
     workload = Workload(request.model, request.training, request.cluster.group)
     written = allowed_bytes(request.max_wear, request.training, request.cluster.group)
     if written is not None:

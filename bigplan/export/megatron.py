@@ -8,6 +8,7 @@ from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import chunk_blocks
 from bigplan.plan import Plan
+from bigplan.spec.model import ModelSpec
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _DECAY = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
@@ -81,11 +82,33 @@ def _model(plan: Plan) -> Iterator[str]:
         yield "--add-qkv-bias"
     if model.qk_norm:
         yield "--qk-layernorm"
+    if model.experts:
+        yield from _experts(model)
     if window := model.window_within(plan.training.sequence_length):
         yield f"--window-size {window - 1},0"  # tokens before a token, and after it
     if not model.tied_embeddings:
         yield "--untie-embeddings-and-output-weights"
     yield f"--attention-dropout {plan.training.dropout} --hidden-dropout {plan.training.dropout}"
+
+
+def _experts(model: ModelSpec) -> Iterator[str]:
+    """Dropless, grouped products, a fused permutation and an all-to-all, as they are priced.
+
+    A softmax of the chosen experts' scores, the default, is weights that sum to 1; with
+    `--moe-router-pre-softmax` they are shares of all experts. The balancing loss of Megatron-LM
+    (switch_load_balancing_loss_func in moe_utils.py) is the mean over a token's choices, and every
+    layer adds its own; here choices add up, and layers have a mean.
+    """
+    yield f"--num-experts {model.experts} --moe-router-topk {model.experts_per_token}"
+    yield f"--moe-ffn-hidden-size {model.ffn}"
+    if not model.router_normalised:
+        yield "--moe-router-pre-softmax"
+    yield f"--moe-router-load-balancing-type {'aux_loss' if model.router_loss else 'none'}"
+    if model.router_loss:
+        each = model.router_loss * model.experts_per_token / model.layers
+        yield f"--moe-aux-loss-coeff {each:.6g}"
+    yield "--moe-router-dtype fp32 --moe-token-dispatcher-type alltoall"
+    yield "--moe-grouped-gemm --moe-permute-fusion"
 
 
 def _split(plan: Plan) -> Iterator[str]:
@@ -94,6 +117,11 @@ def _split(plan: Plan) -> Iterator[str]:
     yield f"--pipeline-model-parallel-size {strategy.pp}"
     if strategy.tp > 1 and strategy.sequence_parallel:
         yield "--sequence-parallel --tp-comm-overlap"
+    if model.experts:
+        # Other engines' plans split experts by tensor parallelism, as Megatron-LM does by default.
+        whole = plan.engine == "megatron"
+        yield f"--expert-model-parallel-size {strategy.ep}"
+        yield f"--expert-tensor-parallel-size {1 if whole else strategy.tp}"
     if strategy.cp > 1:
         yield f"--context-parallel-size {strategy.cp} --cp-comm-type a2a"
     if strategy.vpp > 1:
@@ -123,7 +151,8 @@ def _memory(plan: Plan) -> Iterator[str]:
         each = -(-full // plan.strategy.vpp)  # of a virtual stage
         yield f"--recompute-granularity full --recompute-method block --recompute-num-layers {each}"
     elif selective:
-        yield "--recompute-granularity selective --recompute-modules layernorm mlp"
+        module = "moe_act" if plan.model.experts else "mlp"
+        yield f"--recompute-granularity selective --recompute-modules layernorm {module}"
     if blocks.state_away > 0:
         yield f"--optimizer-cpu-offload --optimizer-offload-fraction {blocks.state_away:.3f}"
         yield "--use-precision-aware-optimizer"

@@ -211,7 +211,9 @@ def _cast(product: str) -> str:
 
 def _quantisation(gemms: Sequence[Gemm]) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     """Casts of a GEMM's operands to fp8, each with its transpose: 2 bytes read, 1 + 1 written."""
-    forward = (Stream(_cast(g.name), 4 * (g.m * g.k + g.n * g.k * g.groups), 2 * g.launches) for g in gemms)
+    forward = (
+        Stream(_cast(g.name), 4 * (g.m * g.k + g.n * g.k * g.groups), 2 * g.launches) for g in gemms
+    )
     backward = (Stream(_cast(g.name), 4 * g.m * g.n, g.launches) for g in gemms)
     return tuple(forward), tuple(backward)
 

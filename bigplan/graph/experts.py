@@ -47,7 +47,9 @@ def grouped_product(shape: RankShape, step: LayerStep, *, fp8: bool = False) -> 
     (read,), given = step.reads, step.gives[0]
     if shape.dispatched:
         rows, widths = shape.routed * read.each, [value.parts for value in step.gives]
-        return Gemm(step.name, rows, sum(widths), read.parts, fp8=fp8, groups=shape.experts, apart=True)
+        return Gemm(
+            step.name, rows, sum(widths), read.parts, fp8=fp8, groups=shape.experts, apart=True
+        )
     return Gemm(
         step.name,
         shape.tokens * read.each,

@@ -21,6 +21,7 @@ DEGREES = (
     ("context parallel", "cp"),
     ("tensor parallel", "tp"),
     ("pipeline", "pp"),
+    ("expert parallel", "ep"),
 )
 HARDLY = 1e-4  # of the optimizer state: a smaller share is not mentioned
 WORST = "each counts as the worst of them"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from bigplan.capabilities import expert_parallel_refusal
 from bigplan.errors import InputError
 from bigplan.graph.build import loss_chunks
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind
@@ -32,6 +33,8 @@ EXACT = 1e-5  # layers' worth of optimizer state that rounding may add or take
 def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
     """Raise InputError that names the first value with which no strategy is left."""
     model, training, nodes = workload.model, workload.training, workload.nodes
+    if why := expert_parallel_refusal(strategy.ep, model, "native"):
+        raise InputError(f"strategy.{why}")
     fixed: dict[str, int] = {"cp": strategy.cp}  # which a search may not have tried by itself
     for name, value in strategy.model_dump().items():
         fixed[name] = int(value)

@@ -36,7 +36,7 @@ CAPTURED = "captured"
 OF_PLAN = (*RING_KEYS, LOSS_CHUNK, CAPTURED)  # of a placement as a whole
 WRITTEN = "written"  # bytes a step to a node's drives, at most; no key of --set
 POSITIVE = (
-    *("dp", "cp", "tp", "pp", "vpp", "micro_batch", "accumulation_group"),
+    *("dp", "cp", "tp", "pp", "ep", "vpp", "micro_batch", "accumulation_group"),
     *("slots", "sums", LOSS_CHUNK),
 )
 ZERO = 3  # the highest of its stages

@@ -120,7 +120,7 @@ class Experiment(Spec):
 
     @model_validator(mode="after")
     def _refuse(self) -> Experiment:
-        _refuse_unplanned(self.set)
+        _refuse_unplanned(self.set, self.engine)
         if self.within is not None and self.training.tokens is None:
             raise InputError(
                 "within limits the time of the whole training, whose length is not stated; add "
@@ -142,7 +142,7 @@ class Experiment(Spec):
 
     def with_settings(self, settings: Mapping[str, str | int | float]) -> Experiment:
         """This experiment with more decisions pinned. Raises RefusedError."""
-        _refuse_unplanned(settings)
+        _refuse_unplanned(settings, self.engine)
         return self.model_copy(update={"set": {**self.set, **settings}})
 
     def model_spec(self) -> ModelSpec:
@@ -185,8 +185,10 @@ class Experiment(Spec):
         return resolve(request, self.model_spec())
 
 
-def _refuse_unplanned(settings: Mapping[str, str | int | float]) -> None:
+def _refuse_unplanned(settings: Mapping[str, str | int | float], engine: str) -> None:
     for key, value in settings.items():
+        if key == "ep" and engine == "megatron":
+            continue  # that engine knows whether the model has experts
         if str(value) != "1" and (refusal := unplanned(key)):
             raise RefusedError(f"set {key}={value}: {refusal}")
 

@@ -18,7 +18,10 @@ _REMEDIES = {
     EXPERTS: "leave it out; a model has its own as `experts` and `experts_per_token`",
     ADAPTERS: "leave it out: all parameters are trained",
     CONTEXT_PARALLEL: "leave it out; --set cp=N pins it, and so does `set` in a file",
-    EXPERT_PARALLEL: "leave it out: experts are split by tensor parallelism and sharded by ZeRO",
+    EXPERT_PARALLEL: (
+        "leave it out: experts are split by tensor parallelism and sharded by ZeRO; or plan a "
+        "model with experts for Megatron-LM, with --engine megatron"
+    ),
 }
 _PHRASES = {"context_parallel": CONTEXT_PARALLEL, "expert_parallel": EXPERT_PARALLEL}
 # Fields of a model that one of the words below stands in.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigplan.capabilities import device_refusal, other_tools_refusal
+from bigplan.capabilities import device_refusal, expert_parallel_refusal, other_tools_refusal
 from bigplan.cost.band import error_band
 from bigplan.engines.deepspeed.config import configuration
 from bigplan.engines.deepspeed.decisions import Decisions
@@ -68,6 +68,9 @@ class DeepSpeed:
         if why := device_refusal(request.cluster.group.gpu):
             raise RefusedError(f"{why}; plan with --engine any")
         if why := other_tools_refusal(request.model, "DeepSpeed"):
+            raise RefusedError(why)
+        ways = request.settings.get("ep", 1)
+        if why := expert_parallel_refusal(ways, request.model, "DeepSpeed"):
             raise RefusedError(why)
         search = DeepSpeedSearch(request)
         found = search.run(watch)

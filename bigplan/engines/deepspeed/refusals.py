@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigplan.capabilities import native_refusal, other_tools_refusal
+from bigplan.capabilities import expert_parallel_refusal, native_refusal, other_tools_refusal
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
@@ -21,7 +21,8 @@ def refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | N
         )
     if training.optimizer.name != "adamw":
         return f"DeepSpeed updates by AdamW here, not by {training.optimizer.name}"
-    split = _split_refusal(strategy) or _pipeline_refusal(training, strategy)
+    ways = expert_parallel_refusal(strategy.ep, model, "DeepSpeed")
+    split = ways or _split_refusal(strategy) or _pipeline_refusal(training, strategy)
     alone = Strategy(dp=strategy.dp, micro_batch=strategy.micro_batch)
     return split or native_refusal(model, training, alone)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigplan.capabilities import other_tools_refusal
+from bigplan.capabilities import expert_parallel_refusal, other_tools_refusal
 from bigplan.engines.frameworks.price import PricedWay
 from bigplan.engines.frameworks.search import FrameworkSearch
 from bigplan.engines.frameworks.tool import Tool
@@ -60,6 +60,9 @@ class FrameworkPlan:
                 f"--exact: with --engine {self.name} every way is tried anyway; leave it out"
             )
         if why := other_tools_refusal(request.model, self.name):
+            raise RefusedError(why)
+        ways = request.settings.get("ep", 1)
+        if why := expert_parallel_refusal(ways, request.model, self.name):
             raise RefusedError(why)
         if why := self.tool.trains(request.model, request.training):
             raise RefusedError(f"{why}; change it, or plan with --engine any")

@@ -22,7 +22,7 @@ from bigplan.cost.process import block_of, locked_bytes
 from bigplan.cost.run import PricedRun
 from bigplan.cost.step import Execution, framework_step, stage_counts
 from bigplan.engines.frameworks.way import Way
-from bigplan.graph.graph import Graph, Recompute
+from bigplan.graph.graph import Graph, Recompute, Tensor
 from bigplan.placement import Tier
 from bigplan.plan import MemoryUse, Predicted, StepParts, mfu
 from bigplan.program import Lane, Op
@@ -113,10 +113,15 @@ class PricedWay:
         """Bytes of one rank in host memory, by purpose."""
         if not self.way.on_cpu:
             return {}
-        counts, ranks = stage_counts(self.graph, stage), self.way.strategy.dp
-        ranks = ranks if self.way.strategy.zero else 1
+        counts, strategy = stage_counts(self.graph, stage), self.way.strategy
+
+        def ranks(tensor: Tensor) -> int:
+            return (
+                (strategy.expert_shards if tensor.experts else strategy.dp) if strategy.zero else 1
+            )
+
         tensors = [
-            (count, -(-tensor.elements // ranks))
+            (count, -(-tensor.elements // ranks(tensor)))
             for name, count in counts.items()
             for tensor in self.graph.kinds[name].tensors
         ]

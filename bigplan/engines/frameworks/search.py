@@ -21,7 +21,7 @@ from bigplan.solve.pins import Pin, parse_pins
 from bigplan.solve.search import Watch
 
 OPEN = (
-    "dp, tp, pp, vpp, zero, micro_batch, first_blocks, last_blocks, parameters=gpu|host, "
+    "dp, tp, pp, vpp, ep, zero, micro_batch, first_blocks, last_blocks, parameters=gpu|host, "
     "optimizer=gpu|host, optimizer.host=FRACTION, recompute=none|full, recompute.full=N"
 )
 
@@ -121,11 +121,20 @@ class FrameworkSearch:
         fixed = {"accumulation_group": 1, "cp": 1, **self.wanted.fixed}
         space = Space(request.model, request.training, nodes.gpus, nodes.gpus_per_node, fixed)
         for family in space.families():
-            for strategy in space.members(family, self._ends(family)):
+            members = space.members(family, self._ends(family))
+            for strategy in (spread for one in members for spread in self._spread(one)):
                 why = self.tool.refusal(request.model, request.training, strategy)
                 if why is None:
                     yield strategy
                 self.refused = self.refused or why
+
+    def _spread(self, strategy: Strategy) -> Iterator[Strategy]:
+        """The strategy with its experts on one rank, on two, and so on, or as the user wants."""
+        request = self.request
+        ways = self.tool.spread(request.model, strategy)
+        wanted = self.wanted.fixed.get("ep")
+        for ep in ways if wanted is None else [wanted] if wanted in ways else []:
+            yield strategy.model_copy(update={"ep": ep})
 
     def _ends(self, family: StrategyFamily) -> Ends | None:
         """Seconds of the first and of the last layer, in units of a block's."""
@@ -170,7 +179,7 @@ class FrameworkSearch:
     def _graph(self, run: PricedRun) -> Graph:
         strategy = run.strategy
         tied = strategy.pp > 1
-        key = strategy.tp, strategy.micro_batch, tied, strategy.sequence_parallel
+        key = strategy.tp, strategy.micro_batch, tied, strategy.sequence_parallel, strategy.ep
         if key not in self._graphs:
             self._graphs[key] = graph_of(run)
         micro_batches = strategy.micro_batches(run.training)
@@ -190,5 +199,6 @@ class FrameworkSearch:
             f"no way in which {self.tool.name} runs {request.model.name} satisfies "
             f"{settings or 'its limits'}; open are {OPEN}. dp x tp x pp must equal the GPUs, dp x "
             f"micro_batch divide the global batch of {request.training.global_batch}"
+            + (", ep the experts and dp x tp" if request.model.experts else "")
             + (f"; {self.refused}" if self.refused else "")
         )

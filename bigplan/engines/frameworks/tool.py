@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import gcd
 
-from bigplan.capabilities import other_tools_refusal
+from bigplan.capabilities import WITH_EXPERTS, expert_parallel_refusal, other_tools_refusal
 from bigplan.cost.framework import FSDP, MEGATRON_CORE, Framework
 from bigplan.engines.frameworks.way import Way
 from bigplan.graph.graph import Recompute
-from bigplan.graph.strategy import Strategy, chunk_blocks
+from bigplan.graph.strategy import Strategy, chunk_blocks, divisors
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
@@ -45,7 +46,28 @@ class Tool:
             )
         if strategy.accumulation_group > 1:
             return f"{self.name} passes one micro-batch after the other through all layers"
-        return self.untrained(model, training) or self.splits(model, strategy)
+        return (
+            self.untrained(model, training)
+            or self._spreads(model, strategy)
+            or self.splits(model, strategy)
+        )
+
+    def _spreads(self, model: ModelSpec, strategy: Strategy) -> str | None:
+        """Why the tool does not have the model's experts on so many ranks; None: it has."""
+        ep = strategy.ep
+        if why := expert_parallel_refusal(ep, model, self.name):
+            return why
+        if ep > 1 and model.experts % ep:
+            return f"ep {ep} does not divide the {model.experts} experts of {model.name}"
+        if model.experts and strategy.tp > 1 and not strategy.sequence_parallel:
+            return f"{self.name} has experts and tensor parallelism with sequence_parallel alone"
+        return None
+
+    def spread(self, model: ModelSpec, strategy: Strategy) -> list[int]:
+        """Numbers of ranks that may have an equal part of the experts each."""
+        if not model.experts or self.name not in WITH_EXPERTS:
+            return [1]
+        return divisors(gcd(model.experts, strategy.shards * strategy.tp))
 
     def untrained(self, model: ModelSpec, training: Training) -> str | None:
         """Why the tool does not train this, however it is split; None: it does."""
