@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import may_capture
 from bigplan.plan import Plan, graph_of
 from bigplan.planner import Request
+from bigplan.recheck import recheck
 from bigplan.report.decision import decision
 from bigplan.report.stages import stages_of
 from bigplan.solve.candidate import Candidate, Workload
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training, TrainingRequest, resolve
+from tests.export.test_tools import MEGATRON
 
 SMALL = find_model("qwen3-0.6b")
 # The dense model's matrices for a token, split over 4 of 16 experts.
@@ -64,7 +67,10 @@ def test_passes_are_captured_only_where_nothing_waits() -> None:
     assert not may_capture(graph_of(plan), plan.placement)
 
 
-@pytest.mark.parametrize("engine", ["deepspeed", *FRAMEWORKS])
+OTHERS = sorted({"deepspeed", *FRAMEWORKS} - {"megatron"})
+
+
+@pytest.mark.parametrize("engine", OTHERS)
 def test_other_engines_refuse_experts(engine: str) -> None:
     asked = Request(ROUTED, TRAINING, find_cluster("h200-1x"), engine=engine)
     with pytest.raises(RefusedError, match="routed has 16 in each block; plan with --engine nat"):
@@ -73,10 +79,79 @@ def test_other_engines_refuse_experts(engine: str) -> None:
         assert "16 in each block" in str(ENGINES[engine].refusal(ROUTED, TRAINING, Strategy(dp=1)))
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", sorted({*TOOLS} - {"megatron"}))
 def test_nothing_is_written_for_other_tools(tool: str) -> None:
-    with pytest.raises(RefusedError, match=f"its own runtime alone, not for {tool}"):
+    with pytest.raises(RefusedError, match=f"for Megatron-LM alone, not for {tool}: routed has 16"):
         configuration(planned(ROUTED), tool)
+
+
+@pytest.mark.parametrize("engine", ["native", "any", *OTHERS])
+def test_only_megatron_spreads_experts_over_ranks(engine: str) -> None:
+    model = ROUTED if engine in ("native", "any") else SMALL
+    asked = Request(model, TRAINING, find_cluster("hgx-h200"), {"ep": 2}, engine)
+    with pytest.raises(RefusedError, match=r"ep 2: expert parallelism is not.*--engine megatron"):
+        make_plan(asked)
+    dense = replace(asked, model=SMALL, engine="megatron")
+    with pytest.raises(RefusedError, match="ep 2: expert parallelism is not"):
+        make_plan(dense)
+
+
+def test_a_native_plan_with_expert_parallelism_is_refused(tmp_path: Path) -> None:
+    """Its experts are split by tensor parallelism, so nobody would have those of other ranks."""
+    plan = planned(ROUTED, "hgx-h200")
+    strategy = plan.strategy.model_copy(update={"ep": 2})
+    with pytest.raises(InputError, match=r"strategy.ep 2: expert parallelism is not"):
+        recheck(plan.model_copy(update={"strategy": strategy}), tmp_path / "plan.yaml")
+
+
+@cache
+def by_megatron(ep: int | None = None, model: ModelSpec = ROUTED) -> Plan:
+    settings = {} if ep is None else {"ep": ep}
+    cluster = find_cluster("hgx-h200")
+    return make_plan(Request(model, TRAINING, cluster, settings, engine="megatron"))
+
+
+def test_megatron_is_planned_with_the_best_number_of_ranks_for_experts() -> None:
+    free = by_megatron()
+    assert free.predicted.step_seconds == min(
+        by_megatron(ep).predicted.step_seconds for ep in (1, 2, 4, 8)
+    )
+    told = by_megatron(4)
+    assert told.strategy.ep == 4
+    assert "expert parallel 4" in decision(told, stages_of(told))
+    with pytest.raises(InputError, match=r"satisfies ep=3.*ep the experts and dp x tp"):
+        by_megatron(3)
+
+
+def test_what_megatron_is_told_of_experts() -> None:
+    """Weights of choices that sum to 1 are a softmax of the chosen scores, Megatron-LM's default.
+
+    Its balancing loss is a k-th of this project's in every block, and blocks add theirs up.
+    """
+    balanced = {"router_loss": 0.01, "router_normalised": False, "name": "balanced"}
+    for model, loss in ((ROUTED, "none"), (ROUTED.model_copy(update=balanced), "aux_loss")):
+        script = configuration(by_megatron(4, model), "megatron").files["megatron.sh"]
+        options = {line[2:].partition(" ")[0] for line in script.split() if line.startswith("--")}
+        for told in (
+            "--num-experts 16 --moe-router-topk 4",
+            f"--moe-ffn-hidden-size {ROUTED.ffn}",
+            "--expert-model-parallel-size 4",
+            "--expert-tensor-parallel-size 1",
+            f"--moe-router-load-balancing-type {loss}",
+            "--moe-token-dispatcher-type alltoall",
+            "--moe-grouped-gemm --moe-permute-fusion",
+        ):
+            assert told in script
+        assert options - {"nnodes", "nproc-per-node"} <= MEGATRON
+        assert ("--moe-router-pre-softmax" in script) == (model.name == "balanced")
+    assert f"--moe-aux-loss-coeff {0.01 * 4 / ROUTED.layers:.6g} " in script
+
+
+def test_a_native_plan_splits_experts_by_tensor_parallelism_in_megatron_too() -> None:
+    request = Request(ROUTED, TRAINING, find_cluster("hgx-h200"), {"tp": 2}, engine="native")
+    script = configuration(make_plan(request), "megatron").files["megatron.sh"]
+    assert "--expert-model-parallel-size 1 " in script
+    assert "--expert-tensor-parallel-size 2 " in script
 
 
 def test_files_of_other_tools_are_not_priced_with_experts(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from bigplan.cost.collective import (
     collective_seconds,
     context_group,
     data_group,
+    dispatch,
+    expert_data_group,
+    expert_group,
     reduce_scatter,
     send,
     taken_from_compute,
@@ -128,8 +131,49 @@ def test_an_exchange_sends_each_other_rank_its_part() -> None:
     assert all_to_all(400, slower) == pytest.approx(6 + 3 * 0.5)
     exchange = Collective("c", "all_to_all", 400, count=2)
     alone = replace(INSIDE, size=1, per_node=1)
-    assert LayerGroups(alone, INSIDE).seconds(exchange) == pytest.approx(2 * 4.5)
-    assert LayerGroups(INSIDE, alone).seconds(exchange) == 0.0
+    assert LayerGroups(alone, INSIDE, alone).seconds(exchange) == pytest.approx(2 * 4.5)
+    assert LayerGroups(INSIDE, alone, alone).seconds(exchange) == 0.0
+
+
+def test_rows_go_to_their_experts_over_both_links_at_once() -> None:
+    """Eight ranks, four on a node with half of its network, at 100 and 20 bytes/s.
+
+    Of 800 bytes 3/8 stay inside a node: 3 s. A half leaves it, that of four ranks over 10 bytes/s:
+    160 s. Latencies: six hops inside, one between.
+    """
+    latency = 6 * 0.5 + 2.0
+    assert dispatch(800, 2, ACROSS, once=False) == pytest.approx(160 + latency)
+    quick = replace(ACROSS, inter=SLOW.model_copy(update={"bandwidth": 1e9}))
+    assert dispatch(800, 2, quick, once=False) == pytest.approx(3 + latency)
+    assert dispatch(800, 2, INSIDE, once=False) == pytest.approx(all_to_all(800, INSIDE))
+    assert dispatch(800, 2, replace(INSIDE, size=1, per_node=1), once=False) == 0.0
+
+
+def test_a_token_goes_once_to_each_node_and_rank_with_its_experts() -> None:
+    """Both rows of a token are on one of two nodes in half of all cases: it goes to 1.5 of them.
+
+    Half of these copies leave the node: 0.75 of a row's 400 bytes, of four ranks at 10 bytes/s. Of
+    8 ranks it goes to 8 (1 - (7/8)^2) = 1.875, each from another rank of its node in 3 cases of 4.
+    """
+    latency = 6 * 0.5 + 2.0
+    assert dispatch(800, 2, ACROSS, once=True) == pytest.approx(0.75 * 400 * 4 / 10 + latency)
+    quick = replace(ACROSS, inter=SLOW.model_copy(update={"bandwidth": 1e9}))
+    inside = 400 * 1.875 * 0.75 / 100
+    assert dispatch(800, 2, quick, once=True) == pytest.approx(inside + latency)
+    one_row = dispatch(800, 1, ACROSS, once=True)
+    assert one_row == pytest.approx(dispatch(800, 1, ACROSS, once=False))
+
+
+def test_ranks_of_experts_are_neighbours_and_fold_into_those_of_a_stage() -> None:
+    """16 of 32 GPUs a stage, 8 a node: of 4 ranks that have all experts, 4 have the same ones."""
+    strategy = Strategy(dp=8, tp=2, pp=2, ep=4)
+    group, same = expert_group(strategy, NODES), expert_data_group(strategy, NODES)
+    assert (group.size, group.per_node, group.inter_share) == (4, 4, 0.5)
+    assert (same.size, same.per_node, same.inter_share) == (4, 2, 0.25)
+    wide = Strategy(dp=16, pp=2, ep=16)
+    group, same = expert_group(wide, NODES), expert_data_group(wide, NODES)
+    assert (group.size, group.per_node, group.inter_share) == (16, 8, 1.0)
+    assert (same.size, same.per_node) == (1, 1)
 
 
 def test_context_parallel_ranks_share_states_and_are_neighbours() -> None:

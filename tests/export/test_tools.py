@@ -53,7 +53,10 @@ MEGATRON = {
     ],
     *["sgd-momentum", "clip-grad", "seed", "bf16", "fp16", "accumulate-allreduce-grads-in-fp32"],
     *["grad-reduce-in-bf16", "tp-comm-overlap", "window-size"],
-    *["context-parallel-size", "cp-comm-type"],
+    *["context-parallel-size", "cp-comm-type", "num-experts", "expert-model-parallel-size"],
+    *["expert-tensor-parallel-size", "moe-router-topk", "moe-ffn-hidden-size", "moe-grouped-gemm"],
+    *["moe-router-pre-softmax", "moe-router-load-balancing-type", "moe-aux-loss-coeff"],
+    *["moe-router-dtype", "moe-token-dispatcher-type", "moe-permute-fusion"],
 }
 # Of torchtitan's JobConfig (torchtitan/config/job_config.py of the 0.2 releases).
 TORCHTITAN = {

@@ -1,0 +1,93 @@
+"""How published runs with experts are configured, and which are skipped."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigplan.validate.configure import SkippedError, completed, run_of
+from bigplan.validate.quality import group_quality
+from bigplan.validate.rows import PublishedRow, read_rows
+from bigplan.validate.score import score
+from tests.validate.rows import row
+
+QWEN: dict[str, object] = {
+    "model_name": "Qwen3_30B_a3B",
+    "layers": 48,
+    "hidden": 2048,
+    "ffn": 768,
+    "seq_len": 4096,
+    "vocab": 151936,
+    "gated_mlp": 1,
+    "moe": "experts:128,topk:8",
+    "framework": "Megatron-Bridge 26.04",
+    "gpu": "H100-80GB",
+    "ep": 8,
+}
+
+
+def routed(**columns: object) -> PublishedRow:
+    return row(**(QWEN | columns))
+
+
+def test_experts_are_those_of_the_shipped_model_of_that_name() -> None:
+    run = run_of(routed(tp=2))
+    assert (run.model.experts, run.model.experts_per_token, run.model.qk_norm) == (128, 8, True)
+    assert run.model.vocab == 152064  # to 128 for each of two ranks
+    assert (run.strategy.ep, run.strategy.dp, run.strategy.expert_shards) == (8, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"moe": "experts:256,topk:8,shared:1,MLA"}, "MLA"),
+        ({"model_name": "GPT OSS 120B"}, "not those of a shipped model"),
+        ({"model_name": "qwen3-8b"}, "not those of a shipped model"),
+        ({"layers": 4}, "layers differ from those of the shipped qwen3-30b-a3b"),
+        ({"framework": "torchtitan"}, "other than Megatron Core run experts"),
+        ({"ep": 3}, "ep 3 divides 128 experts"),
+        ({"ep": 64}, "ep 64 divides 128 experts or a stage's 16 GPUs"),
+        ({"moe": None}, "expert parallelism needs a model with experts"),
+    ],
+)
+def test_what_is_skipped_says_why(columns: dict[str, object], reason: str) -> None:
+    with pytest.raises(SkippedError, match=reason):
+        run_of(routed(**columns))
+
+
+@pytest.mark.parametrize(
+    ("columns", "once", "beside"),
+    [
+        ({}, True, False),
+        ({"model_name": "Qwen3_235B_a22B", "gpu": "H100-80GB"}, False, True),
+        ({"model_name": "Qwen3_235B_a22B", "gpu": "B200"}, False, False),
+        ({"model_name": "Qwen3_235B_a22B", "gpu": "GB200"}, True, False),
+        ({"framework": "Megatron-Core moe_dev(f3e6c5)", "notes": "dispatcher DeepEP"}, True, True),
+        ({"framework": "Megatron-Core main(1e057005)"}, False, False),
+    ],
+)
+def test_how_tokens_reach_experts(columns: dict[str, object], once: bool, beside: bool) -> None:
+    sizes = {"layers": 94, "hidden": 4096, "ffn": 1536} if "model_name" in columns else {}
+    framework = run_of(routed(**(columns | sizes))).framework
+    assert (framework.dispatches_once, framework.dispatches_beside) == (once, beside)
+
+
+def test_modules_run_again_as_the_notes_say() -> None:
+    assert run_of(routed(recompute="selective")).selective == "core"
+    told = "dispatcher DeepEP; recompute modules: norm, act; ETP=1"
+    assert run_of(routed(recompute="selective", notes=told)).selective == "cheap"
+
+
+def test_shipped_rows_with_experts_are_in_tables_of_their_own() -> None:
+    """34 runs of Qwen3 30B and 235B are priced: 11 of trust A, 23 of B; none has a peak."""
+    rows = [one for one in completed(read_rows()) if one.moe]
+    scored = score(rows)
+    found = group_quality(scored)
+    assert set(found) == {
+        *("all with experts", "all with experts, of trust A", "all with experts, of trust B"),
+        *("mbridge, with experts", "moezoo, with experts"),
+    }
+    assert [found[f"all with experts{of}"].n for of in ("", ", of trust A")] == [34, 11]
+    priced = {one.id for one in scored if one.status == "scored"}
+    assert all("Qwen3" in one.model_name for one in rows if one.id in priced)
+    # What is known of such runs is worse than of dense ones, and stays within this.
+    assert found["all with experts"].mape < 30
