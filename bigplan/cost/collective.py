@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import log2
 from typing import NamedTuple
@@ -131,6 +131,20 @@ def exposed_seconds(
     if framework.beside_weights:
         seconds = max(0.0, seconds - gemms.get(collective.beside, 0.0))
     return framework.tensor_exposed * seconds
+
+
+def dispatched_seconds(
+    collectives: Iterable[Collective], groups: LayerGroups, framework: Framework, compute: float
+) -> float:
+    """Seconds that a rank waits for rows of experts in a pass with so many of compute.
+
+    Beside the compute of another micro-batch, which takes as long, they are hidden as far as that
+    reaches.
+    """
+    once = framework.dispatches_once
+    rows = (one for one in collectives if one.rows)
+    sent = sum(dispatch(one.nbytes, one.rows, groups.experts, once=once) for one in rows)
+    return max(0.0, sent - compute) if framework.dispatches_beside else sent
 
 
 def all_reduce(nbytes: int, group: Group) -> float:

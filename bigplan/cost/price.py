@@ -15,7 +15,7 @@ from bigplan.cost.collective import (
     all_reduce,
     beside_compute,
     data_group,
-    dispatch,
+    dispatched_seconds,
     expert_data_group,
     exposed_seconds,
     hop,
@@ -334,11 +334,7 @@ def pass_cost(
         for one in collectives
         if not one.rows
     )
-    once = framework.dispatches_once
-    sent = sum(
-        dispatch(one.nbytes, one.rows, groups.experts, once=once) for one in collectives if one.rows
-    )
-    exposed += max(0.0, sent - sum(seconds)) if framework.dispatches_beside else sent
+    exposed += dispatched_seconds(collectives, groups, framework, sum(seconds))
     host = host_seconds(operators, device, framework, hooks, again=again)
     if not groups.alone:
         number = COLLECTIVE_LAUNCHES * sum(one.count for one in collectives)
