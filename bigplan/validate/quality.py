@@ -90,7 +90,7 @@ def _configurations(runs: Sequence[Scored]) -> dict[float, float]:
 def _tables(one: Scored, table: str) -> Iterable[str]:
     """Names of the tables that a row counts in: its own, and that of all rows like it."""
     if one.experts:
-        return f"{table}, {EXPERTS}", f"all {EXPERTS}", f"all {EXPERTS}, of trust {one.trust}"
+        return f"{table}, {EXPERTS}", f"all {EXPERTS}", f"experts, trust {one.trust}"
     return (table, TRUSTED) if one.trust == "A" else (table,)
 
 

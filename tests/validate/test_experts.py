@@ -83,10 +83,10 @@ def test_shipped_rows_with_experts_are_in_tables_of_their_own() -> None:
     scored = score(rows)
     found = group_quality(scored)
     assert set(found) == {
-        *("all with experts", "all with experts, of trust A", "all with experts, of trust B"),
+        *("all with experts", "experts, trust A", "experts, trust B"),
         *("mbridge, with experts", "moezoo, with experts"),
     }
-    assert [found[f"all with experts{of}"].n for of in ("", ", of trust A")] == [34, 11]
+    assert [found[name].n for name in ("all with experts", "experts, trust A")] == [34, 11]
     priced = {one.id for one in scored if one.status == "scored"}
     assert all("Qwen3" in one.model_name for one in rows if one.id in priced)
     # What is known of such runs is worse than of dense ones, and stays within this.
