@@ -83,3 +83,17 @@ def test_the_profiled_band_is_that_of_the_committed_runs() -> None:
     shortest = min(ends, key=lambda pair: pair[1] / pair[0])
     assert len(ratios) == 98
     assert BANDS[ErrorClass.PROFILED_OFFLOAD] == pytest.approx(shortest, abs=1e-3)
+
+
+def test_the_band_of_experts_is_the_shortest_that_holds_four_of_five_published_runs() -> None:
+    runs = Path(__file__).parents[2] / "benchmarks/results/2026-11-27-expert-parallel/errors.csv"
+    with runs.open() as file:
+        ratios = sorted(1 + float(row["error_pct_ports"]) / 100 for row in csv.DictReader(file))
+    number = ceil(0.8 * len(ratios))
+    bands = zip(ratios, ratios[number - 1 :], strict=False)
+    low, high = min((b for b in bands if b[0] <= 1 <= b[1]), key=lambda band: band[1] - band[0])
+    assert BANDS[ErrorClass.EXPERTS] == pytest.approx((low, high))
+    dense, routed = (
+        error_band(1.0, "NVIDIA H100", offloads=False, experts=e) for e in (False, True)
+    )
+    assert routed[0] < dense[0] < dense[1] < routed[1]

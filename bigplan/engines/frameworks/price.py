@@ -167,7 +167,12 @@ class PricedWay:
             path[str(lane)] = path.get(str(lane), 0.0) + took
             ops[str(op)] = ops.get(str(op), 0.0) + took
         path = dict(sorted(path.items(), key=lambda item: -item[1]))
-        low, high = error_band(seconds, run.nodes.gpu.name, offloads=self.way.on_cpu > 0)
+        low, high = error_band(
+            seconds,
+            run.nodes.gpu.name,
+            offloads=self.way.on_cpu > 0,
+            experts=run.model.experts > 0,
+        )
         return Predicted(
             step_seconds=seconds,
             step_seconds_low=low,
