@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bigplan.cost.price import ADAM_BYTES
+from bigplan.cost.rates import ADAM_BYTES
 from bigplan.graph.graph import ElementSizes
 from bigplan.plan import Plan
 from bigplan.planner import programs_of

@@ -1,5 +1,6 @@
 """What the graph would take on a cluster: seconds and capacities for one rank."""
 
-from bigplan.cost.price import Costs, GpuWaits, KindCost, Rates, price
+from bigplan.cost.price import Costs, GpuWaits, KindCost, price
+from bigplan.cost.rates import Rates
 
 __all__ = ["Costs", "GpuWaits", "KindCost", "Rates", "price"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import ceil, inf
+from math import ceil
 from typing import NamedTuple
 
 from bigplan.cost.collective import (
@@ -27,16 +27,16 @@ from bigplan.cost.compute import Device, norm, operator_seconds
 from bigplan.cost.framework import NATIVE, Framework
 from bigplan.cost.host import UpdateLaunch, host_seconds, update_launch
 from bigplan.cost.process import PAGE_TABLES, process_bytes, room
-from bigplan.graph.graph import BLOCK, ElementSizes, Graph, LayerKind, Recompute
+from bigplan.cost.rates import Rates, rates_of
+from bigplan.graph.graph import BLOCK, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import WIDENED_ELEMENTS
 from bigplan.placement import Tier
-from bigplan.spec.cluster import Host, NodeGroup, Nvme, Pcie
+from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.gpu import FlashKernel, Gpu
 from bigplan.spec.sharing import NodeSharing
 from bigplan.spec.training import DTYPE_BYTES, Training
-from bigplan.units import PerNode, PerRank
 
 # GPU memory for cuBLAS workspaces, rounding to 2 MiB, and what torch's pools of several streams
 # keep from each other. On an H200 a plan that used 14.98 of 15.00 GiB needed 0.03 GiB more. `price`
@@ -44,9 +44,6 @@ from bigplan.units import PerNode, PerRank
 # enough, the allocator stops the GPU to join them. With 1.46 GiB free and tensors of 1.75 and 3.9
 # GiB that happened eight times a step and took a sixth of it; with 1.18 GiB and 0.88 it never did.
 ALLOCATOR_RESERVE = 0.03
-# Bytes that AdamW in mixed precision moves for an element; `adam_rate` is the rate of that. Three
-# fp32 values are read and written, the gradient is read, the 16-bit parameter is written.
-ADAM_BYTES = 30
 
 
 class GpuWaits(NamedTuple):
@@ -98,23 +95,6 @@ class KindCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """Bytes per second, or elements per second, that one rank gets while all ranks work."""
-
-    h2d: PerRank
-    d2h: PerRank
-    nvme_read: PerRank
-    nvme_write: PerRank
-    host_memory: PerRank
-    device_memory: PerRank
-    cpu_update: PerRank  # elements/s
-    gpu_update: PerRank  # elements/s
-    state_in: PerRank  # bytes/s of state that passes through the GPU
-    state_out: PerRank
-    latency: float = 0.0  # seconds per move
-
-
-@dataclass(frozen=True, slots=True)
 class Costs:
     """Prices and capacities of one strategy on a cluster."""
 
@@ -159,7 +139,7 @@ def price(
             name: _kind_cost(graph, kind, training, nodes, framework)
             for name, kind in graph.kinds.items()
         },
-        rates=_rates(nodes, sharing, graph.sizes),
+        rates=rates_of(nodes, sharing, graph.sizes),
         send=send(boundary, strategy, nodes),
         table=_table(graph, nodes),
         capacity={
@@ -343,69 +323,3 @@ def pass_cost(
     beside = beside and not framework.waits
     whole = norm(busy, host, OVERLAP_NORM) if beside else busy + host
     return PassCost(whole, GpuWaits(exposed, whole - busy))
-
-
-# The share of a copy's rate alone that remains while state passes through the GPU and the CPU runs
-# AdamW. Both use the host's memory, and copies that write to it wait less. Measured in training on
-# an H200's machine: 34 of 54.7 and 47 of 54.5 GB/s
-# (benchmarks/results/2026-11-22-h200-one-at-a-time).
-INTO_BESIDE_UPDATE = 0.62
-OFF_BESIDE_UPDATE = 0.86
-
-
-def _passing(
-    pcie: Pcie, h2d: PerRank, d2h: PerRank, sharing: NodeSharing
-) -> tuple[PerRank, PerRank]:
-    """Bytes/s at which a rank's state comes to the GPU, and leaves it, beside the CPU's update.
-
-    `h2d`, `d2h`: the rates of the rank's copies alone.
-    """
-    into, off = pcie.node_host_to_device_beside_update, pcie.node_device_to_host_beside_update
-    return (
-        min(h2d, sharing.rate_of_rank(into)) if into else PerRank(INTO_BESIDE_UPDATE * h2d),
-        min(d2h, sharing.rate_of_rank(off)) if off else PerRank(OFF_BESIDE_UPDATE * d2h),
-    )
-
-
-def _drives(nvme: Nvme | None, sharing: NodeSharing) -> tuple[PerRank, PerRank]:
-    """Bytes/s that a rank reads and writes; while both go on, if that was measured.
-
-    Both go on while there is state on a drive. As many bytes come as go, so each gets half.
-    """
-    if nvme is None:
-        return PerRank(1.0), PerRank(1.0)
-    half = PerNode((nvme.node_both_ways or inf) / 2)
-    read, write = min(nvme.node_read, half), min(nvme.node_write, half)
-    return sharing.rate_of_rank(read), sharing.rate_of_rank(write)
-
-
-def _cpu_update(host: Host, sizes: ElementSizes) -> PerNode:
-    """Elements/s that all cores of a node update; beside copies, if that was measured."""
-    return PerNode((host.adam_rate_beside_copies or host.adam_rate) / _part(sizes))
-
-
-def _part(sizes: ElementSizes) -> float:
-    """Rates are those of AdamW in mixed precision; other updates follow from their bytes."""
-    return sizes.update_bytes / ADAM_BYTES
-
-
-def _rates(nodes: NodeGroup, sharing: NodeSharing, sizes: ElementSizes) -> Rates:
-    """A rank's part of its node's rates, at most what its GPU's link takes."""
-    pcie, host, gpu = nodes.pcie, nodes.host, nodes.gpu
-    read, write = _drives(nodes.nvme, sharing)
-    h2d = min(pcie.host_to_device, sharing.rate_of_rank(pcie.node_host_to_device))
-    d2h = min(pcie.device_to_host, sharing.rate_of_rank(pcie.node_device_to_host))
-    state_in, state_out = _passing(pcie, h2d, d2h, sharing)
-    return Rates(
-        h2d=h2d,
-        d2h=d2h,
-        nvme_read=read,
-        nvme_write=write,
-        host_memory=sharing.rate_of_rank(host.memory_bandwidth),
-        device_memory=PerRank(gpu.memory_bandwidth * gpu.memory_efficiency),
-        cpu_update=sharing.rate_of_rank(_cpu_update(host, sizes)),
-        gpu_update=PerRank(gpu.adam_rate / _part(sizes)),
-        state_in=state_in,
-        state_out=state_out,
-        latency=pcie.latency,
-    )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from bigplan.content import Holds
 from bigplan.cost import Costs
-from bigplan.cost.price import GpuWaits, KindCost, Rates
+from bigplan.cost.price import GpuWaits, KindCost
+from bigplan.cost.rates import Rates
 from bigplan.graph.graph import Graph
 from bigplan.placement import Share
 from bigplan.program import Action, Lane, Op, Program, counted, resource

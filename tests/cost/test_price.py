@@ -12,14 +12,13 @@ from bigplan.cost.compute import operator_seconds
 from bigplan.cost.framework import DEEPSPEED, FSDP, MEGATRON, NATIVE, Framework
 from bigplan.cost.price import (
     COLLECTIVE_LAUNCHES,
-    INTO_BESIDE_UPDATE,
-    OFF_BESIDE_UPDATE,
     OVERLAP_NORM,
     device_of,
     memory_of_torch,
     pass_cost,
 )
 from bigplan.cost.process import locked_bytes
+from bigplan.cost.rates import INTO_BESIDE_UPDATE, OFF_BESIDE_UPDATE
 from bigplan.errors import InputError
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Recompute

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bigplan.cost import Costs, KindCost, Rates, price
 from bigplan.cost.framework import FSDP, NATIVE, Framework
-from bigplan.cost.price import ADAM_BYTES
+from bigplan.cost.rates import ADAM_BYTES
 from bigplan.cost.step import (
     UPDATE_BYTES,
     Execution,
