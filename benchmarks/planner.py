@@ -59,7 +59,7 @@ def line(name: str) -> str:
     took = time.process_time() - start
     best = found.best
     used = ",".join(sorted(mechanisms(best.placement))) or "-"
-    strategy = " ".join(f"{k}={v}" for k, v in best.candidate.strategy if v not in (0, 1))
+    strategy = " ".join(f"{k}={v}" for k, v in best.candidate.strategy if v not in (0, 1, ()))
     return (
         f"{name:16s} {best.seconds:10.4f} {best.expected:10.4f} "
         f"{best.seconds / found.bound - 1:6.1%} {found.programs:5d} {took:6.2f}  "

@@ -82,7 +82,7 @@ def searched(case: Case) -> dict[str, Any]:
     except BigplanError:
         return {"seconds": None, "cpu": time.process_time() - start}
     best = found.best
-    strategy = " ".join(f"{k}={v}" for k, v in best.candidate.strategy if v not in (0, 1))
+    strategy = " ".join(f"{k}={v}" for k, v in best.candidate.strategy if v not in (0, 1, ()))
     return {
         "seconds": best.seconds,
         "expected": best.expected,
