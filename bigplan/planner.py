@@ -135,19 +135,24 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         strategy=strategy,
         placement=best.placement,
         executable=executable(request.model, request.training, strategy, request.cluster.group.gpu),
-        search=SearchRecord(
-            solver=solver_name(),
-            strategies=found.strategies,
-            relaxations=found.relaxations,
-            programs=found.programs,
-            stopped=found.stopped,
-            idle_gpus=idle,
-            idle_nodes=request.cluster.nodes - cluster.nodes,
-        ),
+        search=_record(found, idle, request.cluster.nodes - cluster.nodes),
         alternatives=tuple(_alternatives(found, workload.nodes)),
         model=request.model,
         training=request.training,
         cluster=cluster,
+    )
+
+
+def _record(found: Found, idle_gpus: int, idle_nodes: int) -> SearchRecord:
+    """What the search tried, and what its plan leaves without work."""
+    return SearchRecord(
+        solver=solver_name(),
+        strategies=found.strategies,
+        relaxations=found.relaxations,
+        programs=found.programs,
+        stopped=found.stopped,
+        idle_gpus=idle_gpus,
+        idle_nodes=idle_nodes,
     )
 
 

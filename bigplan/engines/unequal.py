@@ -1,7 +1,7 @@
 """Plans in which unlike groups of nodes take part, each with micro-batches of a size of its own.
 
-Sizes are planned as equal nodes (spec/unequal.py), and what is found is priced again for each group
-with its own figures. From these prices follow the next sizes.
+Each choice of sizes is planned as equal nodes (spec/unequal.py). The plan is then priced again for
+each group, with the group's own figures. The next sizes follow from these prices.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from bigplan.spec.unequal import (
     with_figures,
 )
 
-# Sizes planned at most for replicas of one GPU, and for those of several, among which more sizes
-# divide a batch. Products alone are a tenth or two off in how fast groups are to each other; the
-# second sizes follow from what a step takes with the first.
+# Sizes that are planned at most, once for replicas of one GPU and once for those of several, which
+# divide a batch in more ways. The first sizes follow from products alone, which tell how fast
+# groups are to each other to a tenth or two. The second follow from a step with the first.
 TRIED = 2
 
 

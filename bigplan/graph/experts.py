@@ -64,8 +64,8 @@ def grouped_product(shape: RankShape, step: LayerStep, *, fp8: bool = False) -> 
 def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     """Choosing experts and copying tokens for them, forward and backward.
 
-    The backward adds up and brings back the gradients by gate's and up's rows, and copies the rows
-    again, of which the forward keeps none.
+    The backward adds up the gradients by rows and brings them back to their tokens. It also copies
+    the rows again, because the forward keeps none.
     """
     rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
     there, back = 2 * rows, _summed(shape, both=True) + 2 * rows
