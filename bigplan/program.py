@@ -207,12 +207,15 @@ def walk(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[tup
 def expand(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[Action]:
     """The actions in order, repeats unrolled, with micro-batch numbers of the step."""
     for action, number in walk(instructions, offset):
-        yield action if number == action.micro_batch else numbered(action, number)
+        yield numbered(action, number)
 
 
 def numbered(action: Action, number: int) -> Action:
     """The action for another micro-batch."""
-    return action._replace(micro_batch=number)
+    if number == action.micro_batch:
+        return action
+    *before, _, recompute, share, beside_update = action
+    return Action(*before, number, recompute, share, beside_update)
 
 
 def only(instructions: tuple[Instruction, ...], ops: Collection[Op]) -> tuple[Instruction, ...]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.content import Content, Holds
-from bigplan.order import PACED, order_of
+from bigplan.order import PACED, EntryPlaces, TimeWaits, Waits, order_of
 from bigplan.placement import Share, Tier
 from bigplan.program import Action, Buffer, Lane, Op, Ref, entry
 from tests.examples import examples
@@ -144,3 +144,18 @@ def test_an_order_has_what_must_wait_and_nothing_else(actions: list[Action]) -> 
         assert not any(wait in before[i] for wait in waits for i in earlier)  # none needlessly
         needed = _must_follow(actions, number)
         assert set(waits) <= needed <= before[number]
+
+
+@given(st.lists(st.tuples(ACTIONS, st.integers(0, 3)), max_size=20))
+@settings(max_examples=examples(200), deadline=None)
+def test_times_wait_by_the_same_rules(actions: list[tuple[Action, int]]) -> None:
+    places = EntryPlaces(BUFFERS)
+    rules, times = Waits[float](places.count, 0.0, max), TimeWaits(places.count, 0.0, max)
+    for action, seconds in actions:
+        uses = places.uses(action)
+        reads, changes = uses.at(action.micro_batch)
+        begin = rules.begin(uses, reads, changes, 0.0)
+        assert times.begin(uses, reads, changes, 0.0) == begin
+        rules.end(reads, changes, begin + seconds)
+        times.end(reads, changes, begin + seconds)
+        assert (times.changed, times.used, times.pace) == (rules.changed, rules.used, rules.pace)

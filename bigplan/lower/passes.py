@@ -295,6 +295,8 @@ class Emitter:
             start = [*before, micro_batch.backward(self.refs, layer, started), *after]
             yield from (numbered(action, unit.base) for action in start)
             yield from self._fetch_ahead(layer, 0, unit)
+            if self._group == 1:
+                return
         after = [*sent, *micro_batch.rows_home(self.refs, layer, adds=True)]
         rest = [*before, micro_batch.backward(self.refs, layer, [own, *table]), *after]
         # While fetches are for the layer's own micro-batches, all micro-batches are alike.

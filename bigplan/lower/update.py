@@ -152,31 +152,26 @@ def _cpu_update(layout: StageLayout, layer: int) -> Iterator[Action]:
     if rows:
         kept = _kept(layout, layer, Share.HOST)
         yield _update(layer, Lane.CPU, (*reads, *kept), (weights, *kept), rows, Share.HOST)
-    for chunk in range(layout.chunks(layer, Share.NVME)):
-        yield from _chunk_update(layout, layer, chunk, reads, weights)
+    yield from _chunk_updates(layout, layer, reads, weights)
     yield from _weights_home(layout, layer, weights)
 
 
-def _chunk_update(
-    layout: StageLayout, layer: int, chunk: int, reads: tuple[Ref, ...], weights: Ref
+def _chunk_updates(
+    layout: StageLayout, layer: int, reads: tuple[Ref, ...], weights: Ref
 ) -> Iterator[Action]:
-    """Read a chunk of state, update its rows, write it back."""
+    """Read each chunk of state, update its rows, write it back."""
     share = Share.NVME
-    elements, home = chunk_elements(layout, layer, share), state_home(layer, share, chunk)
+    if not (count := layout.chunks(layer, share)):
+        return
+    elements, first = chunk_elements(layout, layer, share), layout.first_chunks[layer, share]
     nbytes = elements * layout.graph.sizes.state
-    staged = Ref("stage.o", home.content, layout.first_chunks[layer, share] + chunk)
-    yield Action(Op.READ, Lane.NVME_READ, layer, (home,), (staged,), amount=nbytes, share=share)
-    yield _update(layer, Lane.CPU, (*reads, staged), (weights, staged), elements, share)
-    yield Action(
-        Op.WRITE,
-        Lane.NVME_WRITE,
-        layer,
-        (staged,),
-        (home,),
-        (staged,),
-        amount=nbytes,
-        share=share,
-    )
+    for chunk in range(count):
+        home = state_home(layer, share, chunk)
+        staged = Ref("stage.o", home.content, first + chunk)
+        there, back = ((home,), (staged,)), ((staged,), (home,), (staged,))
+        yield Action(Op.READ, Lane.NVME_READ, layer, *there, amount=nbytes, share=share)
+        yield _update(layer, Lane.CPU, (*reads, staged), (weights, staged), elements, share)
+        yield Action(Op.WRITE, Lane.NVME_WRITE, layer, *back, amount=nbytes, share=share)
 
 
 def _gradients_on_host(layout: StageLayout, layer: int) -> tuple[Ref, list[Action]]:

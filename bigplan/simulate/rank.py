@@ -12,7 +12,7 @@ from bigplan.content import Content
 from bigplan.cost import Costs
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
-from bigplan.order import EntryPlaces, Uses, Waits
+from bigplan.order import EntryPlaces, TimeWaits, Uses
 from bigplan.program import LINKS, Action, Lane, Op, Program, Repeat, walk
 from bigplan.simulate.link import BusyLink
 from bigplan.simulate.moment import Moment
@@ -51,7 +51,7 @@ class Rank:
 
     stage: int
     segments: list[Segment]
-    waits: Waits[float]
+    waits: TimeWaits
     mail: Mail  # shared by all ranks; what was received is taken out
     events: list[Event] | None = None
     traced: bool = False  # times are moments, which know their cause
@@ -160,7 +160,7 @@ def priced_anew(ranks: Sequence[Rank], graph: Graph, costs: Costs) -> list[Rank]
         Rank(
             stage=rank.stage,
             segments=[segment.priced(seconds) for segment in rank.segments],
-            waits=Waits[float](rank.waits.count, 0.0, max),
+            waits=TimeWaits(rank.waits.count, 0.0, max),
             mail=mail,
             links=_links(rank.segments),
             clocks=[0.0] * len(LANES),
@@ -191,7 +191,7 @@ def _rank(program: Program, prices: tuple[Graph, Costs], mail: Mail) -> Rank:
     return Rank(
         stage=program.stage,
         segments=segments,
-        waits=Waits[float](places.count, 0.0, max),
+        waits=TimeWaits(places.count, 0.0, max),
         mail=mail,
         links=_links(segments),
         clocks=[0.0] * len(LANES),
