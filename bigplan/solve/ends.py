@@ -24,8 +24,12 @@ def leading_seconds(times: StageTimes) -> float:
     graph, sharded = times.stage.graph, times.stage.sharded
     return _exposed(
         # Into a slot, or after an update.
-        (cost.gather * (sharded(kind, 1 if graph.deferred else 3) > 1), times.group * cost.forward)
-        for kind, cost in _opening(times)
+        (
+            cost.gather * (sharded(kind, 1 if graph.deferred else 3) > 1),
+            times.group * cost.forward,
+            count,
+        )
+        for kind, cost, count in _opening(times)
     )
 
 
@@ -40,29 +44,34 @@ def trailing_seconds(times: StageTimes) -> float:
             times.reduce(kind)
             + cost.gather * (not graph.deferred and sharded(kind, 1) > 1 == sharded(kind, 3)),
             times.group * (cost.backward + max(map(cost.again, graph.recomputes))),
+            count,
         )
-        for kind, cost in _opening(times)
+        for kind, cost, count in _opening(times)
         if not times.stage.is_loss(kind)
     )
 
 
 def last_reduction(times: StageTimes) -> float:
     """Seconds of the stage's very last reduction, which follows all of its compute and moves."""
-    kind, _ = next(_opening(times))
+    kind, *_ = next(_opening(times))
     return 0.0 if times.stage.is_loss(kind) else times.reduce(kind)
 
 
-def _opening(times: StageTimes) -> Iterator[tuple[LayerKind, KindCost]]:
-    """The layers of the first chunk in order."""
+def _opening(times: StageTimes) -> Iterator[tuple[LayerKind, KindCost, int]]:
+    """The layers of the first chunk in order, those alike together."""
     for name, count in times.stage.opening:
-        yield from [(times.stage.graph.kinds[name], times.costs.kinds[name])] * count
+        yield times.stage.graph.kinds[name], times.costs.kinds[name], count
 
 
-def _exposed(layers: Iterable[tuple[float, float]]) -> float:
-    """Seconds of exchanges beyond compute that may hide them: of each layer, first to last."""
+def _exposed(layers: Iterable[tuple[float, float, int]]) -> float:
+    """Seconds of exchanges beyond compute that may hide them: of each layer, and how many of these.
+
+    From one to the next of layers alike this grows or falls evenly: the first or the last has most.
+    """
     exposed = exchanged = passed = 0.0
-    for exchange, compute in layers:
-        exchanged += exchange
-        exposed = max(exposed, exchanged - passed)
-        passed += compute
+    for exchange, compute, count in layers:
+        first, last = exchange - passed, count * exchange - (count - 1) * compute - passed
+        exposed = max(exposed, exchanged + first, exchanged + last)
+        exchanged += count * exchange
+        passed += count * compute
     return exposed
