@@ -212,10 +212,7 @@ def expand(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[A
 
 def numbered(action: Action, number: int) -> Action:
     """The action for another micro-batch."""
-    if number == action.micro_batch:
-        return action
-    *before, _, recompute, share, beside_update = action
-    return Action(*before, number, recompute, share, beside_update)
+    return action if number == action.micro_batch else action._replace(micro_batch=number)
 
 
 def only(instructions: tuple[Instruction, ...], ops: Collection[Op]) -> tuple[Instruction, ...]:
