@@ -186,14 +186,23 @@ def _started(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
 
 
 def _alike(trial: Trial) -> tuple[tuple[Pin, ...], ...]:
-    """Pins by which layers do alike: none, gradients in host memory, activations as most are."""
+    """Pins by which layers do alike: none, gradients in host memory, activations as most are.
+
+    Small programs are solved and simulated at little cost, so of these also: all parameters with
+    their gradients in host memory, the blocks' activations there, and both.
+    """
     kept, block = Counter[str](), trial.candidate.graph.layers[1]
     for stage in trial.placement.stages:
         for how, tiers in stage.kinds[block].activations.items():
             kept.update({f"{how}.{tier}": layers for tier, layers in tiers.items()})
     most = max(kept, key=kept.__getitem__)
     gradients = Pin(None, "gradients", Tier.HOST, None)
-    return (), (gradients,), (Pin(block, "activations", most, None),)
+    usual = (), (gradients,), (Pin(block, "activations", most, None),)
+    if trial.instructions >= 2 * SMALL:
+        return usual
+    layers = gradients, Pin(None, "parameters", Tier.HOST, None)
+    activations = Pin(block, "activations", Tier.HOST, None)
+    return *usual, layers, (activations,), (*layers, activations)
 
 
 def _expected(trial: Trial) -> float:
