@@ -268,7 +268,7 @@ class _State:
         """The seconds to hope for or to expect, by what is known.
 
         Arithmetic is asked where a strategy's bound alone does not decide: of 9,126 strategies for
-        1T on 10,240 GPUs for 40.
+        1T on 10,240 GPUs for 18.
         """
         if isinstance(entry.of, StrategyFamily):
             return entry.bound
