@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Takes the gradient [tokens, out] by a product's output, and its input [tokens, in].
@@ -87,3 +88,12 @@ def adapted(outputs: Sequence[Tensor], x: Tensor, adapters: Adapters | None) -> 
     """Add what adapters give of x [..., in] to the products' outputs, where there are some."""
     if adapters is not None:
         adapters.add_to(outputs, x)
+
+
+def adapted_linear(
+    adapters: Adapters | None, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """F.linear of x [..., in], and what its adapter adds, without a graph."""
+    output = F.linear(x, weight, bias)
+    adapted([output], x, adapters)
+    return output
