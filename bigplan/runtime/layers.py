@@ -73,8 +73,10 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     block = Block(context.model, tables, ranks, parts, in_product=in_product, kernels=kernels)
     block.lora = training.lora
     block.balance = _balance(context, losses)
+    embedding = Embedding(context.model, batches, ranks, parts, kernels)
+    embedding.frozen = training.lora is not None
     kinds: dict[str, Layer] = {
-        "embedding": Embedding(context.model, batches, ranks, parts, kernels),
+        "embedding": embedding,
         "block": block,
         "head": Head(context, batches, losses, in_product=in_product, kernels=kernels),
     }
@@ -109,24 +111,28 @@ class Embedding:
         self._context = context
         self._ways = PLAIN._replace(kernels=kernels)
         self._elsewhere = ranks.counted_elsewhere(model.steps("embedding"))
+        self.frozen = False  # then its backward is idle
 
     def forward(self, visit: Visit, kept: KeptActivations) -> Tensor:
-        """Keeps the tokens, and the graph of the norm."""
+        """Keeps the tokens, and the graph of the norm unless it is frozen."""
         tokens = self._batches.tokens(visit)
         kept.saved, x, model = [tokens], self._embedded(visit, tokens), self._model
         if not model.embedding_norm:
             return x
+        if self.frozen:
+            return self._normed(visit, x)
         leaves = _leaves(visit.parameters(), in_product=True)  # rows are added to the tables' sums
         kept.parameters = _differentiated(leaves)
         return kept.record(lambda x: blocks.embedding_norm(leaves, x, model, self._ways), x)
 
-    @torch.no_grad()
     def evaluate(self, visit: Visit) -> Tensor:
         """The same, with nothing kept."""
-        x, model = self._embedded(visit, self._batches.tokens(visit)), self._model
-        if not model.embedding_norm:
-            return x
-        return blocks.embedding_norm(visit.parameters(), x, model, self._ways)
+        x = self._embedded(visit, self._batches.tokens(visit))
+        return self._normed(visit, x) if self._model.embedding_norm else x
+
+    @torch.no_grad()
+    def _normed(self, visit: Visit, x: Tensor) -> Tensor:
+        return blocks.embedding_norm(visit.parameters(), x, self._model, self._ways)
 
     @torch.no_grad()
     def _embedded(self, visit: Visit, tokens: Tensor) -> Tensor:
@@ -185,7 +191,12 @@ class Block:
         if recompute is Recompute.FULL:
             kept.keep_input(x)
             return self._alone(visit, x)
-        return self.record(visit.parameters(), x, kept, recompute)
+        return self.record(self._parameters(visit), x, kept, recompute)
+
+    def _parameters(self, visit: Visit) -> dict[str, Tensor]:
+        """The block's tensors, and its adapters where it has some."""
+        own = visit.parameters()
+        return own if self.lora is None else own | visit.parameters(1)
 
     def evaluate(self, visit: Visit) -> Tensor:
         """Without a graph."""
@@ -200,7 +211,7 @@ class Block:
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
         ways = self._products().ways._replace(context=self._context)
         with torch.no_grad():
-            return blocks.block(visit.parameters(), x, self._model, self._tables, ways)
+            return blocks.block(self._parameters(visit), x, self._model, self._tables, ways)
 
     def backward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Through the graph, which is recorded first where the input alone was kept."""
@@ -208,7 +219,7 @@ class Block:
         kept.weights = visit.weights()
         if visit.recompute is Recompute.FULL:
             again = KeptActivations(weights=kept.weights)
-            self.record(visit.parameters(), kept.fetched_input(), again, Recompute.FULL)
+            self.record(self._parameters(visit), kept.fetched_input(), again, Recompute.FULL)
             kept = again
         visit.open(kept.sums)
         by_input, gradients = kept.gradients(gradient)

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import splits_over_tensor_parallel
 from bigplan.runtime import blocks
 from bigplan.runtime.adapters import side_by_side
-from bigplan.runtime.blocks import Ways
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.products import Products, Sums
@@ -28,6 +26,7 @@ from bigplan.spec.lora import Lora, adapters, targets_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from tests.examples import examples
+from tests.runtime.lora_loop import plain_ways
 from tests.runtime.neighbours import side_by_side as on_threads
 from tests.runtime.plans import models, tiny_model
 
@@ -51,21 +50,6 @@ def _values(parameters: tuple[Parameter, ...], seed: int) -> dict[str, Tensor]:
     }
 
 
-def _plain_ways(scale: float) -> Ways:
-    """Products as the formula has them, differentiated by autograd."""
-
-    def linears(p: Mapping[str, Tensor], names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
-        outputs = []
-        for name in names:
-            y = F.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias"))
-            if f"{name}.lora_A" in p:
-                y = y + scale * F.linear(F.linear(x, p[f"{name}.lora_A"]), p[f"{name}.lora_B"])
-            outputs.append(y)
-        return tuple(outputs)
-
-    return Ways(linears)
-
-
 class _Case:
     """A block, its adapters, an input and a gradient, whole."""
 
@@ -82,7 +66,7 @@ class _Case:
         leaves = {name: value.clone().requires_grad_() for name, value in self.trained.items()}
         x = self.x.clone().requires_grad_()
         output = blocks.block(
-            {**self.frozen, **leaves}, x, self.model, tables, _plain_ways(self.lora.scale)
+            {**self.frozen, **leaves}, x, self.model, tables, plain_ways(self.lora.scale)
         )
         by_x, *others = torch.autograd.grad(output, [x, *leaves.values()], self.gradient)
         sums = {name: times * by for name, by in zip(leaves, others, strict=True)}
@@ -124,7 +108,7 @@ def _passes(
 
 def _apart(ours: Tensor, exact: Tensor, beside: float = 0.0) -> float:
     """Relative distance of whole tensors; `beside`: a norm below which theirs are roundings."""
-    return float((ours - exact).norm() / max(float(exact.norm()), beside))
+    return float((ours - exact).detach().norm() / max(float(exact.norm()), beside))
 
 
 def _roundings(gradients: Mapping[str, Tensor]) -> float:
