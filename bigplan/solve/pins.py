@@ -46,6 +46,7 @@ STAGES = ("all", "first", "middle", "late", "last")
 STREAMED = "streamed"
 MOVED = ("parameters", "gradients", "optimizer", "activations")
 TENSORS = (*MOVED, "recompute", STREAMED)
+OF_TRAINED = ("gradients", "optimizer", STREAMED)  # frozen layers have none of these
 FRACTIONS = ("optimizer", STREAMED)  # of the state; other pins count layers
 
 
@@ -196,6 +197,8 @@ def _main(stage: StageClass) -> str:
 
 
 def _movable(pin: Pin, kind: LayerKind) -> bool:
+    if kind.frozen and pin.tensor in OF_TRAINED:
+        return False
     if pin.tensor in ("activations", "recompute"):
         return kind.stores_activations or pin.kind == kind.name
     return not (kind.pinned and pin.tensor not in FRACTIONS) or pin.kind == kind.name
