@@ -285,6 +285,8 @@ class Space:
                     # Frozen layers have nothing that stages 1 and 2 shard.
                     stages = (0, 3) if self.training.lora else (0, 1, 2, 3)
                     for zero in self._tried("zero", stages if dp * cp > 1 else (0,)):
+                        if zero not in stages:
+                            continue
                         if (zero and dp * cp == 1) or (vpp > 1 and zero > 1):
                             continue
                         yield Strategy(

@@ -145,6 +145,21 @@ def _number(key: str, value: str | int | float, wanted: str) -> float:
         raise InputError(f"--set {_shown(key, value)}: write {wanted}") from None
 
 
+def refuse_of_trained(fixed: Mapping[str, int], pins: Iterable[Pin]) -> None:
+    """Raise InputError for decisions that a model has not whose adapters alone are trained."""
+    if fixed.get("zero") in (1, 2):
+        raise InputError(
+            f"--set zero={fixed['zero']}: with lora there are no gradients and no state that this "
+            "would shard, but those of small adapters; use 0, or 3, which shards parameters"
+        )
+    for pin in pins:
+        if pin.tensor in OF_TRAINED:
+            raise InputError(
+                f"--set {pin.tensor}: with lora the model is frozen and has no gradients and no "
+                "optimizer state, and those of its adapters stay on the GPU; leave it out"
+            )
+
+
 def refuse_unknown_kind(pin: Pin, kinds: Collection[str]) -> None:
     """Raise InputError where the pin is of layers of a kind that is not among these."""
     if pin.kind is not None and pin.kind not in kinds:
