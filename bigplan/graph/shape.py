@@ -15,6 +15,7 @@ from bigplan.mechanics import (
     sums_in_products,
 )
 from bigplan.spec.gpu import Gpu
+from bigplan.spec.lora import adapted_steps
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 from bigplan.spec.training import Training
@@ -153,9 +154,18 @@ class RankShape:
         """Bytes of a hidden state after a gather, where ranks hold parts of it."""
         return self.whole_hidden if self.sequence_parallel else 0
 
+    @property
+    def frozen(self) -> bool:
+        """Whether adapters alone are trained."""
+        return self.training.lora is not None
+
+    def every_step(self, kind: str) -> tuple[LayerStep, ...]:
+        """What one layer of a kind does, with adapters."""
+        return adapted_steps(self.model, kind, self.training.lora)
+
     def steps(self, op: StepOp) -> tuple[LayerStep, ...]:
         """The block's steps with this op."""
-        return tuple(step for step in self.model.steps("block") if step.op is op)
+        return tuple(step for step in self.every_step("block") if step.op is op)
 
     @property
     def activation_shape(self) -> BlockShape:
@@ -171,6 +181,7 @@ class RankShape:
             expanded_kv=repeats_heads(self.element, self.model.heads, self.model.kv_heads),
             materialised=self.training.attention == "materialised",
             dropout=self.training.dropout > 0,
+            lora=self.training.lora,
         )
 
     def into_matrix(self, name: str, chunks: int = 1) -> tuple[Collective, ...]:

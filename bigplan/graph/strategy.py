@@ -282,7 +282,11 @@ class Space:
                 for group in self._tried("accumulation_group", _groups(micro_batches)):
                     if micro_batches % group or (vpp > 1 and group > 1):
                         continue
-                    for zero in self._tried("zero", (0, 1, 2, 3) if dp * cp > 1 else (0,)):
+                    # Frozen layers have nothing that stages 1 and 2 shard.
+                    stages = (0, 3) if self.training.lora else (0, 1, 2, 3)
+                    for zero in self._tried("zero", stages if dp * cp > 1 else (0,)):
+                        if zero not in stages:
+                            continue
                         if (zero and dp * cp == 1) or (vpp > 1 and zero > 1):
                             continue
                         yield Strategy(

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bigplan.content import ADAPTERS
 from bigplan.rectangle import Rectangle, all_of
 from bigplan.runtime.hf_weights import HfFolder
 from bigplan.spec.model import ModelSpec
@@ -37,10 +38,17 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
     `training.weights` is checked whole here, before any of it is read or memory is taken. Raises
     InputError, and RefusedError for what is not read.
     """
-    if training.weights is not None:
-        folder = HfFolder.open(Path(training.weights).expanduser(), model)
-        return lambda kind, layer, parameter, part: folder.values(layer, parameter, part)
-    return partial(random_values, seed=training.seed)
+    drawn = partial(random_values, seed=training.seed)
+    if training.weights is None:
+        return drawn
+    folder = HfFolder.open(Path(training.weights).expanduser(), model)
+
+    def read(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
+        if layer == ADAPTERS:
+            return drawn(kind, layer, parameter, part)
+        return folder.values(layer, parameter, part)
+
+    return read
 
 
 def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter) -> Tensor:
@@ -53,12 +61,14 @@ def random_values(
 ) -> Tensor:
     """Normal (std 0.02) matrices, norm weights one, biases zero: fp32 on the CPU [rows, columns].
 
+    Of adapters A is uniform within +- 1 / sqrt(in), as torch.nn.Linear begins, and B is zero.
+
     The values depend on the arguments alone, so every plan starts from the same model. The value of
     an element does not depend on the rectangle: blocks of whole rows, of BLOCK elements or a little
     less, have their own seeds.
     """
     shape = rectangle.rows, rectangle.columns
-    if parameter.name.endswith(".bias"):
+    if parameter.name.endswith((".bias", ".lora_B")):
         return torch.zeros(shape)
     if len(parameter.shape) == 1:
         return torch.ones(shape)
@@ -70,11 +80,14 @@ def random_values(
         last = min(everything.rows, (number + 1) * at_once)
         block = Rectangle(parameter.name, number * at_once, last, 0, everything.columns)
         place = values[band.within(rectangle)]
-        if band == block:
-            place.normal_(0.0, STD, generator=generator)
+        drawn = place if band == block else torch.empty(block.rows, block.columns)
+        if parameter.name.endswith(".lora_A"):
+            bound = block.columns**-0.5
+            drawn.uniform_(-bound, bound, generator=generator)
         else:
-            drawn = torch.empty(block.rows, block.columns)
-            place.copy_(drawn.normal_(0.0, STD, generator=generator)[band.within(block)])
+            drawn.normal_(0.0, STD, generator=generator)
+        if drawn is not place:
+            place.copy_(drawn[band.within(block)])
     return values
 
 

@@ -97,6 +97,7 @@ class _Norm(Function):
         x, weight, bias = given
         ctx.set_materialize_grads(False)
         ctx.rule, ctx.over, ctx.biased = rule, over, bias is not None
+        ctx.frozen = not ctx.needs_input_grad[3]
         out, *statistics = rule.library.norm(rule.kind, x, weight, bias, rule.epsilon)
         ctx.save_for_backward(x, weight, *statistics)
         return out, x.view_as(x)
@@ -108,13 +109,15 @@ class _Norm(Function):
 
 
 def _norm_gradients(ctx: Any, by_out: Tensor, beside: Tensor | None, *, over: bool) -> list[Any]:
-    """Gradients by x, weight and bias, the last None where there is none."""
+    """Gradients by x, weight and bias: None where there is none, or where they are frozen."""
     x, weight, *statistics = ctx.saved_tensors
     library, kind, _ = ctx.rule
     names = ("mean", "rstd") if kind == "layernorm" else ("rstd",)
     named = {"gradient": by_out, "x": x, "weight": weight}
     named |= dict(zip(names, statistics, strict=True))
-    found = library.norm_backward(kind, named, beside, biased=ctx.biased, over=over)
+    found = library.norm_backward(
+        kind, named, beside, biased=ctx.biased, frozen=ctx.frozen, over=over
+    )
     return [*found, *[None] * (3 - len(found))]
 
 
@@ -125,7 +128,7 @@ class _AddedNorm(Function):
     def forward(ctx: Any, rule: NormRule, *given: Any) -> tuple[Tensor, Tensor]:
         x, y, weight, bias = given
         ctx.set_materialize_grads(False)
-        ctx.rule, ctx.biased = rule, bias is not None
+        ctx.rule, ctx.biased, ctx.frozen = rule, bias is not None, not ctx.needs_input_grad[3]
         found = rule.library.added_norm(rule.kind, x, y, weight, bias, rule.epsilon)
         out, *statistics, total = found
         ctx.save_for_backward(total, weight, *statistics)

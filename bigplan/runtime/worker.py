@@ -143,9 +143,9 @@ class NativeWorker:
             plan, self._at.data
         )  # too short a text fails before memory is taken
         self._data = source.data.fingerprint()
-        if resume is None:
+        if resume is None or self._graph.frozen:
             values = first_values(plan.model, plan.training)  # and so do weights of another model
-        else:
+        if resume is not None:
             found = latest(resume, place=apart.place if apart else None)
             check_same(found, plan, self._data)
             self._steps = found.manifest.step
@@ -157,7 +157,8 @@ class NativeWorker:
         )
         if self._poison:
             memory.poison_all()
-        rows = layer_rows(plan.model, self._graph, self._program, self._at)
+        lora = plan.training.lora
+        rows = layer_rows(plan.model, self._graph, self._program, self._at, lora)
         context = Context(
             plan.model, plan.training, self._graph, self._program, memory, rows, groups
         )
@@ -169,6 +170,8 @@ class NativeWorker:
         if resume is None:
             fill_first(context, values)
         else:
+            if self._graph.frozen:  # a checkpoint has adapters alone
+                fill_first(context, values, self._program.layers)
             restore(context, found)
             update.scaling.restore(found.manifest.state)
             background.newest = found.path
