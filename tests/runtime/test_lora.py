@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch")
@@ -12,37 +15,25 @@ from torch import Tensor
 from bigplan.content import ADAPTERS
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import KindPlacement, Placement, Tier
+from bigplan.placement import Placement, Tier
 from bigplan.plan import Plan
 from bigplan.runtime.context import Context
 from bigplan.runtime.weights import stage_adapters
 from bigplan.runtime.worker import NativeWorker
 from tests.runtime.harness import context_of, started
 from tests.runtime.lora_loop import LoraLoop
+from tests.runtime.lora_ranks import LORA, frozen, plans, run_rank
+from tests.runtime.lora_ranks import STEPS as SAVED_AFTER
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.runtime.processes import start
 
 STEPS = 4
 CLOSE = 1e-5  # fp32, sums in another order
-LORA = {"rank": 4, "alpha": 8.0}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def frozen(
-    layers: int,
-    parameters: Tier = Tier.GPU,
-    recompute: Recompute = Recompute.NONE,
-    activations: Tier = Tier.GPU,
-) -> KindPlacement:
-    """Frozen layers of one kind, all alike."""
-    return KindPlacement(
-        layers=layers,
-        parameters={parameters: layers},
-        activations={recompute: {activations: layers}},
-    )
 
 
 def plan(
@@ -116,3 +107,31 @@ def test_frozen_weights_may_be_elsewhere(name: str, clip_norm: float | None) -> 
 def test_blocks_may_be_recomputed(recompute: Recompute, activations: Tier) -> None:
     block = frozen(2, Tier.HOST, recompute, activations)
     check_steps(plan(placed(embedding=frozen(1), block=block, head=frozen(1))))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("ranks", "clip_norm"), [(2, None), (2, 1e-3), (4, 1e-3)])
+def test_ranks_train_as_one_does_and_go_on_under_another_split(
+    ranks: int, clip_norm: float | None, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    every = plans(ranks, clip_norm=clip_norm)
+    (tmp_path / "plans").write_bytes(pickle.dumps(every))
+    start(run_rank, tmp_path, ranks)
+    loop = LoraLoop(next(iter(every.values())))
+    losses = [loop.step() for _ in range(2 * SAVED_AFTER)]
+    for name, plan in every.items():
+        with subtests.test(name):
+            runs = [
+                torch.load(tmp_path / f"{name}.{rank}.pt", weights_only=False)
+                for rank in range(ranks)
+            ]
+            assert len({run.digest for run in runs}) == 1
+            for run in runs:
+                assert run.losses == pytest.approx(losses, rel=CLOSE)
+                for adapter, (held, values) in run.adapters.items():
+                    exact = loop.adapters[adapter].detach()[held.in_matrix]
+                    assert float((values - exact).norm()) < 10 * CLOSE * float(exact.norm()), (
+                        adapter
+                    )
+            found = set().union(*(run.adapters for run in runs))
+            assert found == set(loop.adapters), plan.strategy
