@@ -15,7 +15,7 @@ from bigplan.mechanics import (
     sums_in_products,
 )
 from bigplan.spec.gpu import Gpu
-from bigplan.spec.lora import adapted_steps
+from bigplan.spec.lora import adapted_steps, stored
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 from bigplan.spec.training import Training
@@ -212,7 +212,7 @@ def _whole_experts(parameter: Parameter, ep: int) -> Tensor:
 
 
 def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
-    """All parameters of a kind of layer on one rank, ordered by the number of ranks that hold them.
+    """All parameters of a kind of layer as one rank stores them, ordered by how many hold them.
 
     So the elements that ranks sum, and those that one rank counts and stores, are ranges of the
     flat layer.
@@ -221,7 +221,7 @@ def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
         _whole_experts(parameter, shape.strategy.ep)
         if shape.dispatched and parameter.experts
         else local_tensor(parameter, shape.tp)
-        for parameter in shape.model.kinds()[kind]
+        for parameter in stored(shape.model, kind, shape.training.lora, shape.element)
     )
     return tuple(sorted(tensors, key=lambda tensor: tensor.holders))
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 from pydantic import Field, model_validator
 
 from bigplan.spec.files.document import Spec
+from bigplan.spec.lora import packs
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
@@ -263,6 +264,8 @@ class Space:
             if self.gpus % tp or self.gpus_per_node % tp:
                 continue
             if not splits_over_tensor_parallel(self.model, tp):
+                continue
+            if not packs(self.model, self.training.lora, tp):
                 continue
             tried = divisors(self.gpus_per_node // tp) if length > MAX_MICRO_BATCH_TOKENS else [1]
             for cp in self._tried("cp", tried):

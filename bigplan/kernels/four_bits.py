@@ -1,4 +1,4 @@
-"""Matrices restored from 4 bits in one pass: 0.53 bytes read and 2 written an element.
+"""Matrices unpacked from 4 bits in one pass: 0.53 bytes read and 2 written an element.
 
 runtime/four_bits.py has the format, and the same in plain torch, which moves some 50 bytes.
 """
@@ -12,23 +12,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bigplan.runtime.four_bits import BLOCK, LEVELS
+from bigplan.runtime.four_bits import LEVELS
+from bigplan.spec.lora import FOUR_BIT_BLOCK
 
-WORDS = 1024  # elements of codes that a program restores
+WORDS = 1024  # elements with codes that a program unpacks
 WARPS = 4
 
 
 @triton.jit
-def _restored(
-    codes, scales, levels, out, words,
-    EACH: tl.constexpr, PER_SCALE: tl.constexpr, WORDS: tl.constexpr,
-):  # fmt: skip
+def _unpacked(
+    stored, scales, levels, out, words, EACH: tl.constexpr, PER: tl.constexpr, WORDS: tl.constexpr
+):
     word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     inside = word < words
-    packed = tl.load(codes + word, mask=inside, other=0).to(tl.int32)
-    scale = tl.load(scales + word // PER_SCALE, mask=inside, other=0.0).to(tl.float32)
+    block = word // PER
+    codes = tl.load(stored + word + block, mask=inside, other=0).to(tl.int32)
+    scale = tl.load(scales + block * (PER + 1) + PER, mask=inside, other=0.0).to(tl.float32)
     place = tl.arange(0, EACH)
-    code = (packed[:, None] >> (4 * place)[None, :]) & 15
+    code = (codes[:, None] >> (4 * place)[None, :]) & 15
     value = tl.load(levels + code) * scale[:, None]
     target = out + word[:, None] * EACH + place[None, :]
     tl.store(target, value.to(out.dtype.element_ty), mask=inside[:, None])
@@ -39,12 +40,16 @@ def _levels(device: torch.device) -> Tensor:
     return torch.tensor(LEVELS, device=device)
 
 
-def restored(codes: Tensor, scales: Tensor, out: Tensor) -> Tensor:
-    """The matrix [out, in] of contiguous codes and scales, written to contiguous `out`."""
-    words, each = codes.numel(), 2 * codes.element_size()
-    whole = torch.int16 if codes.element_size() == 2 else torch.int32
-    _restored[(triton.cdiv(words, WORDS),)](
-        codes.view(whole), scales, _levels(codes.device), out, words,
-        EACH=each, PER_SCALE=BLOCK // each, WORDS=WORDS, num_warps=WARPS,
+def unpacked(stored: Tensor) -> Tensor:
+    """The matrix [out, in] of contiguous packed blocks [out, packed columns]."""
+    each = 2 * stored.element_size()
+    per = FOUR_BIT_BLOCK // each
+    blocks = stored.numel() // (per + 1)
+    out = stored.new_empty(len(stored), blocks // len(stored) * FOUR_BIT_BLOCK)
+    whole = torch.int16 if stored.element_size() == 2 else torch.int32
+    words = blocks * per
+    _unpacked[(triton.cdiv(words, WORDS),)](
+        stored.view(whole), stored, _levels(stored.device), out, words,
+        EACH=each, PER=per, WORDS=WORDS, num_warps=WARPS,
     )  # fmt: skip
     return out

@@ -19,7 +19,7 @@ from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
 from bigplan.runtime.pieces import LayerRows, Offsets, Owner, offsets_of
 from bigplan.runtime.tensor_parallel import TensorParallel
-from bigplan.spec.lora import Lora, adapters
+from bigplan.spec.lora import Lora, adapters, stored
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import full_name
 from bigplan.spec.step import Parameter
@@ -90,10 +90,11 @@ class Context:
         return self.adapters if layer == ADAPTERS else self.graph.kinds[self.graph.layers[layer]]
 
     def parameters(self, layer: int) -> tuple[Parameter, ...]:
-        """The layer's parameters as the model describes them."""
+        """The layer's parameters as this training stores them."""
         if layer == ADAPTERS:
             return adapter_parameters(self.model, self.training.lora, self.program.layers)
-        return self.model.kinds()[self.graph.layers[layer]]
+        kind, element = self.graph.layers[layer], self.graph.sizes.parameter
+        return stored(self.model, kind, self.training.lora, element)
 
     def key(self, ref: Ref, action: Action) -> Key:
         """The entry that `ref` names for the action's micro-batch."""
@@ -179,12 +180,13 @@ def layer_rows(
     model: ModelSpec, graph: Graph, program: Program, at: Coordinates, lora: Lora | None = None
 ) -> dict[int, LayerRows]:
     """What the rank at `at` owns of every layer and of adapters, chunks as the program has them."""
-    owner, parameters, rows = Owner.of(at, graph.strategy), model.kinds(), {}
+    owner, rows = Owner.of(at, graph.strategy), {}
     for layer, placement in program.layers.items():
         homes = {share: program.home(Content(Holds.STATE, layer, share)) for share in IN_CHUNKS}
         counts = {share: home.count if home else 0 for share, home in homes.items()}
         name = graph.layers[layer]
-        rows[layer] = LayerRows.of(graph.kinds[name], parameters[name], placement, counts, owner)
+        parameters = stored(model, name, lora, graph.sizes.parameter)
+        rows[layer] = LayerRows.of(graph.kinds[name], parameters, placement, counts, owner)
     if graph.frozen and (kind := adapter_kind(graph, program)).tensors:
         described = adapter_parameters(model, lora, program.layers)
         rows[ADAPTERS] = adapter_rows(kind, described, at, graph.strategy.tp)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import sqrt
+from typing import Literal
 
 from pydantic import Field
 
@@ -20,6 +21,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 
 HIGHEST_RANK = 1024
+FOUR_BIT_BLOCK = 64  # elements of a row that share a scale (QLoRA, arXiv 2305.14314)
 _WEIGHT = ".weight"
 
 
@@ -38,6 +40,8 @@ class Lora(Spec):
     """products with an adapter, such as [q_proj, v_proj]; default: all of the model's blocks"""
     rank_stabilised: bool = False
     """adapters count alpha / sqrt(rank) in place of alpha / rank"""
+    frozen: Literal["nf4"] | None = None
+    """how the blocks' frozen matrices are stored: nf4 in 4 bits (QLoRA); null: in `precision`"""
 
     @property
     def scale(self) -> float:
@@ -63,6 +67,43 @@ def adapted_steps(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[Layer
 def adapters(model: ModelSpec, lora: Lora | None) -> tuple[Parameter, ...]:
     """The trained matrices of one block, in the order of a forward; none without `lora`."""
     return tuple(p for step in adapted_steps(model, "block", lora) for p in step.adapters)
+
+
+def packed_columns(columns: int, element: int) -> int:
+    """Columns of a matrix in 4 bits, stored in elements of so many bytes: codes, then a scale."""
+    return columns // FOUR_BIT_BLOCK * (FOUR_BIT_BLOCK // (2 * element) + 1)
+
+
+def stored(model: ModelSpec, kind: str, lora: Lora | None, element: int) -> tuple[Parameter, ...]:
+    """The model's parameters of one layer of a kind as they are stored, in elements of that size.
+
+    In 4 bits a matrix of a block has rows as ever, and the packed columns of each.
+    """
+    parameters = model.kinds()[kind]
+    if lora is None or lora.frozen is None or kind != "block":
+        return parameters
+    return _packed(parameters, element)
+
+
+@lru_cache(maxsize=64)  # asked at every pass of a layer
+def _packed(parameters: tuple[Parameter, ...], element: int) -> tuple[Parameter, ...]:
+    return tuple(
+        replace(p, shape=(p.shape[0], packed_columns(p.shape[1], element)))
+        if len(p.shape) == 2
+        else p
+        for p in parameters
+    )
+
+
+def packs(model: ModelSpec, lora: Lora | None, tp: int) -> bool:
+    """Whether each of `tp` ranks has whole blocks of 4-bit elements in every row."""
+    if lora is None or lora.frozen is None:
+        return True
+    return all(
+        parameter.local(tp)[1] % FOUR_BIT_BLOCK == 0
+        for parameter in model.kinds()["block"]
+        if len(parameter.shape) == 2
+    )
 
 
 def trained(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[Parameter, ...]:
@@ -133,6 +174,13 @@ def check_lora(lora: Lora, model: ModelSpec) -> None:
         raise InputError(
             f"lora: adapters are not planned beside experts, and {model.name} has {model.experts} "
             "in each block; leave `lora` out, or use a model without experts"
+        )
+    if not packs(model, lora, 1):
+        widths = sorted({p.shape[1] for p in model.kinds()["block"] if len(p.shape) == 2})
+        raise InputError(
+            f"lora.frozen nf4 stores {FOUR_BIT_BLOCK} elements of a row with one scale, and rows "
+            f"of {model.name} have {', '.join(map(str, widths))}, which do not all divide by it; "
+            "leave `frozen` out"
         )
     known = targets_of(model)
     if lora.targets is None:

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.kernels import four_bits as kernel
+from bigplan.rectangle import Rectangle
 from bigplan.runtime import four_bits
+from bigplan.spec.lora import FOUR_BIT_BLOCK, packed_columns
 from tests.examples import examples
 from tests.kernels.generated import random
 
@@ -25,40 +27,56 @@ MOST = (1 - 0.6961928009986877) / 2 + 2**-8
 @dtypes
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 9))
 @runs
-def test_the_kernel_restores_what_torch_does(
+def test_the_kernel_unpacks_what_torch_does(
     dtype: torch.dtype, rows: int, blocks: int, seed: int
 ) -> None:
-    codes, scales = four_bits.quantised(random(seed, rows, blocks * four_bits.BLOCK), dtype)
-    assert codes.shape == (rows, blocks * four_bits.BLOCK // (2 * dtype.itemsize))
-    assert codes.dtype == scales.dtype == dtype
-    exact = four_bits.restored(codes, scales)
-    ours = kernel.restored(codes, scales, torch.empty_like(exact))
+    columns = blocks * FOUR_BIT_BLOCK
+    stored = four_bits.packed(random(seed, rows, columns), dtype)
+    assert stored.shape == (rows, packed_columns(columns, dtype.itemsize))
+    assert stored.dtype == dtype
+    exact = four_bits.unpacked(stored)
+    assert exact.shape == (rows, columns)
     # One rounding: Triton's interpreter cuts bf16 off.
-    torch.testing.assert_close(ours, exact, rtol=torch.finfo(dtype).eps, atol=0.0)
+    rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(kernel.unpacked(stored), exact, rtol=rounding, atol=0.0)
 
 
 @dtypes
 def test_every_element_becomes_the_nearest_level(dtype: torch.dtype) -> None:
-    matrix = random(0, 30, 4 * four_bits.BLOCK)
+    matrix = random(0, 30, 4 * FOUR_BIT_BLOCK)
     matrix[3] = 0.0
-    codes, scales = four_bits.quantised(matrix, dtype)
-    blocks = matrix.view(30, 4, -1)
-    assert torch.equal(scales, blocks.abs().amax(-1).to(dtype))
-    levels = torch.tensor(four_bits.LEVELS, dtype=torch.float64)
-    candidates = levels * scales.double()[..., None, None]
-    nearest = (candidates - blocks.double()[..., None]).abs().amin(-1)
-    restored = four_bits.restored(codes, scales).double().view_as(blocks)
-    rounding = torch.finfo(dtype).eps * scales.double()[..., None]
-    assert ((restored - blocks).abs() <= nearest + rounding + 1e-7).all()
-    assert ((restored - blocks).abs() <= MOST * scales.double()[..., None]).all()
+    found = four_bits.unpacked(four_bits.packed(matrix, dtype))
+    assert not found[3].any()
+    blocks = matrix.view(30, 4, -1).double()
+    scales = blocks.abs().amax(-1).to(dtype).double()[..., None]
+    levels = torch.tensor(four_bits.LEVELS, dtype=torch.float64, device=matrix.device)
+    nearest = (levels * scales[..., None] - blocks[..., None]).abs().amin(-1)
+    lost = (found.double().view_as(blocks) - blocks).abs()
+    assert (lost <= nearest + (torch.finfo(dtype).eps + 1e-6) * scales).all()
+    assert (lost <= MOST * scales).all()
 
 
 @dtypes
 def test_levels_of_a_block_are_exact(dtype: torch.dtype) -> None:
     """Sixteen levels times a power of two come back with no more than a rounding."""
-    levels = torch.tensor(four_bits.LEVELS)
-    matrix = (4.0 * levels).repeat(3, 4)
-    codes, scales = four_bits.quantised(matrix, dtype)
-    assert torch.equal(four_bits.restored(codes, scales), matrix.to(dtype))
-    again = four_bits.quantised(four_bits.restored(codes, scales), dtype)
-    assert torch.equal(again[0].view(torch.uint8), codes.view(torch.uint8))
+    matrix = (4.0 * torch.tensor(four_bits.LEVELS)).repeat(3, 4)
+    stored = four_bits.packed(matrix, dtype)
+    found = four_bits.unpacked(stored)
+    assert torch.equal(found, matrix.to(dtype))
+    assert torch.equal(four_bits.packed(found, dtype).view(torch.uint8), stored.view(torch.uint8))
+
+
+@dtypes
+@given(st.data())
+@runs
+def test_any_rectangle_is_packed_of_whole_blocks(dtype: torch.dtype, data: st.DataObject) -> None:
+    matrix = random(0, 6, 3 * FOUR_BIT_BLOCK)
+    stored = four_bits.packed(matrix, dtype)
+    width = stored.shape[1]
+    first, last = sorted(data.draw(st.sets(st.integers(0, width), min_size=2, max_size=2)))
+    part = Rectangle("w", 1, 4, first, last)
+    whole = four_bits.unstored(part, dtype)
+    found = four_bits.part_of(four_bits.packed(matrix[whole.in_matrix], dtype), part)
+    assert torch.equal(
+        found.contiguous().view(torch.uint8), stored[part.in_matrix].contiguous().view(torch.uint8)
+    )
