@@ -70,13 +70,20 @@ def _adapters_updated(times: StageTimes) -> float:
 
 
 def _adapters_summed(times: StageTimes) -> float:
-    """Seconds to sum the gradients of a stage's adapters over ranks, and of their norm."""
+    """Seconds to sum the gradients of a stage's adapters over ranks, and of their norm.
+
+    Less what follows the last of these gradients on the GPU's lane anyway.
+    """
     graph, costs, elements = times.stage.graph, times.costs, times.stage.adapters
     if not elements:
         return 0.0
     reduced = costs.adapters.reduce if graph.strategy.shards > 1 else 0.0
+    held = any(t.holders > 1 for kind, _ in times.stage.kinds for t in kind.adapters)
+    shared = costs.adapters.tensor_reduce if held else 0.0
     squared = elements * graph.sizes.gradient / costs.rates.device_memory
-    return costs.adapters.tensor_reduce + reduced + (squared if graph.deferred else 0.0)
+    idle = sum(cost.backward for kind, cost in _opening(times) if kind.idle_backward)
+    summed = shared + reduced + (squared if graph.deferred else 0.0)
+    return max(0.0, summed - times.group * idle)
 
 
 def _opening(times: StageTimes) -> Iterator[tuple[LayerKind, KindCost]]:

@@ -46,8 +46,8 @@ class StageTimes:
 
     def reduce(self, kind: LayerKind) -> float:
         """Seconds of reducing a layer's gradients."""
-        alone = self.stage.graph.strategy.shards == 1
-        return 0.0 if alone else self.costs.kinds[kind.name].reduce
+        none = kind.frozen or self.stage.graph.strategy.shards == 1
+        return 0.0 if none else self.costs.kinds[kind.name].reduce
 
     @cached_property
     def forward_compute(self) -> float:

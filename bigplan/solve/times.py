@@ -298,5 +298,6 @@ def _collectives(times: StageTimes, kinds: Kinds) -> Linear:
         if stage.sharded(k, 1) > 1 and stage.sharded(k, 3) == 1 and not k.frozen:
             parts.append(Linear(constant=n * prices[k.name].gather))
     slots = _gathers(times, kinds) + _gathers(times, times.again)
-    adapters = times.costs.adapters.reduce if stage.adapters else 0.0
+    alone = stage.graph.strategy.shards == 1
+    adapters = 0.0 if alone or not stage.adapters else times.costs.adapters.reduce
     return total(parts) + times.units * slots + adapters

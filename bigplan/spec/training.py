@@ -126,8 +126,8 @@ class Training(Spec):
 
     def _check_lora(self) -> None:
         for key in ("fp8_gemms", "dropout"):
-            if value := getattr(self, key):
-                raise InputError(f"{key} {value:g} does not go with lora; leave one of them out")
+            if getattr(self, key):
+                raise InputError(f"{key} does not go with lora; leave one of the two out")
 
     @property
     def deferred_updates(self) -> bool:
