@@ -26,6 +26,7 @@ from bigplan.graph.experts import (
     row_bytes,
     weighting,
 )
+from bigplan.graph.four_bits import unpacked, unpacked_bytes
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import (
     Collective,
@@ -101,8 +102,9 @@ def block(shape: RankShape) -> LayerKind:
         reruns=_reruns(shape, saved, linear, inner, forward),
         forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
         + widened_bytes(shape) // 2
-        + exchange_bytes(shape),
-        backward_workspace=_backward_workspace(shape, trained, saved),
+        + exchange_bytes(shape)
+        + unpacked_bytes(shape),
+        backward_workspace=_backward_workspace(shape, trained, saved) + unpacked_bytes(shape),
         chained=_chained(shape),
         largest=max(shape.whole_hidden, largest_bytes(shape, tensors)),
         frozen=shape.frozen,
@@ -206,7 +208,8 @@ def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...
     )
     if shape.frozen:
         forward, backward = adapter_products(shape, products)
-        return (*gemms, *forward), (*by_input(gemms), *backward)
+        opened = tuple(unpacked(shape, step) for step in products) if shape.packed else ()
+        return (*gemms, *opened, *forward), (*by_input(gemms), *opened, *backward)
     quantised, quantised_back = _quantisation([gemm for gemm in gemms if gemm.fp8])
     return (*gemms, *quantised), (*by_input_and_weight(gemms), *biases, *quantised_back)
 

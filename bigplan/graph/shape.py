@@ -159,6 +159,11 @@ class RankShape:
         """Whether adapters alone are trained."""
         return self.training.lora is not None
 
+    @property
+    def packed(self) -> bool:
+        """Whether the blocks' matrices are stored in 4 bits."""
+        return self.training.lora is not None and self.training.lora.frozen is not None
+
     def every_step(self, kind: str) -> tuple[LayerStep, ...]:
         """What one layer of a kind does, with adapters."""
         return adapted_steps(self.model, kind, self.training.lora)

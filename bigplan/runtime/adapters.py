@@ -91,9 +91,13 @@ def adapted(outputs: Sequence[Tensor], x: Tensor, adapters: Adapters | None) -> 
 
 
 def adapted_linear(
-    adapters: Adapters | None, x: Tensor, weight: Tensor, bias: Tensor | None = None
+    adapters: Adapters | None,
+    matrix_of: Callable[[Tensor], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """F.linear of x [..., in], and what its adapter adds, without a graph."""
-    output = F.linear(x, weight, bias)
+    output = F.linear(x, matrix_of(weight), bias)
     adapted([output], x, adapters)
     return output

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from bigplan.content import ADAPTERS
 from bigplan.rectangle import Rectangle, all_of
+from bigplan.runtime import four_bits
+from bigplan.runtime.context import DTYPES
 from bigplan.runtime.hf_weights import HfFolder
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -40,7 +42,7 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
     """
     drawn = partial(random_values, seed=training.seed)
     if training.weights is None:
-        return drawn
+        return _packing(drawn, model, training)
     folder = HfFolder.open(Path(training.weights).expanduser(), model)
 
     def read(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
@@ -48,7 +50,24 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
             return drawn(kind, layer, parameter, part)
         return folder.values(layer, parameter, part)
 
-    return read
+    return _packing(read, model, training)
+
+
+def _packing(first: FirstValues, model: ModelSpec, training: Training) -> FirstValues:
+    """The same values as the training stores them: those of blocks' matrices maybe in 4 bits."""
+    if training.lora is None or training.lora.frozen is None:
+        return first
+    matrices = {p.name: p for p in model.kinds()["block"] if len(p.shape) == 2}
+    dtype = DTYPES[training.precision]
+
+    def stored(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
+        if kind != "block" or parameter.name not in matrices:
+            return first(kind, layer, parameter, part)
+        blocks = four_bits.unstored(part, dtype)
+        values = first(kind, layer, matrices[parameter.name], blocks)
+        return four_bits.part_of(four_bits.packed(values, dtype), part)
+
+    return stored
 
 
 def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter) -> Tensor:

@@ -7,7 +7,7 @@ its input. A sum of the residual stream and the norm that reads the sum are one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.runtime import four_bits
 from bigplan.runtime.experts import Places, RowOperators
 from bigplan.runtime.native import Piece
 from bigplan.spec.training import Training
@@ -52,6 +53,15 @@ def _library() -> Library:
     from bigplan.kernels.optimised import Optimiser
 
     return Library(Optimiser(None, 0.0).pricer)
+
+
+def unpacked_by(library: Library | None) -> Callable[[Tensor], Tensor]:
+    """What makes matrices of weights in 4 bits."""
+    if library is None:
+        return four_bits.unpacked
+    from bigplan.kernels.four_bits import unpacked
+
+    return unpacked
 
 
 def adamw_for(training: Training, device: torch.device) -> AdamW | None:

@@ -22,7 +22,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import library_for
 from bigplan.runtime.kept import KeptActivations, differentiate
-from bigplan.runtime.products import Products, Sums
+from bigplan.runtime.products import Products, Sums, as_stored
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.words import own_rows
@@ -206,7 +206,10 @@ class Block:
         lora = self.lora
         if lora is None:
             return Products(self._ranks, sums, self._kernels)
-        return Products(self._ranks, sums, self._kernels, frozen=True, scale=lora.scale)
+        return Products(
+            self._ranks, sums, self._kernels, frozen=True, scale=lora.scale,
+            open=as_stored if lora.frozen is None else generated.unpacked_by(self._kernels),
+        )  # fmt: skip
 
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
         ways = self._products().ways._replace(context=self._context)

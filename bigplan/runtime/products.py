@@ -9,7 +9,7 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,15 +34,26 @@ if TYPE_CHECKING:
     from bigplan.kernels.library import Library
 
 
+# A matrix [out, in] of how its weight is stored.
+Open = Callable[[Tensor], Tensor]
+
+
+def as_stored(weight: Tensor) -> Tensor:
+    """The matrix of a weight that is stored as it is."""
+    return weight
+
+
 class Factor(NamedTuple):
     """A factor of x: weight [out, in] and bias, and where the weight's gradient goes.
 
-    Without `add` autograd gets it, if it asks for it: of frozen weights nobody does.
+    Without `add` autograd gets it, if it asks for it: of frozen weights nobody does. `open` makes
+    the matrix of a weight that is stored otherwise, for each product anew.
     """
 
     weight: Tensor
     bias: Tensor | None
     add: AddProduct | None = None
+    open: Open = as_stored
 
 
 def _by_weight(
@@ -69,10 +80,10 @@ class _Linears(Function):
         ctx: Any,
         ranks: TensorParallel,
         x: Tensor,
-        adds: tuple[Sequence[AddProduct | None], Adapters | None],
+        adds: tuple[Sequence[AddProduct | None], Adapters | None, Open],
         *parameters: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        ctx.adds, ctx.adapters = adds
+        ctx.adds, ctx.adapters, ctx.open = adds
         count = len(ctx.adds)
         weights, biases = parameters[:count], parameters[count:]
         ctx.asked = ctx.needs_input_grad[-2 * count :]
@@ -81,7 +92,9 @@ class _Linears(Function):
         ctx.ranks, ctx.shape = ranks, x.shape
         whole = ranks.gather(x)()
         outputs = tuple(
-            F.linear(whole, w, b) for w, b in zip(weights, biases, strict=True) if w is not None
+            F.linear(whole, ctx.open(w), b)
+            for w, b in zip(weights, biases, strict=True)
+            if w is not None
         )
         adapted(outputs, whole, ctx.adapters)
         return outputs
@@ -92,9 +105,9 @@ class _Linears(Function):
         again = None if x is None else ctx.ranks.gather(x)
         del x
         by_outputs = [by_output.flatten(0, -2) for by_output in gradients]
-        by_input, by_narrow = by_outputs[0] @ weights[0], None
+        by_input, by_narrow = by_outputs[0] @ ctx.open(weights[0]), None
         for gradient, weight in zip(by_outputs[1:], weights[1:], strict=True):
-            by_input.addmm_(gradient, weight)
+            by_input.addmm_(gradient, ctx.open(weight))
         if ctx.adapters is not None:
             by_narrow = ctx.adapters.by_narrow(by_outputs)
             by_input.addmm_(by_narrow, ctx.adapters.down)
@@ -128,8 +141,8 @@ def linears(
     With `add` a weight gets no gradient from autograd: the backward calls it with the two factors.
     x is kept where a gradient is made of it: not by frozen weights alone.
     """
-    weights, biases, adds = zip(*factors, strict=True)
-    return _Linears.apply(ranks, x, (adds, adapters), *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
+    weights, biases, adds, opens = zip(*factors, strict=True)
+    return _Linears.apply(ranks, x, (adds, adapters, opens[0]), *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Closing(Function):
@@ -143,8 +156,8 @@ class _Closing(Function):
     def forward(
         ctx: Any, unread: bool, ranks: TensorParallel, x: Tensor | None, inner: Tensor, *factor: Any
     ) -> Tensor:
-        weight, _, ctx.add, ctx.adapters = factor
-        *_, ctx.asked, ctx.biased, _, _ = ctx.needs_input_grad
+        weight, _, ctx.add, ctx.open, ctx.adapters = factor
+        *_, ctx.asked, ctx.biased, _, _, _ = ctx.needs_input_grad
         read = ctx.add is not None or ctx.asked or ctx.adapters is not None
         ctx.save_for_backward(inner if read else None, weight)
         ctx.ranks, ctx.added, ctx.shape = ranks, x is not None, inner.shape
@@ -160,14 +173,14 @@ class _Closing(Function):
         if inner is not None:
             rows = inner.flatten(0, -2)
             by_weight = _by_weight(ctx.add, gradient, rows, asked=ctx.asked)
-        by_inner = gradient @ weight
+        by_inner = gradient @ ctx.open(weight)
         if ctx.adapters is not None:
             by_narrow = ctx.adapters.by_narrow([gradient])
             by_inner.addmm_(by_narrow, ctx.adapters.down)
             ctx.adapters.add_gradients([gradient], by_narrow, rows)
         by_bias = by_output.flatten(0, -2).sum(0) if ctx.biased else None
         by_x = by_output if ctx.added else None
-        return None, None, by_x, by_inner.view(ctx.shape), by_weight, by_bias, None, None
+        return None, None, by_x, by_inner.view(ctx.shape), by_weight, by_bias, None, None, None
 
 
 def _nothing(x: Tensor) -> Tensor:
@@ -176,8 +189,8 @@ def _nothing(x: Tensor) -> Tensor:
 
 def _summed(ranks: TensorParallel, inner: Tensor, factor: Sequence[Any]) -> Tensor:
     """The product of all ranks' columns as a hidden state; one of them adds the bias, for all."""
-    weight, bias, _, adapters = factor
-    output = F.linear(inner, weight, bias if ranks.first else None)
+    weight, bias, _, matrix_of, adapters = factor
+    output = F.linear(inner, matrix_of(weight), bias if ranks.first else None)
     adapted([output], inner, adapters)
     return ranks.sum(output)()
 
@@ -194,8 +207,8 @@ class _Gated(Function):
         ctx: Any, unread: bool, products: Products, x: Tensor, gate: Tensor, up: Tensor,
         *factor: Any,
     ) -> Tensor:  # fmt: skip
-        weight, _, ctx.add, ctx.adapters = factor
-        *_, ctx.asked, ctx.biased, _, _ = ctx.needs_input_grad
+        weight, _, ctx.add, ctx.open, ctx.adapters = factor
+        *_, ctx.asked, ctx.biased, _, _, _ = ctx.needs_input_grad
         ctx.save_for_backward(gate, up, weight)
         ctx.ranks, ctx.kernels = products.ranks, products.kernels
         if unread:
@@ -208,7 +221,7 @@ class _Gated(Function):
         gate, up, weight = ctx.saved_tensors
         (by_output,) = gradients
         gradient, adapters = ctx.ranks.gather(by_output)().flatten(0, -2), ctx.adapters
-        inner = gradient @ weight
+        inner = gradient @ ctx.open(weight)
         if adapters is not None:
             by_narrow = adapters.by_narrow([gradient])
             inner.addmm_(by_narrow, adapters.down)
@@ -223,7 +236,7 @@ class _Gated(Function):
         if adapters is not None:
             adapters.add_gradients([gradient], by_narrow, rows)
         by_bias = by_output.flatten(0, -2).sum(0) if ctx.biased else None
-        return None, None, by_output, by_gate, by_up, by_weight, by_bias, None, None
+        return None, None, by_output, by_gate, by_up, by_weight, by_bias, None, None, None
 
 
 @dataclass(slots=True)
@@ -300,6 +313,7 @@ class Products:
     kernels: Library | None = None  # generated ones of what lies between products
     frozen: bool = False  # weights get no gradients: those of adapters go to `sums`
     scale: float = 0.0  # of adapters, where layers have some
+    open: Open = as_stored
 
     @property
     def ways(self) -> Ways:
@@ -353,7 +367,7 @@ class Products:
     def _factor(self, p: Parameters, name: str) -> Factor:
         weight = f"{name}.weight"
         add = partial(self.sums.add_product, weight) if self.sums and not self.frozen else None
-        return Factor(p[weight], p.get(f"{name}.bias"), add)
+        return Factor(p[weight], p.get(f"{name}.bias"), add, self.open)
 
     def adapters(self, p: Parameters, names: tuple[str, ...]) -> Adapters | None:
         """Those of products of one input, where some of these have one."""
