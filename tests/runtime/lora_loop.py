@@ -12,11 +12,13 @@ from torch import Tensor
 from bigplan.content import ADAPTERS
 from bigplan.plan import Plan
 from bigplan.rectangle import all_of
-from bigplan.runtime import blocks
+from bigplan.runtime import blocks, four_bits
 from bigplan.runtime.adapter_rows import NAME, adapter_parameters
 from bigplan.runtime.blocks import Ways
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import first_values, whole_values
+from bigplan.spec.lora import stored
+from bigplan.spec.step import Parameter
 
 
 def plain_ways(scale: float) -> Ways:
@@ -48,8 +50,9 @@ class LoraLoop:
         model, training = self.plan.model, self.plan.training
         first, sequence = first_values(model, training), model.layer_sequence()
         self.frozen = [
-            {p.name: whole_values(first, kind, layer, p) for p in model.kinds()[kind]}
+            {p.name: self._matrix(p, whole_values(first, kind, layer, p)) for p in described}
             for layer, kind in enumerate(sequence)
+            for described in [stored(model, kind, training.lora, 4)]
         ]
         described = adapter_parameters(model, training.lora, range(len(sequence)))
         self.adapters = {
@@ -65,6 +68,12 @@ class LoraLoop:
         )
         length, batch = training.sequence_length, training.global_batch
         self._source = BatchSource(data_path(training.data), length, batch, 0, 1, training.seed)
+
+    def _matrix(self, described: Parameter, values: Tensor) -> Tensor:
+        """What a frozen parameter is in products: matrices in 4 bits have lost some of it."""
+        whole = {p.name: p.shape for p in self.plan.model.kinds()["block"]}
+        as_it_is = described.shape == whole.get(described.name, described.shape)
+        return values if as_it_is else four_bits.unpacked(values)
 
     def step(self) -> float:
         """One step; its loss."""
