@@ -42,7 +42,7 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
     """
     drawn = partial(random_values, seed=training.seed)
     if training.weights is None:
-        return _packing(drawn, model, training)
+        return drawn
     folder = HfFolder.open(Path(training.weights).expanduser(), model)
 
     def read(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
@@ -50,11 +50,12 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
             return drawn(kind, layer, parameter, part)
         return folder.values(layer, parameter, part)
 
-    return _packing(read, model, training)
+    return read
 
 
-def _packing(first: FirstValues, model: ModelSpec, training: Training) -> FirstValues:
-    """The same values as the training stores them: those of blocks' matrices maybe in 4 bits."""
+def stored_values(model: ModelSpec, training: Training) -> FirstValues:
+    """As `first_values`, of what the training stores: blocks' matrices may be in 4 bits."""
+    first = first_values(model, training)
     if training.lora is None or training.lora.frozen is None:
         return first
     matrices = {p.name: p for p in model.kinds()["block"] if len(p.shape) == 2}

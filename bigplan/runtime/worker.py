@@ -29,7 +29,7 @@ from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context, layer_rows
 from bigplan.runtime.data import BatchSource, Prefetcher
 from bigplan.runtime.executor import Executor
-from bigplan.runtime.first_values import first_values
+from bigplan.runtime.first_values import stored_values
 from bigplan.runtime.generated import sized_as
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.homes import fill_first
@@ -144,7 +144,7 @@ class NativeWorker:
         )  # too short a text fails before memory is taken
         self._data = source.data.fingerprint()
         if resume is None or self._graph.frozen:
-            values = first_values(plan.model, plan.training)  # and so do weights of another model
+            values = stored_values(plan.model, plan.training)  # and so do weights of another model
         if resume is not None:
             found = latest(resume, place=apart.place if apart else None)
             check_same(found, plan, self._data)

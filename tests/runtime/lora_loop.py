@@ -16,7 +16,7 @@ from bigplan.runtime import blocks, four_bits
 from bigplan.runtime.adapter_rows import NAME, adapter_parameters
 from bigplan.runtime.blocks import Ways
 from bigplan.runtime.data import BatchSource, data_path
-from bigplan.runtime.first_values import first_values, whole_values
+from bigplan.runtime.first_values import stored_values, whole_values
 from bigplan.spec.lora import stored
 from bigplan.spec.step import Parameter
 
@@ -48,7 +48,7 @@ class LoraLoop:
 
     def __post_init__(self) -> None:
         model, training = self.plan.model, self.plan.training
-        first, sequence = first_values(model, training), model.layer_sequence()
+        first, sequence = stored_values(model, training), model.layer_sequence()
         self.frozen = [
             {p.name: self._matrix(p, whole_values(first, kind, layer, p)) for p in described}
             for layer, kind in enumerate(sequence)
