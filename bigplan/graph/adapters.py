@@ -7,6 +7,7 @@ frozen product's result, and the gradient by the input to that of the frozen pro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from bigplan.graph.graph import Tensor
@@ -17,7 +18,7 @@ from bigplan.spec.step import LayerStep
 
 
 def adapters_of(product: str) -> str:
-    """The name of the operators of a product's adapters."""
+    """How the names of the operators of a product's adapters begin."""
     return f"{product} adapters"
 
 
@@ -35,41 +36,31 @@ def adapter_products(
     return forward, tuple(one for step in adapted for one in _backward(shape, step))
 
 
-def _matrices(shape: RankShape, step: LayerStep) -> tuple[Tensor, list[Tensor]]:
-    """All A as one matrix, and each B."""
+def _matrices(shape: RankShape, step: LayerStep) -> tuple[Tensor, Counter[tuple[int, int]]]:
+    """All A as one matrix, and how many B have so many rows and columns."""
     local = [local_tensor(parameter, shape.tp) for parameter in step.adapters]
     downs, ups = local[: len(local) // 2], local[len(local) // 2 :]
-    return Tensor(step.name, sum(a.rows for a in downs), downs[0].columns), ups
-
-
-def _narrow(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
-    """The product with all A, scaled."""
-    down, _ = _matrices(shape, step)
-    name = adapters_of(step.name)
-    yield Gemm(name, shape.tokens, down.rows, down.columns)
-    yield Stream(name, 2 * shape.tokens * down.rows * shape.element)
+    down = Tensor(step.name, sum(a.rows for a in downs), downs[0].columns)
+    return down, Counter((up.rows, up.columns) for up in ups)
 
 
 def _forward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
-    name, (_, ups) = adapters_of(step.name), _matrices(shape, step)
-    yield from _narrow(shape, step)
-    for up in ups:
-        yield Gemm(name, shape.tokens, up.rows, up.columns)
-    yield _read(shape, name, sum(up.rows for up in ups))
+    """X A^T, scaled; of each B its product with that, added to what the frozen product gives."""
+    name, tokens, (down, ups) = adapters_of(step.name), shape.tokens, _matrices(shape, step)
+    yield Gemm(f"{name} A", tokens, down.rows, down.columns)
+    for (rows, rank), count in ups.items():
+        yield Gemm(f"{name} B", tokens, rows, rank, count=count)
+    added = sum(rows * count for (rows, _), count in ups.items())
+    yield Stream(name, tokens * (2 * down.rows + added) * shape.element)
 
 
 def _backward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
-    name, (down, ups) = adapters_of(step.name), _matrices(shape, step)
-    yield from _narrow(shape, step)
-    for up in ups:
-        yield Gemm(f"{name} by input", shape.tokens, up.columns, up.rows)
-        yield Gemm(f"{name} by weight", up.rows, up.columns, shape.tokens, of_rows=True)
-    yield Stream(name, 2 * shape.tokens * down.rows * shape.element)
-    yield Gemm(f"{name} by weight", down.rows, down.columns, shape.tokens, of_rows=True)
-    yield Gemm(f"{name} by input", shape.tokens, down.columns, down.rows)
-    yield _read(shape, name, down.columns)
-
-
-def _read(shape: RankShape, name: str, columns: int) -> Stream:
-    """A product that adds to its result reads it, too."""
-    return Stream(name, shape.tokens * columns * shape.element, launches=0)
+    """X A^T again, for the gradient by B; the gradient by it, for those by A and by x."""
+    name, tokens, (down, ups) = adapters_of(step.name), shape.tokens, _matrices(shape, step)
+    yield Gemm(f"{name} A", tokens, down.rows, down.columns)
+    for (rows, rank), count in ups.items():
+        yield Gemm(f"{name} B by input", tokens, rank, rows, count=count)
+        yield Gemm(f"{name} B by weight", rows, rank, tokens, count=count, of_rows=True)
+    yield Gemm(f"{name} A by input", tokens, down.columns, down.rows)
+    yield Gemm(f"{name} A by weight", down.rows, down.columns, tokens, of_rows=True)
+    yield Stream(name, tokens * (4 * down.rows + down.columns) * shape.element, launches=2)

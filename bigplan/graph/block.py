@@ -169,8 +169,9 @@ def _copies(streams: Sequence[Stream]) -> tuple[Stream, ...]:
 
 def _of(steps: Sequence[LayerStep], operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """The operators that run these steps, casts to fp8 and adapters included."""
-    names = {n for s in steps for n in (s.name, _cast(s.name), adapters_of(s.name))}
-    return tuple(operator for operator in operators if operator.name in names)
+    names = {name for step in steps for name in (step.name, _cast(step.name))}
+    adapted = tuple(adapters_of(step.name) for step in steps)
+    return tuple(op for op in operators if op.name in names or op.name.startswith(adapted))
 
 
 def unread(steps: Sequence[LayerStep]) -> Sequence[LayerStep]:

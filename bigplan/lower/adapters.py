@@ -26,14 +26,14 @@ def adapter_buffers(layout: StageLayout) -> Iterator[Buffer]:
     elements, sizes = layout.adapters.elements, layout.graph.sizes
     if not elements:
         return
-    for ref, size, purpose in (
-        (WEIGHTS, sizes.parameter, "parameters"),
-        (GRADIENTS, sizes.gradient, "gradients"),
-        (STATE, sizes.state, "optimizer"),
+    for ref, size in (
+        (WEIGHTS, sizes.parameter),
+        (GRADIENTS, sizes.gradient),
+        (STATE, sizes.state),
     ):
         if size:
             name, home = ref.buffer, ref.content
-            yield Buffer(name, Tier.GPU, elements * size, purpose, home_of=home, whole=True)
+            yield Buffer(name, Tier.GPU, elements * size, "adapters", home_of=home, whole=True)
     yield Buffer(SQUARES.buffer, Tier.HOST, 8, "staging")
 
 
