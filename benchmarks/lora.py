@@ -4,11 +4,13 @@
 
 Parts: `resident` (LoRA of Llama 3 8B, all on the GPU), `streamed` (the same with the GPU held to
 14 GiB, so that frozen weights pass through it from host memory), `large` (40 blocks of Llama 3
-70B's shape, 36 B parameters, the GPU held to 24 GiB), and as peers of the first `plain` and
-`compiled`: transformers' model with the same adapters and torch's fused AdamW, its blocks compiled
-or not. All weights are random. OUT gets cluster.yaml, lora.json, and the runs. About four minutes
-on an H200 by estimate. Without a GPU: small shapes, to see that everything runs; its figures mean
-nothing.
+70B's shape, 36 B parameters, the GPU held to 24 GiB), `packed` and `packed-70b` (frozen blocks in
+4 bits: 8B with the GPU held to 14 GiB, all of 70B to 24 GiB), `unpack` (the kernel that opens such
+matrices), and as peers of the first `plain` and `compiled`: transformers' model with the same
+adapters and torch's fused AdamW, its blocks compiled or not; of `packed` `qlora`: transformers,
+peft and bitsandbytes' NF4, with Liger's kernels. All weights are random. OUT gets cluster.yaml,
+lora.json, and the runs. About eight minutes on an H200 by estimate. Without a GPU: small shapes, to
+see that everything runs; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -36,33 +38,34 @@ DEVICE = "cuda" if CUDA else "cpu"
 RANK = 16
 LENGTH, BATCH = (4096, 8) if CUDA else (64, 4)
 STEPS = 6 if CUDA else 3
-PARTS = ("resident", "streamed", "large", "plain", "compiled")
-PEERS = ("plain", "compiled")
-CAPS = {"streamed": "14 GiB", "large": "24 GiB"}
-SMALL = {"hidden": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 256}
+PEERS = ("plain", "compiled", "qlora")
+PARTS = ("unpack", "resident", "streamed", "packed", "large", "packed-70b", *PEERS)
+CAPS = {"streamed": "14 GiB", "packed": "14 GiB", "large": "24 GiB", "packed-70b": "24 GiB"}
+LARGE = ("large", "packed-70b")
+SMALL = {"hidden": 64, "ffn": 128, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 256}
 
 
 def model_of(part: str) -> ModelSpec:
     """Llama 3's shapes, or small ones without a GPU."""
-    large = part == "large"
-    found = find_model("llama-3-70b" if large else "llama-3-8b").model_dump()
-    layers = (40 if large else 32) if CUDA else 2
-    name = f"llama-3-{'70b-40-blocks' if large else '8b'}"
-    small = {} if CUDA else SMALL
-    return ModelSpec.model_validate(found | {"name": name, "layers": layers} | small)
+    found = find_model("llama-3-70b" if part in LARGE else "llama-3-8b").model_dump()
+    changed: dict[str, Any] = {} if CUDA else SMALL | {"layers": 2}
+    if CUDA and part == "large":
+        changed = {"name": "llama-3-70b-40-blocks", "layers": 40}
+    return ModelSpec.model_validate(found | changed)
 
 
 def launched(part: str, out: Path) -> dict[str, Any]:
     """A launch's seconds a step and bytes, beside its promises."""
     model, path = model_of(part), out / f"{part}.yaml"
     (out / f"{part}-model.yaml").write_text(to_yaml(model))
-    batch = BATCH // 2 if part == "large" else BATCH
+    batch = BATCH // 2 if part in LARGE else BATCH
+    frozen = {"frozen": "nf4"} if part.startswith("packed") else {}
     training = {
         "sequence_length": LENGTH,
         "global_batch": batch,
         "precision": "bf16" if CUDA else "fp32",
         "optimizer": {"learning_rate": 1e-4},
-        "lora": {"rank": RANK},
+        "lora": {"rank": RANK} | frozen,
     }
     given: dict[str, Any] = {
         "model": str(out / f"{part}-model.yaml"),
@@ -134,9 +137,10 @@ def _peer(compiled: bool) -> tuple[Any, list[nn.Parameter]]:
 def peer(part: str) -> dict[str, Any]:
     """Seconds a step and the peak, all on the GPU; checkpointed where it does not fit otherwise."""
     failed = []
-    for micro_batch, checkpointed in ((2, False), (1, False), (2, True)):
+    ways = ((2, False), (1, False), (2, True))
+    for micro_batch, checkpointed in ways:
         try:
-            found = _measured(part == "compiled", micro_batch, checkpointed=checkpointed)
+            found = _measured(part, micro_batch, checkpointed=checkpointed)
         except torch.OutOfMemoryError:
             failed.append([micro_batch, checkpointed])
         else:
@@ -146,8 +150,8 @@ def peer(part: str) -> dict[str, Any]:
     return {"out of memory": failed}
 
 
-def _measured(compiled: bool, micro_batch: int, *, checkpointed: bool) -> dict[str, Any]:
-    model, trained = _peer(compiled)
+def _measured(part: str, micro_batch: int, *, checkpointed: bool) -> dict[str, Any]:
+    model, trained = _qlora() if part == "qlora" else _peer(part == "compiled")
     if checkpointed:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -180,6 +184,67 @@ def _measured(compiled: bool, micro_batch: int, *, checkpointed: bool) -> dict[s
     }
 
 
+def _qlora() -> tuple[Any, list[nn.Parameter]]:
+    """As documented for QLoRA: peft on matrices in NF4, and Liger's kernels in place of eager."""
+    import bitsandbytes
+    import peft
+    import transformers
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+    apply_liger_kernel_to_llama()
+    config: Any = to_hf_config(model_of("packed")) | {"use_cache": False}
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(DEVICE):
+        model: Any = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**config, attn_implementation="sdpa")
+        )
+    torch.set_default_dtype(torch.float32)
+    for layer in model.model.layers:
+        for parent in (layer.self_attn, layer.mlp):
+            for name, module in list(parent.named_children()):
+                if isinstance(module, nn.Linear):
+                    packed = bitsandbytes.nn.Linear4bit(
+                        module.in_features, module.out_features, bias=False, quant_type="nf4",
+                        compute_dtype=torch.bfloat16, device="meta",
+                    )  # fmt: skip
+                    values = module.weight.data.cpu()
+                    packed.weight = bitsandbytes.nn.Params4bit(
+                        values, requires_grad=False, quant_type="nf4", module=packed
+                    ).to(DEVICE)
+                    setattr(parent, name, packed)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets)
+    model = peft.get_peft_model(model, adapters)
+    return model, [p for p in model.parameters() if p.requires_grad]
+
+
+def unpack() -> dict[str, Any]:
+    """Milliseconds to open a matrix of Llama 3 8B's MLP, beside its bytes at a copy's rate."""
+    from bigplan.kernels.four_bits import unpacked
+    from bigplan.runtime import four_bits
+
+    shape = (14336, 4096) if CUDA else (64, 128)
+    matrix = torch.randn(shape, device=DEVICE)
+    stored = four_bits.packed(matrix, torch.bfloat16)
+    assert not CUDA or torch.equal(unpacked(stored), four_bits.unpacked(stored))
+    if not CUDA:
+        return {}
+    import triton
+
+    def milliseconds(work: Any) -> float:
+        return float(triton.testing.do_bench(work, rep=200, return_mode="median"))
+
+    copied = matrix.to(torch.bfloat16)
+    target = torch.empty_like(copied)
+    taken, copy = milliseconds(lambda: unpacked(stored)), milliseconds(lambda: target.copy_(copied))
+    rate = 4 * matrix.numel() / copy
+    return {
+        "ms": taken,
+        "copy of its bytes ms": (2 * matrix.numel() + stored.nbytes) / rate,
+        "plain torch ms": milliseconds(lambda: four_bits.unpacked(stored)),
+    }
+
+
 def _bigplan(*arguments: str) -> None:
     command = "from bigplan.cli import main; main()"
     subprocess.run([sys.executable, "-c", command, *arguments], check=True)
@@ -200,7 +265,13 @@ def main() -> None:
     found = json.loads(results.read_text()) if results.exists() else {}
     for part in parts:
         try:
-            one = peer(part) if part in PEERS else launched(part, out)
+            one = (
+                peer(part)
+                if part in PEERS
+                else unpack()
+                if part == "unpack"
+                else launched(part, out)
+            )
         except subprocess.CalledProcessError as error:
             one = {"failed": error.returncode}
         print(f"{part}: {json.dumps(one)}", flush=True)
