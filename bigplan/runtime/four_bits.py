@@ -10,6 +10,8 @@ a parameter takes 4.25 (QLoRA's 4.13).
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -31,14 +33,13 @@ def packed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     rows, columns = matrix.shape
     blocks = matrix.float().view(rows, -1, FOUR_BIT_BLOCK)
     scales = blocks.abs().amax(-1, keepdim=True).to(dtype)
-    levels = torch.tensor(LEVELS, device=matrix.device)
     divided = blocks / scales.float().where(scales > 0, 1.0)
-    codes = torch.bucketize(divided, (levels[1:] + levels[:-1]) / 2)
-    words = codes.view(rows, -1, FOUR_BIT_BLOCK // (2 * dtype.itemsize), 2 * dtype.itemsize)
-    words = (words << _shifts(words)).sum(-1)
-    bits = 8 * dtype.itemsize
-    signed = (words + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
-    elements = signed.to(_WORDS[dtype.itemsize]).view(dtype)
+    # Sixteen comparisons take a tenth of a search for each element, on one core.
+    codes, above = torch.zeros_like(divided, dtype=torch.uint8), divided.new_empty(0).bool()
+    for lower, upper in pairwise(LEVELS):
+        codes += torch.gt(divided, (lower + upper) / 2, out=above).view(torch.uint8)
+    halves = codes.view(rows, -1, FOUR_BIT_BLOCK // 2, 2)  # of bytes, the lower ones first
+    elements = halves[..., 1].bitwise_left_shift(4).bitwise_or_(halves[..., 0]).view(dtype)
     return torch.cat([elements, scales], -1).view(rows, packed_columns(columns, dtype.itemsize))
 
 
