@@ -64,9 +64,10 @@ def stored_values(model: ModelSpec, training: Training) -> FirstValues:
     def stored(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
         if kind != "block" or parameter.name not in matrices:
             return first(kind, layer, parameter, part)
-        blocks = four_bits.unstored(part, dtype)
-        values = first(kind, layer, matrices[parameter.name], blocks)
-        return four_bits.part_of(four_bits.packed(values, dtype), part)
+        matrix, blocks = matrices[parameter.name], four_bits.unstored(part, dtype)
+        bands = blocks.bands(rows_at_once(matrix.matrix[1]))
+        packed = [four_bits.packed(first(kind, layer, matrix, band), dtype) for band in bands]
+        return four_bits.part_of(torch.cat(packed), part)
 
     return stored
 
