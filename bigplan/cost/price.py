@@ -256,7 +256,9 @@ def _kind_cost(
             exchanges,
             forward=forward.seconds,
             backward=backward.seconds,
-            tensor_reduce=_summed(kind.repeated, strategy.tp, sizes.gradient, groups.tensor),
+            tensor_reduce=0.0
+            if kind.frozen
+            else _summed(kind.repeated, strategy.tp, sizes.gradient, groups.tensor),
             update_launch=update_launch(kind.tensors, nodes.gpu, framework, training),
             reruns={recompute: one.seconds for recompute, one in again.items()},
             forward_waits=forward.waits,
