@@ -20,6 +20,7 @@ from bigplan.plan import Plan
 from bigplan.runtime.context import Context
 from bigplan.runtime.weights import stage_adapters
 from bigplan.runtime.worker import NativeWorker
+from bigplan.spec.training import ValidationSpec
 from tests.runtime.harness import context_of, started
 from tests.runtime.lora_loop import LoraLoop
 from tests.runtime.lora_ranks import LORA, frozen, plans, run_rank
@@ -79,6 +80,21 @@ def check_steps(found: Plan, steps: int = STEPS) -> None:
 @pytest.mark.parametrize("clip_norm", [None, 1e-3])
 def test_a_resident_run_is_the_plain_loop(clip_norm: float | None) -> None:
     check_steps(plan(clip_norm=clip_norm))
+
+
+def test_validation_sees_the_adapters() -> None:
+    validation = ValidationSpec(data="bundled", batches=2)
+    found = plan(AWAY["host"], clip_norm=1e-3, validation=validation)
+    loop = LoraLoop(found)
+    with started(found) as worker:
+        before = worker.evaluate()
+        for _ in range(STEPS):
+            worker.step()
+            loop.step()
+        after = worker.evaluate()
+        worker.step()
+    assert after == pytest.approx(loop.validated(), rel=CLOSE)
+    assert abs(after - before) > 100 * CLOSE
 
 
 AWAY = {
