@@ -38,7 +38,7 @@ LENGTH, BATCH = (4096, 8) if CUDA else (64, 4)
 STEPS = 6 if CUDA else 3
 PARTS = ("resident", "streamed", "large", "plain", "compiled")
 PEERS = ("plain", "compiled")
-CAPS = {"streamed": "14 GiB", "large": "24 GiB"}
+CAPS = {"streamed": {"gpu": "14 GiB"}, "large": {"gpu": "24 GiB", "host": "100 GiB"}}
 SMALL = {"hidden": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 256}
 
 
@@ -71,7 +71,7 @@ def launched(part: str, out: Path) -> dict[str, Any]:
         "engine": "native",
     }
     if CUDA and part in CAPS:
-        given["caps"] = {"gpu": CAPS[part]}
+        given["caps"] = CAPS[part]
     path.write_text(json.dumps(given))  # JSON is YAML
     runs = out / "runs" / part
     options = ("--steps", str(STEPS), "--checkpoint-keep", "0", "--run-dir", str(runs))
