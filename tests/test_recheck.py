@@ -222,7 +222,7 @@ def test_layers_that_are_trained_have_gradients_and_state_somewhere(folder: Path
     data = data_of(made("offloaded"))
     for key, value in (("gradients", {}), ("optimizer", {}), ("streamed", 0.0)):
         _set(data, block(0, key), value)
-    with pytest.raises(InputError, match="gradients: nowhere"):
+    with pytest.raises(InputError, match=r"block\.gradients: nowhere"):
         reread(data, folder)
 
 

@@ -49,7 +49,8 @@ class Adapters(NamedTuple):
     def add_to(self, outputs: Sequence[Tensor], x: Tensor) -> None:
         """Add to the products' outputs [..., out] of x [..., in], in place."""
         for number, part in self._parts(self._narrow(x.flatten(0, -2))).items():
-            outputs[number].flatten(0, -2).addmm_(part, self.up[number].T)
+            output = outputs[number]
+            output.view(-1, output.shape[-1]).addmm_(part, self.up[number].T)
 
     def by_narrow(self, by_outputs: Sequence[Tensor]) -> Tensor:
         """S dy B [tokens, k * rank], of the gradients [tokens, out] by all products' outputs."""

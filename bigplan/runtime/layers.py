@@ -74,11 +74,12 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     block.lora = training.lora
     block.balance = _balance(context, losses)
     embedding = Embedding(context.model, batches, ranks, parts, kernels)
-    embedding.frozen = training.lora is not None
+    head = Head(context, batches, losses, in_product=in_product, kernels=kernels)
+    embedding.frozen = head.frozen = training.lora is not None
     kinds: dict[str, Layer] = {
         "embedding": embedding,
         "block": block,
-        "head": Head(context, batches, losses, in_product=in_product, kernels=kernels),
+        "head": head,
     }
     return tuple(kinds[kind] for kind in graph.layers)
 
@@ -99,6 +100,8 @@ def _balance(context: Context, losses: Losses) -> Callable[[], float] | None:
 class Embedding:
     """Rows of tables, by token and place, and their norm where the model has one."""
 
+    frozen = False  # then its backward is idle
+
     def __init__(
         self,
         model: ModelSpec,
@@ -111,7 +114,6 @@ class Embedding:
         self._context = context
         self._ways = PLAIN._replace(kernels=kernels)
         self._elsewhere = ranks.counted_elsewhere(model.steps("embedding"))
-        self.frozen = False  # then its backward is idle
 
     def forward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Keeps the tokens, and the graph of the norm unless it is frozen."""
@@ -272,6 +274,8 @@ class Block:
 class Head:
     """Final norm, scores of all words and loss. It does all its work in its backward."""
 
+    frozen = False  # then its backward gives the gradient by its input alone
+
     def __init__(
         self,
         context: Context,
@@ -286,7 +290,6 @@ class Head:
         self._model, self._batches, self._losses = context.model, batches, losses
         self._chunk, self._tied = context.graph.loss_chunk, context.graph.tied
         self._in_product, self._ranks = in_product, context.tensor_parallel
-        self._frozen = context.training.lora is not None
         self._elsewhere = self._ranks.counted_elsewhere(self._model.steps("head"))
 
     def forward(self, visit: Visit, kept: KeptActivations) -> None:
@@ -306,8 +309,8 @@ class Head:
         x, targets = kept.kept_input(), self._batches.targets(visit)
         # Gathered tokens stay until the backward, which follows at once: products see no ranks.
         sums, parameters = kept.sums if self._in_product else None, self._tables(visit)
-        products = Products(ONE, sums, self._kernels, frozen=self._frozen)
-        if not self._frozen:
+        products = Products(ONE, sums, self._kernels, frozen=self.frozen)
+        if not self.frozen:
             parameters = _leaves(parameters, in_product=self._in_product)
         visit.open(kept.sums)
         by_input = torch.empty_like(x)

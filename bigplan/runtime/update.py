@@ -84,7 +84,8 @@ class Update:
                 squares = torch.stack([self._squares[layer] for layer in layers])
                 found |= zip(layers, squares.tolist(), strict=True)
         every = self._of_all(found).tolist()
-        self.not_finite = tuple(i for i, square in enumerate(every) if not isfinite(square))
+        if not self._context.graph.frozen:  # adapters have one sum for all layers of a stage
+            self.not_finite = tuple(i for i, square in enumerate(every) if not isfinite(square))
         norm = sum(every) ** 0.5
         self._squares.clear()
         self.verdict = self.scaling.judge(self._step, norm)

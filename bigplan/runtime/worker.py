@@ -41,8 +41,9 @@ from bigplan.runtime.result import Finished, Progress, StepResult
 from bigplan.runtime.update import Update
 from bigplan.runtime.waiting import data_seconds
 from bigplan.runtime.weights import weights, weights_digest
+from bigplan.spec.lora import trained_count
 
-DIGEST_LIMIT = 100_000_000  # parameters: hashing more would take longer than a step
+DIGEST_LIMIT = 100_000_000  # trained parameters: hashing more would take longer than a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +304,7 @@ class NativeWorker:
         parts = self._running()
         self._flush()
         ended = parts.background.ended(wait=True)
-        small = self._plan.model.parameter_count <= DIGEST_LIMIT
+        small = trained_count(self._plan.model, self._plan.training.lora) <= DIGEST_LIMIT
         sha256 = weights_digest(parts.context) if small else ""
         taken = _notes(self._device, parts.context)
         notes = (*taken, *(saved.message for saved in ended if saved.error))

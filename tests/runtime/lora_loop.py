@@ -88,6 +88,18 @@ class LoraLoop:
         self._step += 1
         return float(total.detach())
 
+    def validated(self) -> float:
+        """The mean loss over the validation's batches, which adapters take part in."""
+        wanted, training = self.plan.training.validation, self.plan.training
+        assert wanted is not None, "the plan has no validation"
+        length, batch = training.sequence_length, training.global_batch
+        source = BatchSource(
+            data_path(wanted.data), length, batch, 0, 1, training.seed, batches=wanted.batches
+        )
+        every = [source.batch(number, 0) for number in range(source.steps or 0)]
+        with torch.no_grad():
+            return float(sum(self._sum(one.tokens, one.targets) / one.counted for one in every))
+
     def _sum(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The losses of all targets."""
         model, lora = self.plan.model, self.plan.training.lora

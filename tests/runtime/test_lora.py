@@ -6,6 +6,8 @@ import pickle
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bigplan.content import ADAPTERS
+from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, Tier
@@ -20,12 +23,16 @@ from bigplan.plan import Plan
 from bigplan.runtime.context import Context
 from bigplan.runtime.weights import stage_adapters
 from bigplan.runtime.worker import NativeWorker
+from bigplan.spec.lora import targets_of
+from bigplan.spec.training import ValidationSpec
+from tests.examples import examples
 from tests.runtime.harness import context_of, started
 from tests.runtime.lora_loop import LoraLoop
 from tests.runtime.lora_ranks import LORA, frozen, plans, run_rank
 from tests.runtime.lora_ranks import STEPS as SAVED_AFTER
-from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.runtime.plans import models, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.processes import start
+from tests.toys import placements
 
 STEPS = 4
 CLOSE = 1e-5  # fp32, sums in another order
@@ -81,6 +88,21 @@ def test_a_resident_run_is_the_plain_loop(clip_norm: float | None) -> None:
     check_steps(plan(clip_norm=clip_norm))
 
 
+def test_validation_sees_the_adapters() -> None:
+    validation = ValidationSpec(data="bundled", batches=2)
+    found = plan(AWAY["host"], clip_norm=1e-3, validation=validation)
+    loop = LoraLoop(found)
+    with started(found) as worker:
+        before = worker.evaluate()
+        for _ in range(STEPS):
+            worker.step()
+            loop.step()
+        after = worker.evaluate()
+        worker.step()
+    assert after == pytest.approx(loop.validated(), rel=CLOSE)
+    assert abs(after - before) > 100 * CLOSE
+
+
 AWAY = {
     "host": placed(
         embedding=frozen(1, Tier.HOST), block=frozen(2, Tier.HOST), head=frozen(1, Tier.HOST)
@@ -107,6 +129,41 @@ def test_frozen_weights_may_be_elsewhere(name: str, clip_norm: float | None) -> 
 def test_blocks_may_be_recomputed(recompute: Recompute, activations: Tier) -> None:
     block = frozen(2, Tier.HOST, recompute, activations)
     check_steps(plan(placed(embedding=frozen(1), block=block, head=frozen(1))))
+
+
+@st.composite
+def _any(draw: st.DrawFn) -> Plan:
+    """Any model, targets and placement, two micro-batches or more a step."""
+    model = draw(models().filter(lambda model: not model.experts))
+    targets = draw(
+        st.none() | st.lists(st.sampled_from(targets_of(model)), min_size=1, unique=True)
+    )
+    strategy = Strategy(
+        dp=1, micro_batch=draw(st.integers(1, 2)), accumulation_group=draw(st.integers(1, 2))
+    )
+    batch = strategy.micro_batch * strategy.accumulation_group * draw(st.integers(1, 2))
+    training = tiny_training(
+        batch,
+        clip_norm=draw(st.sampled_from((None, 1e-3))),
+        lora={"rank": draw(st.sampled_from((1, 4))), "targets": targets},
+    )
+    placement = draw(placements(build_graph(model, training, strategy), free=True))
+    return plan_of(model, training, strategy, placement)
+
+
+@given(_any())
+@settings(
+    max_examples=examples(20),
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+def test_any_plan_trains_adapters_as_a_plain_loop_does(found: Plan) -> None:
+    """Losses alone: where a gradient is zero but for roundings, AdamW makes a step of them."""
+    loop = LoraLoop(found)
+    with started(found) as worker:
+        for _ in range(STEPS):
+            assert worker.step().loss == pytest.approx(loop.step(), rel=10 * CLOSE)
 
 
 @pytest.mark.timeout(300)

@@ -114,7 +114,7 @@ def _logits(model: Any) -> Tensor:
     return found
 
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-stabilised": {"rank_stabilised": True, "targets": ["q_proj", "down_proj"]},
     "gpt2": {},  # three of its matrices are one module, and modules are [in, out]
