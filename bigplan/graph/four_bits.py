@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bigplan.graph.operators import Stream
 from bigplan.graph.shape import RankShape, local_tensor
-from bigplan.spec.lora import packed_columns
+from bigplan.spec.four_bits import packed_columns
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 
 # Bytes that plain torch moves for an element, as a multiple of the kernel's 2.5: codes and values

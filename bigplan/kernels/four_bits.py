@@ -1,6 +1,6 @@
 """Matrices unpacked from 4 bits in one pass: 0.53 bytes read and 2 written an element.
 
-runtime/four_bits.py has the format, and the same in plain torch, which moves some 50 bytes.
+spec/four_bits.py has the format; plain torch (runtime/four_bits.py) moves 36 bytes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bigplan.runtime.four_bits import LEVELS
-from bigplan.spec.lora import FOUR_BIT_BLOCK
+from bigplan.spec.four_bits import BLOCK, LEVELS
 
 WORDS = 1024  # elements with codes that a program unpacks
 WARPS = 4
@@ -43,9 +42,9 @@ def _levels(device: torch.device) -> Tensor:
 def unpacked(stored: Tensor) -> Tensor:
     """The matrix [out, in] of contiguous packed blocks [out, packed columns]."""
     each = 2 * stored.element_size()
-    per = FOUR_BIT_BLOCK // each
+    per = BLOCK // each
     blocks = stored.numel() // (per + 1)
-    out = stored.new_empty(len(stored), blocks // len(stored) * FOUR_BIT_BLOCK)
+    out = stored.new_empty(len(stored), blocks // len(stored) * BLOCK)
     whole = torch.int16 if stored.element_size() == 2 else torch.int32
     words = blocks * per
     _unpacked[(triton.cdiv(words, WORDS),)](

@@ -17,11 +17,11 @@ from pydantic import Field
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.words import did_you_mean
+from bigplan.spec.four_bits import BLOCK, packed_columns
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 
 HIGHEST_RANK = 1024
-FOUR_BIT_BLOCK = 64  # elements of a row that share a scale (QLoRA, arXiv 2305.14314)
 _WEIGHT = ".weight"
 
 
@@ -69,11 +69,6 @@ def adapters(model: ModelSpec, lora: Lora | None) -> tuple[Parameter, ...]:
     return tuple(p for step in adapted_steps(model, "block", lora) for p in step.adapters)
 
 
-def packed_columns(columns: int, element: int) -> int:
-    """Columns of a matrix in 4 bits, stored in elements of so many bytes: codes, then a scale."""
-    return columns // FOUR_BIT_BLOCK * (FOUR_BIT_BLOCK // (2 * element) + 1)
-
-
 def stored(model: ModelSpec, kind: str, lora: Lora | None, element: int) -> tuple[Parameter, ...]:
     """The model's parameters of one layer of a kind as they are stored, in elements of that size.
 
@@ -100,7 +95,7 @@ def packs(model: ModelSpec, lora: Lora | None, tp: int) -> bool:
     if lora is None or lora.frozen is None:
         return True
     return all(
-        parameter.local(tp)[1] % FOUR_BIT_BLOCK == 0
+        parameter.local(tp)[1] % BLOCK == 0
         for parameter in model.kinds()["block"]
         if len(parameter.shape) == 2
     )
@@ -178,7 +173,7 @@ def check_lora(lora: Lora, model: ModelSpec) -> None:
     if not packs(model, lora, 1):
         widths = sorted({p.shape[1] for p in model.kinds()["block"] if len(p.shape) == 2})
         raise InputError(
-            f"lora.frozen nf4 stores {FOUR_BIT_BLOCK} elements of a row with one scale, and rows "
+            f"lora.frozen nf4 stores {BLOCK} elements of a row with one scale, and rows "
             f"of {model.name} have {', '.join(map(str, widths))}, which do not all divide by it; "
             "leave `frozen` out"
         )

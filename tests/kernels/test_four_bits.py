@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bigplan.kernels import four_bits as kernel
 from bigplan.rectangle import Rectangle
 from bigplan.runtime import four_bits
-from bigplan.spec.lora import FOUR_BIT_BLOCK, packed_columns
+from bigplan.spec.four_bits import BLOCK, LEVELS, packed_columns
 from tests.examples import examples
 from tests.kernels.generated import random
 
@@ -30,7 +30,7 @@ MOST = (1 - 0.6961928009986877) / 2 + 2**-8
 def test_the_kernel_unpacks_what_torch_does(
     dtype: torch.dtype, rows: int, blocks: int, seed: int
 ) -> None:
-    columns = blocks * FOUR_BIT_BLOCK
+    columns = blocks * BLOCK
     stored = four_bits.packed(random(seed, rows, columns), dtype)
     assert stored.shape == (rows, packed_columns(columns, dtype.itemsize))
     assert stored.dtype == dtype
@@ -43,13 +43,13 @@ def test_the_kernel_unpacks_what_torch_does(
 
 @dtypes
 def test_every_element_becomes_the_nearest_level(dtype: torch.dtype) -> None:
-    matrix = random(0, 30, 4 * FOUR_BIT_BLOCK)
+    matrix = random(0, 30, 4 * BLOCK)
     matrix[3] = 0.0
     found = four_bits.unpacked(four_bits.packed(matrix, dtype))
     assert not found[3].any()
     blocks = matrix.view(30, 4, -1).double()
     scales = blocks.abs().amax(-1).to(dtype).double()[..., None]
-    levels = torch.tensor(four_bits.LEVELS, dtype=torch.float64, device=matrix.device)
+    levels = torch.tensor(LEVELS, dtype=torch.float64, device=matrix.device)
     nearest = (levels * scales[..., None] - blocks[..., None]).abs().amin(-1)
     lost = (found.double().view_as(blocks) - blocks).abs()
     assert (lost <= nearest + (torch.finfo(dtype).eps + 1e-6) * scales).all()
@@ -59,7 +59,7 @@ def test_every_element_becomes_the_nearest_level(dtype: torch.dtype) -> None:
 @dtypes
 def test_levels_of_a_block_are_exact(dtype: torch.dtype) -> None:
     """Sixteen levels times a power of two come back with no more than a rounding."""
-    matrix = (4.0 * torch.tensor(four_bits.LEVELS)).repeat(3, 4)
+    matrix = (4.0 * torch.tensor(LEVELS)).repeat(3, 4)
     stored = four_bits.packed(matrix, dtype)
     found = four_bits.unpacked(stored)
     assert torch.equal(found, matrix.to(dtype))
@@ -70,7 +70,7 @@ def test_levels_of_a_block_are_exact(dtype: torch.dtype) -> None:
 @given(st.data())
 @runs
 def test_any_rectangle_is_packed_of_whole_blocks(dtype: torch.dtype, data: st.DataObject) -> None:
-    matrix = random(0, 6, 3 * FOUR_BIT_BLOCK)
+    matrix = random(0, 6, 3 * BLOCK)
     stored = four_bits.packed(matrix, dtype)
     width = stored.shape[1]
     first, last = sorted(data.draw(st.sets(st.integers(0, width), min_size=2, max_size=2)))
