@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.gpu import Gpu
+from bigplan.spec.lora import Lora
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.spec.unplanned import unplanned
@@ -31,8 +32,13 @@ def device_refusal(gpu: Gpu) -> str | None:
     return None
 
 
-def other_tools_refusal(model: ModelSpec, tool: str) -> str | None:
-    """Why a tool is not planned for with this model; None: it may be."""
+def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str | None:
+    """Why a tool is not planned for with this model, or with adapters; None: it may be."""
+    if lora is not None:
+        return (
+            f"bigplan plans adapters (lora) for its own runtime alone, not for {tool}: plan with "
+            "--engine native, or leave lora out"
+        )
     if model.experts and tool not in WITH_EXPERTS:
         return (
             "bigplan plans experts for its own runtime and for Megatron-LM alone, not for "

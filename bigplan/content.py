@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 from bigplan.placement import Share
 
+# In place of a layer's number: the adapters of all of a stage's layers. No model has so many
+# layers, so that code which takes it for one fails.
+ADAPTERS = 10**6
+
 
 class Holds(StrEnum):
     """The kinds of content, as error messages name them."""
@@ -27,7 +31,7 @@ class Holds(StrEnum):
 
 
 class Content(NamedTuple):
-    """What is in an entry. `layer` is -1 for content that belongs to no layer.
+    """What is in an entry. `layer` is -1 for content of no layer, or ADAPTERS.
 
     Optimizer state is cut into shares, and some shares into chunks. `chunk` numbers the chunks of a
     share.
@@ -41,6 +45,7 @@ class Content(NamedTuple):
     def __str__(self) -> str:
         """Text for error messages: 'optimizer state of layer 3 (nvme, chunk 0)'."""
         of_layer = f" of layer {self.layer}" if self.layer >= 0 else ""
+        of_layer = " of adapters" if self.layer == ADAPTERS else of_layer
         part = f" ({self.share}, chunk {self.chunk})" if self.share else ""
         return f"{self.kind}{of_layer}{part}"
 

@@ -66,7 +66,7 @@ def step_parts(graph: Graph, costs: Costs, placement: Placement, step: PlayedSte
 
 
 def _passes(graph: Graph, costs: Costs, stage: StagePlacement) -> _PassSeconds:
-    compute = recompute = waits = 0.0
+    compute, recompute, waits = 0.0, 0.0, costs.adapters.tensor_reduce
     for name, kind in stage.kinds.items():
         cost, times = costs.kinds[name], kind.layers * graph.micro_batches
         collectives = cost.forward_waits.collectives + cost.backward_waits.collectives

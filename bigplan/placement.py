@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, NamedTuple, Self, TypeVar
@@ -66,16 +66,17 @@ Layers = Annotated[int, Field(ge=0)]
 class KindPlacement(Spec):
     """For the layers of one kind on one stage: how many layers keep which tensor on which tier.
 
-    All numbers count layers. Optimizer state is split by rows of a layer, so the counts of
+    All numbers count layers. Frozen layers have neither `gradients` nor `optimizer`, both empty.
+    Optimizer state is split by rows of a layer, so the counts of
     `optimizer` and `streamed` need not be whole. `streamed` is the part of the state in host memory
     that the GPU updates.
     """
 
     layers: int = Field(ge=1)
     parameters: Mapping[Tier, Layers]
-    gradients: Mapping[Tier, Layers]
+    gradients: Mapping[Tier, Layers] = {}
     activations: Mapping[Recompute, Mapping[Tier, Layers]]
-    optimizer: Mapping[Tier, float]
+    optimizer: Mapping[Tier, float] = {}
     streamed: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
@@ -85,11 +86,16 @@ class KindPlacement(Spec):
             "gradients": sum(self.gradients.values()),
             "activations": sum(sum(tiers.values()) for tiers in self.activations.values()),
         }
+        frozen = not self.gradients and not self.optimizer
+        if frozen:
+            del counts["gradients"]
         for tensor, placed in counts.items():
             if placed != self.layers:
                 raise ValueError(
                     f"{tensor} places {placed} of {self.layers} layers; place each once"
                 )
+        if frozen:
+            return self
         total = sum(self.optimizer.values())
         if abs(total - self.layers) > 1e-5 or min(self.optimizer.values()) < 0:
             raise ValueError(
@@ -193,10 +199,10 @@ def may_capture(graph: Graph, placement: Placement) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """Placement of one layer, from the counts of its stage."""
+    """Placement of one layer, from the counts of its stage; frozen ones have no gradients."""
 
     parameters: Tier
-    gradients: Tier
+    gradients: Tier | None
     recompute: Recompute
     activations: Tier
     rows: Mapping[Share, float]  # fractions of what a rank owns of the layer
@@ -205,6 +211,11 @@ class LayerPlacement:
     def visits(self) -> bool:
         """Whether the parameters are on the GPU only while they are used."""
         return self.parameters is not Tier.GPU
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether tables and their gradients, if any, are in host memory."""
+        return self.parameters is Tier.HOST and self.gradients in (None, Tier.HOST)
 
 
 def layer_table(
@@ -224,7 +235,9 @@ def layer_table(
     count = placement.layers
     order = spread_order(count)
     parameters = _assign({tier: placement.parameters.get(tier, 0) for tier in Tier}, order)
-    gradients = _assign({tier: placement.gradients.get(tier, 0) for tier in Tier}, order)
+    gradients: list[Tier | None] = [None] * count
+    if placement.gradients:
+        gradients = [*_assign({tier: placement.gradients.get(tier, 0) for tier in Tier}, order)]
     kept = {
         (recompute, tier): placement.activations.get(recompute, {}).get(tier, 0)
         for tier in (Tier.HOST, Tier.GPU, Tier.NVME)
@@ -256,13 +269,15 @@ def _assign(counts: Mapping[Picked, int], order: list[int]) -> list[Picked]:
 
 
 def _row_fractions(
-    placement: KindPlacement, parameters: list[Tier], gradients: list[Tier]
+    placement: KindPlacement, parameters: list[Tier], gradients: Sequence[Tier | None]
 ) -> list[dict[Share, float]]:
-    """The fraction of each share, for every layer.
+    """The fraction of each share, for every layer; none for frozen layers.
 
     The GPU's share is spread over layers with parameters and gradients on the GPU, the other shares
     over what is left. Layers with parameters or gradients on NVMe have nothing streamed.
     """
+    if not placement.gradients:
+        return [{} for _ in parameters]
     homes = list(zip(parameters, gradients, strict=True))
     resident = sum(p is g is Tier.GPU for p, g in homes)
     wanted = placement.optimizer
@@ -307,6 +322,8 @@ def pieces(kind: LayerKind, placement: LayerPlacement, ranks: int) -> dict[Share
     The ranges follow each other in the order of Share, and are cut at whole units.
     """
     owned, fractions = kind.owned(ranks), placement.rows
+    if kind.frozen:
+        return {share: range(0) for share in Share}
     last = next(share for share in reversed(Share) if fractions.get(share, 0.0) > 0.0)
     parts, start, reached = {}, 0, 0.0
     for share in Share:
@@ -326,7 +343,7 @@ def stage_table(graph: Graph, placement: Placement, stage: int) -> dict[int, Lay
         for kind, rows in placement.stages[stage].kinds.items()
     }
     table = {layer: next(tables[graph.layers[layer]]) for layer in graph.stage_layers(stage)}
-    if graph.sizes.state:
+    if graph.sizes.state or graph.frozen:
         return table
     # An optimizer without state has no state to stream or to read from NVMe. So the CPU updates
     # all that the GPU does not update.

@@ -39,7 +39,7 @@ from bigplan.simulate import busy_seconds, critical_path, simulate
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, capacity_beside
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.ilp import solver_name
-from bigplan.solve.pins import WRITTEN, Pin, parse_pins
+from bigplan.solve.pins import WRITTEN, Pin, parse_pins, refuse_of_trained
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Found, Scope, Watch, search, unwatched
 from bigplan.spec.cluster import Cluster, NodeGroup
@@ -103,6 +103,8 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     Raises InputError, RefusedError, InfeasibleError.
     """
     fixed, pins = parse_pins(request.settings)
+    if request.training.lora is not None:
+        refuse_of_trained(fixed, pins)
     if why := expert_parallel_refusal(fixed.get("ep", 1), request.model, "native"):
         raise RefusedError(why)
     workload = Workload(request.model, request.training, request.cluster.group)

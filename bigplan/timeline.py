@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from bigplan.content import ADAPTERS
+
 
 class Event(NamedTuple):
     """One action's time in seconds from the start of its step."""
@@ -23,6 +25,11 @@ class Event(NamedTuple):
     def seconds(self) -> float:
         """Duration."""
         return self.end - self.start
+
+    @property
+    def where(self) -> str:
+        """The layer in words."""
+        return "adapters" if self.layer == ADAPTERS else str(self.layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ class Timeline:
 def _chrome(event: Event, lanes: Mapping[str, int]) -> dict[str, Any]:
     return {
         "ph": "X",
-        "name": f"{event.op} {event.layer}",
+        "name": f"{event.op} {event.where}",
         "cat": event.op,
         "pid": event.stage,
         "tid": lanes[event.lane],

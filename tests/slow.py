@@ -7,6 +7,7 @@ longest come first, and the short ones even out when workers end.
 SLOW = (
     "tests/runtime/test_sharded.py",
     "tests/runtime/test_context_parallel.py",
+    "tests/runtime/test_lora.py",
     "tests/test_sanity.py",
     "tests/test_planner.py",
     "tests/launcher/test_nodes.py",

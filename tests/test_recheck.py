@@ -218,6 +218,14 @@ def test_placements_that_no_search_makes(
     assert told in str(error.value)
 
 
+def test_layers_that_are_trained_have_gradients_and_state_somewhere(folder: Path) -> None:
+    data = data_of(made("offloaded"))
+    for key, value in (("gradients", {}), ("optimizer", {}), ("streamed", 0.0)):
+        _set(data, block(0, key), value)
+    with pytest.raises(InputError, match=r"block\.gradients: nowhere"):
+        reread(data, folder)
+
+
 @pytest.mark.parametrize(
     ("name", "tensors", "told"),
     [

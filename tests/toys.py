@@ -42,11 +42,14 @@ def toy_kind(
     saved: int = 64,
     looked_up: int = 0,
     tp: int = 1,
+    frozen: bool = False,
 ) -> LayerKind:
     """A matrix of eight rows and a vector: nine units of four elements. `tp` ranks have the vector.
 
-    The matrix is what each of them has of one.
+    The matrix is what each of them has of one. A frozen block has a pair of adapters, of which
+    `tp` ranks have the first whole; a frozen embedding has no backward.
     """
+    pair = (Tensor("a", 2, 4, holders=tp), Tensor("b", 8, 2))
     return LayerKind(
         name=name,
         tensors=(Tensor("w", 8, 4), Tensor("n", 1, 4, holders=tp)),
@@ -64,6 +67,9 @@ def toy_kind(
         pinned=pinned,
         stores_activations=stores_activations,
         looked_up=looked_up,
+        frozen=frozen,
+        idle_backward=frozen and name == "embedding",
+        adapters=pair if frozen and name == "block" else (),
     )
 
 
@@ -76,6 +82,7 @@ def toy_graph(
     master: bool = True,
     tied: bool = False,
     looked_up: int = 0,
+    frozen: bool = False,
 ) -> Graph:
     """An embedding, `blocks` blocks and a head whose forward and backward are one."""
     strategy = strategy or Strategy(dp=1)
@@ -89,9 +96,12 @@ def toy_graph(
                 pinned=tied,
                 looked_up=looked_up,
                 tp=strategy.tp,
+                frozen=frozen,
             ),
-            "block": toy_kind("block", tp=strategy.tp),
-            "head": toy_kind("head", saved=0, stores_activations=False, tp=strategy.tp),
+            "block": toy_kind("block", tp=strategy.tp, frozen=frozen),
+            "head": toy_kind(
+                "head", saved=0, stores_activations=False, tp=strategy.tp, frozen=frozen
+            ),
         },
         sizes=ElementSizes(2, 4, 12, True) if master else ElementSizes(4, 4, 8, False),
         micro_batches=units * strategy.accumulation_group,
@@ -119,6 +129,7 @@ COSTS = Costs(
     send=0.1,
     capacity=ROOMY,
     sharing=NodeSharing(1),
+    adapters=KindCost(0.0, 0.0, 0.5, tensor_reduce=0.2),
 )
 
 
@@ -186,6 +197,7 @@ def enlarged(graph: Graph, factor: int = 1 << 20) -> Graph:
         name: replace(
             kind,
             tensors=tuple(replace(t, columns=t.columns * factor) for t in kind.tensors),
+            adapters=tuple(replace(t, columns=t.columns * factor) for t in kind.adapters),
             saved=kind.saved * factor,
             boundary=kind.boundary * factor,
             reruns={r: way._replace(kept=way.kept * factor) for r, way in kind.reruns.items()},
@@ -226,7 +238,7 @@ def strategies(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Strategy:
 
 @st.composite
 def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
-    """Toy graphs: tied or not, updates deferred or not, with or without master weights."""
+    """Toy graphs: tied, frozen, updates deferred, with master weights, or not."""
     strategy = draw(strategies(stages))
     blocks, units = draw(st.integers(4, 9)), draw(st.sampled_from((1, 2, 3, 5, 8)))
     if strategy.vpp > 1:  # micro-batches fill the stages evenly, chunks differ by one block
@@ -243,6 +255,7 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
         master=draw(st.booleans()),
         tied=tied,
         looked_up=draw(st.sampled_from((0, 4, 8))) if alone else 0,
+        frozen=strategy.zero in (0, 3) and draw(st.booleans()),
     )
 
 
@@ -270,6 +283,7 @@ def prices(draw: st.DrawFn) -> Costs:
         capacity=ROOMY,
         sharing=NodeSharing(1),
         table=draw(st.sampled_from(((0.1, 0.2), (3.0, 5.0)))),
+        adapters=KindCost(0.0, 0.0, draw(zero), tensor_reduce=draw(zero)),
     )
 
 
@@ -296,6 +310,14 @@ def kind_placements(draw: st.DrawFn, graph: Graph, name: str, layers: int) -> Ki
         policies = tuple(n for number in each for n in (number, 0, 0))
     elif kind.stores_activations:
         policies = draw(compositions(layers, len(Tier) * len(graph.recomputes)))
+    activations = {
+        recompute: dict(zip(Tier, policies[3 * i : 3 * i + 3], strict=True))
+        for i, recompute in enumerate(graph.recomputes)
+        if policies[3 * i : 3 * i + 3]
+    }
+    where = dict(zip(Tier, parameters, strict=True))
+    if kind.frozen:
+        return KindPlacement(layers=layers, parameters=where, activations=activations)
     twelfth = st.integers(0, 12).map(lambda number: number / 12)
     gpu = draw(twelfth) * min(parameters[0], gradients[0])
     host = draw(twelfth) * (layers - gpu)
@@ -303,13 +325,9 @@ def kind_placements(draw: st.DrawFn, graph: Graph, name: str, layers: int) -> Ki
     streamed = draw(twelfth) * max(0.0, min(host, in_memory - gpu))
     return KindPlacement(
         layers=layers,
-        parameters=dict(zip(Tier, parameters, strict=True)),
+        parameters=where,
         gradients=dict(zip(Tier, gradients, strict=True)),
-        activations={
-            recompute: dict(zip(Tier, policies[3 * i : 3 * i + 3], strict=True))
-            for i, recompute in enumerate(graph.recomputes)
-            if policies[3 * i : 3 * i + 3]
-        },
+        activations=activations,
         optimizer=dict(zip(Tier, (gpu, host, max(0.0, layers - gpu - host)), strict=True)),
         streamed=streamed,
     )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import require_there
-from bigplan.errors import RefusedError
+from bigplan.errors import InputError, RefusedError
+from bigplan.spec.lora import trained_count
 from bigplan.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from bigplan.runtime.checkpoint import FoundCheckpoint
 
 
 def export(
@@ -25,14 +29,23 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="Folder to write; it must not exist.")],
     precision: Annotated[
         Literal["bf16", "fp16", "fp32"] | None,
-        typer.Option("--dtype", help="Of the weights; default: the training's precision."),
+        typer.Option(
+            "--dtype", help="Of the weights; default: the training's precision, of adapters fp32."
+        ),
     ] = None,
+    merged: Annotated[
+        bool,
+        typer.Option(
+            "--merged", help="Of a run that trained adapters, the whole model with these added."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face folder, which transformers loads.
 
     config.json and safetensors files of at most 5 GB; the tokenizer too, where the run started
-    from such a folder.
+    from such a folder. Of a run that trained adapters (LoRA) these alone, as a folder that peft
+    loads, or with --merged the whole model.
     Exit codes: 0, 2 bad input or refused, 6 the checkpoint is damaged.
     """
     if find_spec("torch") is None or find_spec("safetensors") is None:
@@ -40,7 +53,6 @@ def export(
             "exporting needs torch and safetensors; run: pip install 'bigplan[launch]'"
         )
     from bigplan.runtime.checkpoint import latest
-    from bigplan.runtime.hf_export import export_checkpoint
 
     run = what.expanduser()
     require_there(run, "the folder of a run, such as runs/my-model-1, or of one checkpoint")
@@ -49,9 +61,7 @@ def export(
     for problem in found.skipped:
         if not as_json:
             print(f"passed over: {problem}")
-    dtype = precision or found.manifest.training.precision
-    export_checkpoint(found, to.expanduser(), dtype)
-    count = found.manifest.model.parameter_count
+    dtype, count = _exported(found, to.expanduser(), precision, merged=merged)
     nbytes = sum(path.stat().st_size for path in to.expanduser().iterdir())
     if as_json:
         told = {"folder": str(to), "step": found.manifest.step, "dtype": dtype}
@@ -62,3 +72,25 @@ def export(
         f"Wrote {found.manifest.model.name} after step {found.manifest.step} to {to}: "
         f"{format_count(count)} parameters in {dtype}, {format_bytes(nbytes)}"
     )
+
+
+def _exported(
+    found: FoundCheckpoint, folder: Path, precision: str | None, *, merged: bool
+) -> tuple[str, int]:
+    """Write the folder; the precision and the number of its parameters."""
+    from bigplan.runtime.hf_export import export_checkpoint
+    from bigplan.runtime.peft_export import export_adapters, export_merged
+
+    model, training = found.manifest.model, found.manifest.training
+    if merged and training.lora is None:
+        raise InputError(
+            "--merged adds adapters to their model, and this run trained the whole model; "
+            "leave --merged out"
+        )
+    if training.lora is not None and not merged:
+        dtype = precision or "fp32"
+        export_adapters(found, folder, dtype)
+        return dtype, trained_count(model, training.lora)
+    dtype = precision or training.precision
+    (export_merged if merged else export_checkpoint)(found, folder, dtype)
+    return dtype, model.parameter_count

@@ -220,6 +220,24 @@ class PlanOptions:
             "DIR",
         ),
     ] = None
+    lora_rank: Annotated[
+        str | None,
+        _option(
+            "training.lora.rank",
+            "Train low-rank adapters (LoRA) of this rank alone, of all products of the blocks.",
+            STEP,
+            flag="--lora-rank",
+        ),
+    ] = None
+    lora_alpha: Annotated[
+        str | None,
+        _option(
+            "training.lora.alpha",
+            "Adapters count alpha / rank (default: 2 x rank).",
+            STEP,
+            flag="--lora-alpha",
+        ),
+    ] = None
     optimizer: Annotated[
         str | None,
         _option(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bigplan.cost.compute import Device, launches
 from bigplan.cost.framework import Framework
-from bigplan.graph.graph import LayerKind
+from bigplan.graph.graph import Tensor
 from bigplan.graph.operators import Attention, Collective, Operator, Stream
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.training import Training
@@ -58,7 +59,7 @@ class UpdateLaunch(NamedTuple):
 
 
 def update_launch(
-    kind: LayerKind, gpu: Gpu, framework: Framework, training: Training
+    tensors: Sequence[Tensor], gpu: Gpu, framework: Framework, training: Training
 ) -> UpdateLaunch:
     """The native runtime's: of generated kernels a CUDA graph. Other frameworks launch it at once.
 
@@ -71,8 +72,9 @@ def update_launch(
         return UpdateLaunch()
     if training.kernels == "generated" and training.optimizer.name == "adamw":
         return UpdateLaunch(gpu.action_overhead + gpu.launch_overhead)
-    each = len(kind.tensors) * gpu.operator_overhead
-    return UpdateLaunch(gpu.action_overhead, each / kind.parameters)
+    each = len(tensors) * gpu.operator_overhead
+    elements = sum(tensor.elements for tensor in tensors)
+    return UpdateLaunch(gpu.action_overhead, each / elements)
 
 
 def is_kernel(operator: Operator) -> bool:

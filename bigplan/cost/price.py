@@ -108,6 +108,8 @@ class Costs:
     page_tables: float = 0.0  # bytes of a GPU per byte of its rank in host memory
     # Seconds to lend the first stage's table to the last, and for its gradients to come back.
     table: tuple[float, float] = (0.0, 0.0)
+    # What the adapters of the stage with the most of them exchange, and their update.
+    adapters: KindCost = KindCost(0.0, 0.0)
 
     @property
     def captures(self) -> bool:
@@ -151,6 +153,28 @@ def price(
         reserve=reserve,
         processes=process_bytes(nodes, sharing.ranks),
         page_tables=PAGE_TABLES if nodes.gpu.runs_kernels else 0.0,
+        adapters=_adapters(graph, training, nodes, framework),
+    )
+
+
+def _adapters(graph: Graph, training: Training, nodes: NodeGroup, framework: Framework) -> KindCost:
+    """As in Costs; no compute hides what they exchange at the end of a step."""
+    if not graph.frozen:
+        return KindCost(0.0, 0.0)
+    stages = (graph.adapters(graph.stage_layers(stage)) for stage in range(graph.strategy.pp))
+    most = max(stages, key=lambda each: each.elements)
+    reduced = DTYPE_BYTES[training.reduce_precision or training.gradient_precision]
+    groups = LayerGroups.of(graph.strategy, nodes)
+    return KindCost(
+        0.0,
+        0.0,
+        reduce=all_reduce(most.elements * reduced, data_group(graph.strategy, nodes)),
+        tensor_reduce=_summed(
+            most.repeated, graph.strategy.tp, graph.sizes.gradient, groups.tensor
+        ),
+        update_launch=update_launch(
+            [tensor for _, tensor in most.tensors], nodes.gpu, framework, training
+        ),
     )
 
 
@@ -214,6 +238,7 @@ def _kind_cost(
     if kind.whole_experts:
         owners.append((kind.whole_experts, expert_data_group(strategy, nodes)))
     reducing = sum(beside_compute(reduce(n * reduced, group), group) for n, group in owners)
+    reducing = 0.0 if kind.frozen else reducing
     gathering = sum(
         beside_compute(all_gather(n * sizes.parameter, group), group) for n, group in owners
     )
@@ -231,8 +256,10 @@ def _kind_cost(
             exchanges,
             forward=forward.seconds,
             backward=backward.seconds,
-            tensor_reduce=_summed(kind, strategy.tp, sizes.gradient, groups.tensor),
-            update_launch=update_launch(kind, nodes.gpu, framework, training),
+            tensor_reduce=0.0
+            if kind.frozen
+            else _summed(kind.repeated, strategy.tp, sizes.gradient, groups.tensor),
+            update_launch=update_launch(kind.tensors, nodes.gpu, framework, training),
             reruns={recompute: one.seconds for recompute, one in again.items()},
             forward_waits=forward.waits,
             backward_waits=backward.waits,
@@ -261,10 +288,10 @@ def _passes(
     return forward, backward, again
 
 
-def _summed(kind: LayerKind, tp: int, element: int, group: Group) -> float:
+def _summed(repeated: Mapping[int, range], tp: int, element: int, group: Group) -> float:
     """Seconds to sum gradients of parameters that several tensor-parallel ranks hold whole."""
-    repeated = kind.repeated.items()
-    return sum(all_reduce(tp // n * len(part) * element, group) for n, part in repeated)
+    parts = repeated.items()
+    return sum(all_reduce(tp // n * len(part) * element, group) for n, part in parts)
 
 
 def device_of(nodes: NodeGroup, training: Training, framework: Framework) -> Device:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bigplan.spec.lora import Lora, adapted_steps
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import StepOp, StepValue
 
@@ -37,6 +38,7 @@ class BlockShape:
     dropout: bool = False
     routes_own: bool = False  # a rank routes its own tokens alone, so that no value is whole
     exchanging: int = 1  # context-parallel ranks, each with a part of the heads within attention
+    lora: Lora | None = None  # all but adapters is frozen
 
     def __post_init__(self) -> None:
         assert self.tokens % self.sequence_length == 0, (self.tokens, self.sequence_length)
@@ -78,7 +80,7 @@ def saved_values(
     output is the next layer's input and does not count, so the sum over layers counts each once.
     """
     found = {}
-    for step in model.steps(kind):
+    for step in adapted_steps(model, kind, shape.lora):
         saves, statistics = step.saves, step.statistics
         if step.op is StepOp.ATTENTION:
             queries, *keys_values, mixed = saves

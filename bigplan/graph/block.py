@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bigplan.graph.activations import block_saved_bytes, saved_values, score_bytes
+from bigplan.graph.adapters import adapter_products, adapters_of, local_adapters
 from bigplan.graph.attention import (
     attention,
     exchange_bytes,
@@ -25,8 +26,16 @@ from bigplan.graph.experts import (
     row_bytes,
     weighting,
 )
+from bigplan.graph.four_bits import unpacked, unpacked_bytes
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
-from bigplan.graph.operators import Collective, Gemm, Operator, Stream, by_input_and_weight
+from bigplan.graph.operators import (
+    Collective,
+    Gemm,
+    Operator,
+    Stream,
+    by_input,
+    by_input_and_weight,
+)
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.spec.step import LayerStep, StepOp
 
@@ -49,7 +58,8 @@ ROUTER = "router"  # the product that gives scores, which is never in fp8
 
 def block(shape: RankShape) -> LayerKind:
     """One block: attention and MLP, each after a norm and added to the residual stream."""
-    tensors = local_tensors(shape, "block")
+    tensors, adapters = local_tensors(shape, "block"), local_adapters(shape)
+    trained = adapters if shape.frozen else tensors
     activation_shape = shape.activation_shape
     saved = block_saved_bytes(shape.model, activation_shape) + kept_rows(shape)
     inner, inner_backward = attention(shape)
@@ -82,7 +92,7 @@ def block(shape: RankShape) -> LayerKind:
             *linear_backward,
             *inner_backward,
             *(pair[1] for pair in streams),
-            gradient_sum(shape, tensors),
+            gradient_sum(shape, trained),
             *exchanges(shape),
             *backward_collectives,
             *exchanged(shape),
@@ -92,10 +102,13 @@ def block(shape: RankShape) -> LayerKind:
         reruns=_reruns(shape, saved, linear, inner, forward),
         forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
         + widened_bytes(shape) // 2
-        + exchange_bytes(shape),
-        backward_workspace=_backward_workspace(shape, tensors, saved),
+        + exchange_bytes(shape)
+        + unpacked_bytes(shape),
+        backward_workspace=_backward_workspace(shape, trained, saved) + unpacked_bytes(shape),
         chained=_chained(shape),
         largest=max(shape.whole_hidden, largest_bytes(shape, tensors)),
+        frozen=shape.frozen,
+        adapters=adapters,
         waits=any(isinstance(product, Gemm) and product.apart for product in linear),
         whole_experts=sum(t.elements for t in tensors if t.experts and shape.dispatched),
     )
@@ -123,11 +136,12 @@ def _reruns(
     Selective recomputation runs the core again where its scores are materialised, as Korthikanti et
     al. do (arXiv 2205.05198, section 5). Otherwise it runs norms and activation again.
     """
-    steps, kept = shape.model.steps("block"), saved_values(shape.model, shape.activation_shape)
+    steps, kept = shape.every_step("block"), saved_values(shape.model, shape.activation_shape)
     scores = score_bytes(shape.model, shape.activation_shape)
     core = inner if scores else ()
     streams = tuple(second for one in streams if (second := _run_again(shape, one)))
-    cheap = tuple(step for step in steps if step.cheap)
+    # Beside frozen products not all of their inputs are kept.
+    cheap = tuple(step for step in steps if step.cheap and {*step.gives} & {*kept})
     cheap_bytes = sum(kept[value] for step in cheap for value in step.gives)
     cheap_streams = _of(cheap, streams)
     selective = Rerun(saved - (scores or cheap_bytes), core or cheap_streams)
@@ -154,9 +168,10 @@ def _copies(streams: Sequence[Stream]) -> tuple[Stream, ...]:
 
 
 def _of(steps: Sequence[LayerStep], operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """The operators that run these steps, casts to fp8 included."""
+    """The operators that run these steps, casts to fp8 and adapters included."""
     names = {name for step in steps for name in (step.name, _cast(step.name))}
-    return tuple(operator for operator in operators if operator.name in names)
+    adapted = tuple(adapters_of(step.name) for step in steps)
+    return tuple(op for op in operators if op.name in names or op.name.startswith(adapted))
 
 
 def unread(steps: Sequence[LayerStep]) -> Sequence[LayerStep]:
@@ -192,6 +207,10 @@ def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...
         for gemm, step in zip(gemms, products, strict=True)
         if step.biased
     )
+    if shape.frozen:
+        forward, backward = adapter_products(shape, products)
+        opened = tuple(unpacked(shape, step) for step in products) if shape.packed else ()
+        return (*gemms, *opened, *forward), (*by_input(gemms), *opened, *backward)
     quantised, quantised_back = _quantisation([gemm for gemm in gemms if gemm.fp8])
     return (*gemms, *quantised), (*by_input_and_weight(gemms), *biases, *quantised_back)
 
@@ -239,7 +258,7 @@ def _chained(shape: RankShape) -> Mapping[StepOp, int]:
 def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     """Memory-bound operators, forward and backward."""
     found = []
-    for step in shape.model.steps("block"):
+    for step in shape.every_step("block"):
         match step.op:
             case StepOp.NORM:
                 found.append(norm(shape, step))
@@ -299,14 +318,14 @@ def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     """With sequence parallelism the weight gradients need the gathered inputs a second time.
 
     They are gathered while the gradient by the input is computed (arXiv 2205.05198, section 4.2.2).
+    A frozen product's input is gathered for its adapters alone.
     """
-    return tuple(
-        Collective(operator.name, operator.pattern, operator.nbytes, hidden=True)
-        for operator in (
-            *shape.into_matrix("attention input again"),
-            *_into_mlp(shape, "mlp input again"),
-        )
+    qkv, *_, up, _ = shape.steps(StepOp.PRODUCT)
+    again = (
+        *(shape.into_matrix("attention input again") if qkv.saves else ()),
+        *(_into_mlp(shape, "mlp input again") if up.saves or shape.model.experts else ()),
     )
+    return tuple(Collective(one.name, one.pattern, one.nbytes, hidden=True) for one in again)
 
 
 def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: int) -> int:
@@ -327,7 +346,7 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     else:
         # Torch's operators make silu(gate) a separate tensor beside both gradients.
         plain = shape.fused and not shape.generated and shape.model.mlp == "swiglu"
-        matrix = hidden * (shape.model.ffn // shape.tp) * shape.element
+        matrix = 0 if shape.frozen else hidden * (shape.model.ffn // shape.tp) * shape.element
         inside = (2 + plain) * inner + matrix + gathered
     again = 2 * gathered + shape.hidden - inner if gathered else 0
     copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden

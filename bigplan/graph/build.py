@@ -12,12 +12,14 @@ from bigplan.graph.operators import (
     Gemm,
     Operator,
     Stream,
+    by_input,
     by_input_and_weight,
     doubled_reach,
 )
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LOOKED_UP_ROWS
+from bigplan.spec.lora import trained_count
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import StepOp
 from bigplan.spec.training import Training
@@ -97,6 +99,8 @@ def element_sizes(training: Training) -> ElementSizes:
 def model_flops(model: ModelSpec, training: Training) -> float:
     """Useful FLOPs of one step: six per matrix weight and token, causal attention, no recompute.
 
+    Frozen weights have no gradient and count four. Then adapters count six.
+
     Within a sliding window, attention counts the tokens that it sees. Of experts, those that a
     token passes count.
 
@@ -108,9 +112,11 @@ def model_flops(model: ModelSpec, training: Training) -> float:
         sum(model.passed(p) for p in model.kinds()["block"] if len(p.shape) == 2) * model.layers
         + model.vocab * model.hidden
     )
+    each = 6.0 if training.lora is None else 4.0
+    adapted = trained_count(model, training.lora) if training.lora else 0
     row = doubled_reach(training.sequence_length, model.sliding_window)
     attention = 6.0 * row * model.heads * model.head_dim * model.layers
-    return tokens * (6.0 * matrices + attention)
+    return tokens * (each * matrices + 6.0 * adapted + attention)
 
 
 def _embedding(shape: RankShape) -> LayerKind:
@@ -120,9 +126,14 @@ def _embedding(shape: RankShape) -> LayerKind:
     gradient = _gradient_by_rows(shape, tensors) if shape.fused else _dense_gradient(shape, tensors)
     learned = shape.model.positions == "learned"
     added = (Stream("positions", 3 * shape.whole_hidden),) if learned else ()
-    steps = shape.model.steps("embedding")
+    steps = shape.every_step("embedding")
     norms = tuple(norm(shape, step) for step in steps if step.op is StepOp.NORM)
     kept = sum(saved_values(shape.model, shape.activation_shape, "embedding").values())
+    backward = (
+        *(backward for _, backward in norms),
+        *gradient.operators,
+        *shape.into_matrix("embedding"),
+    )
     return LayerKind(
         name="embedding",
         tensors=tensors,
@@ -132,17 +143,20 @@ def _embedding(shape: RankShape) -> LayerKind:
             *shape.out_of_matrix("embedding"),
             *(forward for forward, _ in norms),
         ),
-        backward=(
-            *(backward for _, backward in norms),
-            *gradient.operators,
-            *shape.into_matrix("embedding"),
-        ),
-        saved=token_bytes + kept,
+        # A frozen table needs no gradient, and no layer before it does.
+        backward=() if shape.frozen else backward,
+        frozen=shape.frozen,
+        idle_backward=shape.frozen,
+        saved=token_bytes + (0 if shape.frozen else kept),
         boundary=token_bytes,
         reruns={},
         forward_workspace=shape.whole_hidden * learned + shape.gathered,
-        backward_workspace=gradient.workspace + shape.whole_hidden * len(norms) + shape.gathered,
-        largest=gradient.largest,
+        backward_workspace=(
+            0
+            if shape.frozen
+            else gradient.workspace + shape.whole_hidden * len(norms) + shape.gathered
+        ),
+        largest=0 if shape.frozen else gradient.largest,
         pinned=shape.model.tied_embeddings,
         stores_activations=False,
         looked_up=_looked_up(shape, tensors),
@@ -238,6 +252,8 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
     model, tokens, tensors = shape.model, shape.tokens, local_tensors(shape, "head")
     table = Tensor("lm_head.weight", -(-model.vocab // shape.tp), model.hidden)
     written = (*tensors, table) if model.tied_embeddings else tensors
+    if shape.frozen:
+        written = ()
     chunks = -(-tokens // chunk)
     gemm = Gemm("lm head", chunk, table.rows, model.hidden, count=chunks)
     logits = chunk * table.rows
@@ -250,6 +266,7 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
         # other gradient. A CPU run showed 12.0 bytes a logit, whatever the compute dtype.
         per_logit = 12 if shape.element == 4 else shape.element + 8
         workspace = max(logits * per_logit + gradients, 12 * logits)
+    products = by_input((gemm,)) if shape.frozen else by_input_and_weight((gemm,))
     add = gradient_sum(shape, written)
     return LayerKind(
         name="head",
@@ -257,14 +274,18 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
         forward=(),
         backward=(
             gemm,
-            *by_input_and_weight((gemm,)),
+            *products,
             _loss(shape, tokens * table.rows, 2 * chunks),
             Stream("final norm", 5 * shape.hidden, launches=3),
-            Stream(add.name, chunks * add.nbytes, chunks * add.launches, add.eager),
+            *(
+                Stream(add.name, chunks * add.nbytes, chunks * add.launches, add.eager)
+                for _ in written[:1]
+            ),
             *shape.into_matrix("lm head", chunks),
             *shape.out_of_matrix("lm head", chunks, beside="lm head by weight"),
             *_shared_loss(shape, chunk, chunks),
         ),
+        frozen=shape.frozen,
         saved=0,
         boundary=0,
         reruns={},

@@ -79,6 +79,12 @@ class LayerKind:
     chained: Mapping[StepOp, int] = field(default_factory=dict)
     # Elements of the rows that it reads; if not 0, its tables may stay on the host.
     looked_up: int = 0
+    # Its tensors are frozen: in the compute dtype, without gradient or optimizer state.
+    frozen: bool = False
+    # Nothing in or before it is trained: its backward drops what its forward kept, no more.
+    idle_backward: bool = False
+    # Trained beside frozen tensors; a stage keeps those of all its layers on the GPU, as one.
+    adapters: tuple[Tensor, ...] = ()
     # The host waits for the device within a pass, for numbers that the next launches need.
     waits: bool = False
     # Elements of whole experts, as other tools have them: `Strategy.expert_shards` ranks share
@@ -136,6 +142,22 @@ def _repeated(tensors: Iterable[Tensor]) -> Iterator[tuple[int, range]]:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapters:
+    """A stage's adapters as one flat tensor, those that most tensor-parallel ranks hold last."""
+
+    tensors: tuple[tuple[int, Tensor], ...]  # each with its layer
+    elements: int = field(init=False)
+    repeated: Mapping[int, range] = field(init=False)  # as in LayerKind
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.tensors, key=lambda each: each[1].holders))
+        flat = [tensor for _, tensor in ordered]
+        object.__setattr__(self, "tensors", ordered)
+        object.__setattr__(self, "elements", sum(tensor.elements for tensor in flat))
+        object.__setattr__(self, "repeated", dict(_repeated(flat)))
+
+
+@dataclass(frozen=True, slots=True)
 class ElementSizes:
     """Bytes an element takes as parameter, gradient and optimizer state."""
 
@@ -187,6 +209,17 @@ class Graph:
         beginning of a step, and sends its part of their gradients back at the end.
         """
         return self.tied and self.strategy.pp > 1
+
+    @property
+    def frozen(self) -> bool:
+        """Whether adapters alone are trained."""
+        return self.kinds[self.layers[0]].frozen
+
+    def adapters(self, layers: Iterable[int]) -> Adapters:
+        """The adapters of a stage's layers."""
+        return Adapters(
+            tuple((layer, t) for layer in layers for t in self.kinds[self.layers[layer]].adapters)
+        )
 
     @property
     def units(self) -> int:

@@ -69,13 +69,17 @@ class Gemm:
         return (factors * self.batch + self.results) * self.count
 
 
+def by_input(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
+    """The backward of a linear layer whose weight is frozen."""
+    return tuple(replace(g, name=f"{g.name} by input", n=g.k, k=g.n) for g in gemms)
+
+
 def by_input_and_weight(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
     """The two products of a linear layer's backward: by the input and by the weight."""
-    by_input = (replace(g, name=f"{g.name} by input", n=g.k, k=g.n) for g in gemms)
     by_weight = (
         replace(g, name=f"{g.name} by weight", m=g.n, n=g.k, k=g.m, of_rows=True) for g in gemms
     )
-    return (*by_input, *by_weight)
+    return (*by_input(gemms), *by_weight)
 
 
 def doubled_reach(length: int, window: int | None) -> float:

@@ -15,6 +15,7 @@ from bigplan.mechanics import (
     sums_in_products,
 )
 from bigplan.spec.gpu import Gpu
+from bigplan.spec.lora import adapted_steps, stored
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 from bigplan.spec.training import Training
@@ -153,9 +154,23 @@ class RankShape:
         """Bytes of a hidden state after a gather, where ranks hold parts of it."""
         return self.whole_hidden if self.sequence_parallel else 0
 
+    @property
+    def frozen(self) -> bool:
+        """Whether adapters alone are trained."""
+        return self.training.lora is not None
+
+    @property
+    def packed(self) -> bool:
+        """Whether the blocks' matrices are stored in 4 bits."""
+        return self.training.lora is not None and self.training.lora.frozen is not None
+
+    def every_step(self, kind: str) -> tuple[LayerStep, ...]:
+        """What one layer of a kind does, with adapters."""
+        return adapted_steps(self.model, kind, self.training.lora)
+
     def steps(self, op: StepOp) -> tuple[LayerStep, ...]:
         """The block's steps with this op."""
-        return tuple(step for step in self.model.steps("block") if step.op is op)
+        return tuple(step for step in self.every_step("block") if step.op is op)
 
     @property
     def activation_shape(self) -> BlockShape:
@@ -171,6 +186,7 @@ class RankShape:
             expanded_kv=repeats_heads(self.element, self.model.heads, self.model.kv_heads),
             materialised=self.training.attention == "materialised",
             dropout=self.training.dropout > 0,
+            lora=self.training.lora,
         )
 
     def into_matrix(self, name: str, chunks: int = 1) -> tuple[Collective, ...]:
@@ -201,7 +217,7 @@ def _whole_experts(parameter: Parameter, ep: int) -> Tensor:
 
 
 def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
-    """All parameters of a kind of layer on one rank, ordered by the number of ranks that hold them.
+    """All parameters of a kind of layer as one rank stores them, ordered by how many hold them.
 
     So the elements that ranks sum, and those that one rank counts and stores, are ranges of the
     flat layer.
@@ -210,7 +226,7 @@ def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
         _whole_experts(parameter, shape.strategy.ep)
         if shape.dispatched and parameter.experts
         else local_tensor(parameter, shape.tp)
-        for parameter in shape.model.kinds()[kind]
+        for parameter in stored(shape.model, kind, shape.training.lora, shape.element)
     )
     return tuple(sorted(tensors, key=lambda tensor: tensor.holders))
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 from pydantic import Field, model_validator
 
 from bigplan.spec.files.document import Spec
+from bigplan.spec.lora import packs
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
@@ -264,6 +265,8 @@ class Space:
                 continue
             if not splits_over_tensor_parallel(self.model, tp):
                 continue
+            if not packs(self.model, self.training.lora, tp):
+                continue
             tried = divisors(self.gpus_per_node // tp) if length > MAX_MICRO_BATCH_TOKENS else [1]
             for cp in self._tried("cp", tried):
                 within = "cp" in self.fixed or self.gpus_per_node % (tp * cp) == 0
@@ -282,7 +285,11 @@ class Space:
                 for group in self._tried("accumulation_group", _groups(micro_batches)):
                     if micro_batches % group or (vpp > 1 and group > 1):
                         continue
-                    for zero in self._tried("zero", (0, 1, 2, 3) if dp * cp > 1 else (0,)):
+                    # Frozen layers have nothing that stages 1 and 2 shard.
+                    stages = (0, 3) if self.training.lora else (0, 1, 2, 3)
+                    for zero in self._tried("zero", stages if dp * cp > 1 else (0,)):
+                        if zero not in stages:
+                            continue
                         if (zero and dp * cp == 1) or (vpp > 1 and zero > 1):
                             continue
                         yield Strategy(

@@ -72,7 +72,7 @@ def completed(setup: Setup, experiment: Experiment, file: str) -> Completed:
     """
     options = Options.of(experiment.set)
     model = experiment.model_spec()
-    if why := other_tools_refusal(model, "other tools"):
+    if why := other_tools_refusal(model, None, "other tools"):
         raise RefusedError(f"{file}: {why}")
     _same_model(setup, model, file)
     _require(experiment, file)

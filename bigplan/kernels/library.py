@@ -97,11 +97,13 @@ class Library:
         beside: Tensor | None = None,
         *,
         biased: bool = False,
+        frozen: bool = False,
         over: bool = False,
     ) -> tuple[Tensor, ...]:
         """Gradients by x, weight and bias, of `gradient`, x, weight, (mean,) rstd by these names.
 
-        `beside`, like x, is added to the gradient by x, and with `over` overwritten by it.
+        `frozen`: that by x alone. `beside`, like x, is added to the gradient by x, and with
+        `over` overwritten by it.
         """
         named = {name: tensor.contiguous() for name, tensor in named.items()}
         into = NOTHING
@@ -110,11 +112,12 @@ class Library:
             into = {"total": named["beside"]} if over else NOTHING
         x, added = named["x"], beside is not None
         entry = self._entry(
-            ("norm backward", kind, x.shape, x.dtype, biased, added),
+            ("norm backward", kind, x.shape, x.dtype, biased, frozen, added),
             lambda: single.norm_backward(
-                kind, tuple(x.shape[:-1]), x.shape[-1], NAMES[x.dtype], biased=biased, beside=added
+                kind, tuple(x.shape[:-1]), x.shape[-1], NAMES[x.dtype],
+                biased=biased, frozen=frozen, beside=added,
             ),
-        )
+        )  # fmt: skip
         return entry(named, into)
 
     # --- Activations.

@@ -105,17 +105,21 @@ def _rounded(make: _Maker, x: str, shape: TensorShape, dtype: str) -> str:
 
 def norm_backward(
     kind: NormKind, rows: TensorShape, columns: int, dtype: str, *, biased: bool = False,
-    beside: bool = False,
+    frozen: bool = False, beside: bool = False,
 ) -> Single:  # fmt: skip
-    """Gradients by x, weight and bias. `beside` [*rows, columns] is added to that by x."""
+    """Gradients by x, weight and bias, or of a frozen norm by x alone.
+
+    `beside` [*rows, columns] is added to that by x.
+    """
     make, shape, layer = _Maker(), (*rows, columns), kind == "layernorm"
     gradient, x = make.given("gradient", shape, dtype), make.given("x", shape, dtype)
     weight = make.given("weight", (columns,), dtype)
     names = ("mean", "rstd") if layer else ("rstd",)
     statistics = {name: Arg(make.given(name, (*rows, 1), "fp32")) for name in names}
-    vectors = ("by_weight", "by_bias") if layer and biased else ("by_weight",)
+    wanted = (not frozen, layer and biased and not frozen)
+    vectors = [name for name, want in zip(("by_weight", "by_bias"), wanted, strict=True) if want]
     outputs = tuple(dense(name, (columns,), dtype) for name in vectors)
-    mask = (True, True, biased) if layer else (True, True)
+    mask = (True, *wanted) if layer else (True, not frozen)
     op = "native_layer_norm_backward" if layer else "_fused_rms_norm_backward"
     make.node(
         op, (dense("by_x", shape, dtype), *outputs), grad_out=Arg(gradient), input=Arg(x),

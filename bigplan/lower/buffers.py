@@ -6,6 +6,7 @@ Buffers, by name (l: layer, k: layer kind):
     o{l}.gpu .host       optimizer state that is updated in its home
     o{l}.streamed .nvme  optimizer state that passes, chunk by chunk, the GPU or host memory
     slot.{k} shard.{k}   GPU rings for parameters that live elsewhere, and for their ZeRO-3 shards
+    {w,g,o,n}.adapters   the same of a stage's adapters
     w0 g0, g0.back       on the last stage, a borrowed table and its gradients; on the first
                          stage, these gradients when they come back
     sum.{k}              GPU ring that sums gradients with their home elsewhere
@@ -24,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.graph.graph import BLOCK
+from bigplan.lower.adapters import adapter_buffers
 from bigplan.lower.entries import (
     checkpoint_staging,
     data_staging,
@@ -57,6 +59,7 @@ def stage_buffers(layout: StageLayout) -> dict[str, Buffer]:
     for buffer in (
         *_homes(layout),
         *table_buffers(layout),
+        *adapter_buffers(layout),
         *_rings(layout),
         *_hidden(layout),
     ):
@@ -78,7 +81,8 @@ def _homes(layout: StageLayout) -> Iterator[Buffer]:
         )
         nbytes, home = gradient_bytes(layout, layer), gradient_home(layer).content
         whole = not layout.shards(layer, from_zero=2)
-        yield Buffer(f"g{layer}", at.gradients, nbytes, "gradients", home_of=home, whole=whole)
+        if at.gradients is not None:
+            yield Buffer(f"g{layer}", at.gradients, nbytes, "gradients", home_of=home, whole=whole)
         for share in Share:
             elements, count = layout.pieces[layer, share], 1
             if share in IN_CHUNKS and elements:
@@ -188,5 +192,6 @@ def _hidden(layout: StageLayout) -> Iterator[Buffer]:
         yield Buffer("data", Tier.HOST, data_staging(layout.graph)[0], "staging", count)
     yield from _workspaces(layout)
     for layer in layout.table:
-        yield Buffer(f"n{layer}", Tier.HOST, 8, "staging")
+        if not layout.kind(layer).frozen:
+            yield Buffer(f"n{layer}", Tier.HOST, 8, "staging")
     yield Buffer("clip", Tier.HOST, 8, "staging")

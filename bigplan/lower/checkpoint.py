@@ -19,6 +19,8 @@ from bigplan.program import Action, Lane, Op, Ref
 def checkpoint_layer(layout: StageLayout, layer: int) -> Iterator[Action]:
     """Write the layer as it is now; its next update waits until the write has ended."""
     sizes = layout.graph.sizes
+    if layout.kind(layer).frozen:
+        return
     if not sizes.master:
         yield _write(layout, layer, parameter_home(layer), owned_parameter_bytes(layout, layer))
     for share in Share:

@@ -25,6 +25,8 @@ def checkpoint_staging(graph: Graph) -> int:
     """Bytes of a checkpoint's staging entry, in whole pages and no more than a layer fills."""
     sizes = graph.sizes
     most = max(kind.parameters for kind in graph.kinds.values())
+    if graph.frozen:  # a stage's adapters are one piece
+        most = graph.adapters(graph.stage_layers(0)).elements
     largest = most * max(sizes.state, 0 if sizes.master else sizes.parameter)
     return min(CHECKPOINT_STAGING, -(-largest // PAGE) * PAGE)
 

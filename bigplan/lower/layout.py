@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
-from bigplan.graph.graph import Graph, LayerKind
+from bigplan.graph.graph import Adapters, Graph, LayerKind
 from bigplan.lower.entries import streamed_chunk_bytes
 from bigplan.lower.position import Position
 from bigplan.placement import (
@@ -40,6 +40,7 @@ class StageLayout:
     chunk: int  # bytes of NVMe optimizer state updated at a time, see Placement
     counts: Mapping[str, int]  # layers of each kind
     captured: bool  # see Placement
+    adapters: Adapters  # those of its layers
     rows: frozenset[int] = field(init=False)  # layers of which only rows leave host memory
     visiting: list[int] = field(init=False)  # layers whose parameters pass through a GPU slot
     turns: dict[str, dict[int, int]] = field(init=False)  # by ring: a layer's place among its users
@@ -52,9 +53,7 @@ class StageLayout:
 
     def __post_init__(self) -> None:
         rows = (
-            layer
-            for layer, at in self.table.items()
-            if at.parameters is at.gradients is Tier.HOST and self.kind(layer).looked_up
+            layer for layer, at in self.table.items() if at.looks_up and self.kind(layer).looked_up
         )
         object.__setattr__(self, "rows", frozenset(rows))
         object.__setattr__(self, "pieces", self._pieces())
@@ -122,7 +121,8 @@ class StageLayout:
         table = stage_table(graph, placement, stage)
         counts = Counter(graph.layers[layer] for layer in table)
         at, rings = Position.of(graph, stage), Rings.of(placement)
-        return cls(graph, at, table, rings, placement.chunk, counts, placement.captured)
+        adapters = graph.adapters(table)
+        return cls(graph, at, table, rings, placement.chunk, counts, placement.captured, adapters)
 
     def kind(self, layer: int) -> LayerKind:
         """The layer's kind."""
@@ -140,7 +140,7 @@ class StageLayout:
 
     def sums_apart(self, layer: int) -> bool:
         """Whether gradients are summed in a ring entry before they go home."""
-        if self.looked_up(layer):
+        if self.looked_up(layer) or self.kind(layer).frozen:
             return False
         return self.table[layer].gradients is not Tier.GPU or self.shards(layer, from_zero=2)
 

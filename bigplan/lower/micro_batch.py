@@ -43,7 +43,7 @@ def look_up(refs: Refs, layer: int) -> Iterator[Action]:
 
 def rows_home(refs: Refs, layer: int, *, adds: bool) -> Iterator[Action]:
     """Add the rows' gradients to their sum in host memory; a step's first clears the sum."""
-    if refs.layout.looked_up(layer):
+    if refs.layout.looked_up(layer) and not refs.layout.kind(layer).frozen:
         nbytes, total = looked_up_bytes(refs.layout.graph), gradient_home(layer)
         there, staged = row_gradients(ROWS, layer), row_gradients(STAGED_ROWS, layer)
         yield Action(Op.GRAD_OUT, Lane.D2H, layer, (there,), (staged,), (there,), nbytes, 0)
@@ -75,9 +75,12 @@ def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
     """The layer's backward; it starts those gradient sums that are not in `adds_to`."""
     layout, passing = refs.layout, refs.passing(layer, forward=False)
     if layout.looked_up(layer):
-        reads, writes = [passing], [row_gradients(ROWS, layer)]
+        reads = [passing]
+        writes = [] if layout.kind(layer).frozen else [row_gradients(ROWS, layer)]
     else:
-        reads, writes = [*refs.tables(layer), passing, *adds_to], [*refs.sums(layer)]
+        idle = layout.kind(layer).idle_backward
+        reads = [*(() if idle else refs.tables(layer)), passing, *adds_to]
+        writes = [*refs.sums(layer)]
     if layer == layout.position.loss:
         reads.append(BATCH)
     else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from bigplan.lower import micro_batch
+from bigplan.lower.adapters import save_adapters, sum_adapters, update_adapters
 from bigplan.lower.checkpoint import checkpoint_layer
 from bigplan.lower.gradients import bring_home, sum_repeated
 from bigplan.lower.layout import StageLayout
@@ -33,6 +34,7 @@ class Emitter:
     reduced: list[Action] = field(default_factory=list)  # what waits for the last reduction
     # Actions that follow reductions of whole gradients.
     whole: list[Action] = field(default_factory=list)
+    adapted: bool = False  # a backward has begun the sum of adapters' gradients
     _fetches: dict[str, list[int]] = field(default_factory=dict)  # of this backward pass
     refs: Refs = field(init=False)
     last_on_cpu: int = field(init=False)  # layer that the CPU updates at least in part
@@ -41,7 +43,8 @@ class Emitter:
     def __post_init__(self) -> None:
         self.refs = Refs(self.layout)
         self.following = dict(pairwise(self.layout.table))
-        self.pending = list(self.layout.table) if self.deferred else []
+        trained = [] if self.layout.graph.frozen else list(self.layout.table)
+        self.pending = trained if self.deferred else []
         on_cpu = (layer for layer in self.layout.table if cpu_piece(self.layout, layer))
         self.last_on_cpu = max(on_cpu, default=-1)
 
@@ -54,6 +57,8 @@ class Emitter:
         position = self.layout.position
         if unit.opens:
             yield from borrow(self.layout)
+            if self.deferred:
+                yield from self._update_adapters()
         layers = list(position.chunks[unit.turn])
         visiting = [layer for layer in layers if layer in self.layout.visiting]
         ahead = self.layout.slots
@@ -84,7 +89,11 @@ class Emitter:
         # The last layer's backward followed its forward.
         position = self.layout.position
         layers = [layer for layer in position.chunks[unit.turn][::-1] if layer != position.loss]
-        visiting = [layer for layer in layers if layer in self.layout.visiting]
+        visiting = [
+            layer
+            for layer in layers
+            if layer in self.layout.visiting and not self.layout.kind(layer).idle_backward
+        ]
         ahead = self.layout.slots
         self._fetches = self._fetch_order(layers)
         for name, order in self._fetches.items():
@@ -114,6 +123,14 @@ class Emitter:
             yield from self._release(layer)
         if not self.evaluates:
             yield from hand_back(self.layout)
+            yield from sum_adapters(self.layout)
+            if not self.layout.graph.deferred:
+                yield from self._update_adapters()
+
+    def _update_adapters(self) -> Iterator[Action]:
+        yield from update_adapters(self.layout)
+        if self.saves:
+            yield from save_adapters(self.layout)
 
     def _use_whole(self) -> Iterator[Action]:
         yield from self.whole
@@ -239,6 +256,8 @@ class Emitter:
         self, layer: int, before: list[Action], unit: AccumulationGroup
     ) -> Iterator[Instruction]:
         yield from self._backward_each(layer, before, unit)
+        if self.layout.kind(layer).frozen:
+            return
         total = self.refs.gradient_sum(layer)
         yield from sum_repeated(self.layout, layer, total, unit)
         if layer == 0 and unit.last:
@@ -288,7 +307,11 @@ class Emitter:
         shared = graph.tied and not graph.lends_table and layer == 0
         fresh = (unit.first or self.layout.sums_apart(layer)) and not shared
         # The shared table's sum is in its home, begun once a step.
-        own, *table = self.refs.sums(layer)
+        sums = list(self.refs.sums(layer))
+        table = sums[1:]
+        if graph.frozen:
+            fresh = bool(sums) and not self.adapted
+            self.adapted |= fresh
         if fresh:
             started = [] if unit.first else table
             after = [*sent, *micro_batch.rows_home(self.refs, layer, adds=False)]
@@ -298,7 +321,7 @@ class Emitter:
             if self._group == 1:
                 return
         after = [*sent, *micro_batch.rows_home(self.refs, layer, adds=True)]
-        rest = [*before, micro_batch.backward(self.refs, layer, [own, *table]), *after]
+        rest = [*before, micro_batch.backward(self.refs, layer, sums), *after]
         # While fetches are for the layer's own micro-batches, all micro-batches are alike.
         alone = self._fetch_turn(layer) is None
         first = int(fresh)

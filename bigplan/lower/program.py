@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.graph.graph import Graph
+from bigplan.lower.adapters import save_adapters, update_adapters
 from bigplan.lower.buffers import stage_buffers
 from bigplan.lower.checkpoint import checkpoint_layer
 from bigplan.lower.layout import StageLayout
 from bigplan.lower.passes import Emitter
-from bigplan.lower.refs import CLIP, square_sum
+from bigplan.lower.refs import ADAPTER_SQUARES, CLIP, square_sum
 from bigplan.lower.schedule import forward_only, interleaved, one_forward_one_backward
 from bigplan.lower.update import update_layer
 from bigplan.placement import Placement
@@ -45,7 +46,9 @@ def lower_stage(graph: Graph, placement: Placement, stage: int) -> Program:
     layout = StageLayout.of(graph, placement, stage)
     flush: tuple[Instruction, ...] = ()
     if graph.deferred:
-        flush = tuple(action for layer in layout.table for action in update_layer(layout, layer))
+        trained = () if graph.frozen else layout.table
+        flush = tuple(action for layer in trained for action in update_layer(layout, layer))
+        flush += tuple(update_adapters(layout))
     return Program(
         stage=stage,
         buffers=stage_buffers(layout),
@@ -55,7 +58,10 @@ def lower_stage(graph: Graph, placement: Placement, stage: int) -> Program:
         flush=flush,
         evaluate=tuple(_evaluation(layout)),
         checkpoint=tuple(_step(layout, deferred=graph.deferred, saves=True)),
-        save=tuple(action for layer in layout.table for action in checkpoint_layer(layout, layer)),
+        save=(
+            *(action for layer in layout.table for action in checkpoint_layer(layout, layer)),
+            *save_adapters(layout),
+        ),
         captured=placement.captured,
     )
 
@@ -74,4 +80,6 @@ def _step(layout: StageLayout, *, deferred: bool, saves: bool = False) -> Iterat
     yield from emitter.finish()
     if clipped:
         squares = tuple(square_sum(layer) for layer in layout.table)
+        if layout.graph.frozen:
+            squares = (ADAPTER_SQUARES,) if layout.adapters.elements else ()
         yield Action(Op.CLIP, Lane.CPU, max(layout.table), squares, (CLIP,))

@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
-from bigplan.content import Content, Holds
+from bigplan.content import ADAPTERS, Content, Holds
 from bigplan.lower.layout import StageLayout
 from bigplan.placement import Share, Tier
 from bigplan.program import Ref
 
 BATCH = Ref("data", Content(Holds.BATCH), moving=True)  # a micro-batch's tokens and targets
 CLIP = Ref("clip", Content(Holds.CLIP))
+ADAPTER_WEIGHTS = Ref("w.adapters", Content(Holds.PARAMETERS, ADAPTERS))
+ADAPTER_GRADIENTS = Ref("g.adapters", Content(Holds.GRADIENTS, ADAPTERS))
+ADAPTER_STATE = Ref("o.adapters", Content(Holds.STATE, ADAPTERS, Share.GPU))
+ADAPTER_SQUARES = Ref("n.adapters", Content(Holds.SQUARES, ADAPTERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,15 @@ class Refs:
         yield self.weights(layer)
         if self._reads_table(layer):
             yield parameter_home(0)
+        if self.layout.kind(layer).adapters:
+            yield ADAPTER_WEIGHTS
 
     def sums(self, layer: int) -> Iterator[Ref]:
         """All gradient sums the layer's backward adds to."""
+        kind = self.layout.kind(layer)
+        if kind.frozen:
+            yield from (ADAPTER_GRADIENTS,) if kind.adapters else ()
+            return
         yield self.gradient_sum(layer)
         if self._reads_table(layer):
             yield borrowed_gradients() if self.layout.position.borrows else gradient_home(0)

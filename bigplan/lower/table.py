@@ -24,6 +24,9 @@ def table_buffers(layout: StageLayout) -> Iterator[Buffer]:
     if layout.position.borrows:
         name = parameter_home(0).buffer
         yield Buffer(name, Tier.GPU, parameters, "parameters", whole=True)
+    if layout.graph.frozen:
+        return
+    if layout.position.borrows:
         name = borrowed_gradients().buffer
         yield Buffer(name, Tier.GPU, gradients, "gradients", whole=True)
     if layout.position.lends:
@@ -47,14 +50,14 @@ def borrow(layout: StageLayout) -> Iterator[Action]:
 
 def hand_back(layout: StageLayout) -> Iterator[Action]:
     """Send the last stage's sum of gradients when its backward passes have ended."""
-    if layout.position.borrows:
+    if layout.position.borrows and not layout.graph.frozen:
         ref, nbytes = borrowed_gradients(), layout.kind(0).parameters * layout.graph.sizes.gradient
         yield Action(Op.SEND, Lane.SEND, 0, reads=(ref,), frees=(ref,), amount=nbytes)
 
 
 def take_back(layout: StageLayout) -> Iterator[Action]:
     """Receive the sum behind the last hidden state's gradient, and add it to the first stage's."""
-    if layout.position.lends:
+    if layout.position.lends and not layout.graph.frozen:
         ref, home = returned_gradients(), gradient_home(0)
         nbytes = layout.kind(0).parameters * layout.graph.sizes.gradient
         yield Action(Op.RECV, Lane.RECV, 0, writes=(ref,), amount=nbytes)

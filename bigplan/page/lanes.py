@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from bigplan.content import ADAPTERS
 from bigplan.program import Lane, Op
 from bigplan.timeline import Event
 
@@ -92,6 +93,8 @@ def row_name(event: Event, *, several: bool) -> str:
 def _bar(event: Event, row: str, critical: bool) -> Bar:
     group = _GROUP.get(event.op, OTHER)
     what, layer = event.op.replace("_", " "), event.layer
+    if layer == ADAPTERS:
+        what, layer = f"{what} of adapters", -1
     return Bar(row, what, group, event.start, event.end, critical, layer, layer, event.seconds)
 
 

@@ -12,7 +12,7 @@ from bigplan.plan import Mix, Plan
 from bigplan.report.bill import WORTH_A_WORD, days_text, job_text
 from bigplan.report.stages import TENSORS, StageShares
 from bigplan.report.text import listed, percent, seconds_text
-from bigplan.spec.model import ModelSpec
+from bigplan.spec.lora import trained_count
 from bigplan.units import be, counted, format_count
 from bigplan.wear import wear_of
 
@@ -34,15 +34,19 @@ def decision(plan: Plan, stages: Sequence[StageShares]) -> str:
     sequences = counted(plan.training.global_batch, "sequence")
     batch = f"{sequences} of {counted(plan.training.sequence_length, 'token')}"
     return (
-        f"Train {plan.model.name} ({_size(plan.model)}) on {where}{_by(plan)} "
+        f"Train {plan.model.name} ({_size(plan)}) on {where}{_by(plan)} "
         f"with {strategy_text(plan.strategy)}, {batch} a step in {plan.training.precision}; "
         f"{_away(stages)}{_streamed(stages)}; {_again(plan.model.layers, stages)}{_captured(plan)}"
         f"{_worn(plan)}."
     )
 
 
-def _size(model: ModelSpec) -> str:
+def _size(plan: Plan) -> str:
+    model, lora = plan.model, plan.training.lora
     size = f"{format_count(model.parameter_count)} parameters"
+    if lora is not None:
+        trained = format_count(trained_count(model, lora))
+        return f"{size}, {trained} trained (LoRA, rank {lora.rank})"
     if not model.experts:
         return size
     return f"{size}, {format_count(model.active_parameter_count)} for a token"

@@ -212,6 +212,8 @@ def homes_table(stages: Sequence[StageShares]) -> Table:
         members = list(run)
         numbers, alike = [n for n, _ in members], [stage for _, stage in members]
         for tensor in TENSORS:
+            if not any(stage.homes[tensor] for stage in alike):
+                continue  # of frozen layers
             stage = number_range(numbers) if tensor == TENSORS[0] else ""
             rows.add_row(stage, tensor, *(_cell(alike, tensor, tier) for tier in used))
     return rows

@@ -21,6 +21,7 @@ PURPOSES = {
     "gradients": ("G", "green"),
     "optimizer": ("O", "magenta"),
     "activations": ("A", "yellow"),
+    "adapters": ("L", "red"),
     "slots": ("s", "cyan"),
     "staging": ("t", "cyan"),
     "workspace": ("w", "white"),

@@ -15,14 +15,16 @@ from torch import Tensor
 def add_product(total: Tensor, gradient: Tensor, x: Tensor, *, fresh: bool) -> None:
     """Add gradient^T x to `total`, fp32 [out, in], or overwrite it where it is fresh.
 
-    gradient [tokens, out] and x [tokens, in] are of one dtype; terms are added in fp32.
+    gradient [tokens, out] and x [tokens, in] are of one dtype; terms are added in fp32. A sum in 16
+    bits, which adapters may have, is added to in 16 bits.
     """
-    if total.is_cuda:
+    in_fp32 = total.dtype == torch.float32
+    if total.is_cuda and in_fp32:
         torch.addmm(
             total, gradient.T, x, out_dtype=torch.float32, beta=0 if fresh else 1, out=total
         )
         return
-    product = gradient.T.float() @ x.float()
+    product = gradient.T.float() @ x.float() if in_fp32 else gradient.T @ x
     if fresh:
         total.copy_(product)
     else:

@@ -69,6 +69,8 @@ class Compute:
         if kept.fetched and not kept.foreign:
             entry = find(action.frees, Holds.ACTIVATIONS)
             context.memory.storages[context.key(entry, action)] = kept.fetched
+        if context.kind(number).idle_backward:
+            return
         visit = Visit(context, action)
         by_input = self._layers[number].backward(visit, kept)
         if by_input is not None:

@@ -8,17 +8,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bigplan.content import Content, Holds
+from bigplan.content import ADAPTERS, Content, Holds
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.placement import IN_CHUNKS
 from bigplan.program import Action, Buffer, Program, Ref, entry
 from bigplan.ranks import Coordinates
+from bigplan.runtime.adapter_rows import adapter_kind, adapter_parameters, adapter_rows
 from bigplan.runtime.context_parallel import ContextParallel
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
 from bigplan.runtime.pieces import LayerRows, Offsets, Owner, offsets_of
 from bigplan.runtime.tensor_parallel import TensorParallel
+from bigplan.spec.lora import Lora, adapters, stored
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.optimizer import full_name
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
 
@@ -36,12 +39,13 @@ class Context:
     memory: Memory
     rows: Mapping[int, LayerRows]
     groups: Groups
+    adapters: LayerKind = field(init=False)  # the stage's; without tensors where all is trained
     offsets: Mapping[int, Offsets] = field(init=False)  # by layer, of a borrowed one too
 
     def __post_init__(self) -> None:
-        names = self.graph.layers
+        object.__setattr__(self, "adapters", adapter_kind(self.graph, self.program))
         layers = {*self.rows} | ({0} if self.graph.lends_table else set())
-        found = {layer: offsets_of(self.graph.kinds[names[layer]]) for layer in layers}
+        found = {layer: offsets_of(self.kind(layer)) for layer in layers}
         object.__setattr__(self, "offsets", found)
 
     @property
@@ -74,13 +78,23 @@ class Context:
         """Tokens of a sequence that this rank has."""
         return self.graph.strategy.rank_length(self.training)
 
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Layers with state: those of the stage, or its adapters alone, if it has some."""
+        if not self.graph.frozen:
+            return tuple(self.program.layers)
+        return (ADAPTERS,) if self.adapters.tensors else ()
+
     def kind(self, layer: int) -> LayerKind:
         """The layer's kind."""
-        return self.graph.kinds[self.graph.layers[layer]]
+        return self.adapters if layer == ADAPTERS else self.graph.kinds[self.graph.layers[layer]]
 
     def parameters(self, layer: int) -> tuple[Parameter, ...]:
-        """The layer's parameters as the model describes them."""
-        return self.model.kinds()[self.graph.layers[layer]]
+        """The layer's parameters as this training stores them."""
+        if layer == ADAPTERS:
+            return adapter_parameters(self.model, self.training.lora, self.program.layers)
+        kind, element = self.graph.layers[layer], self.graph.sizes.parameter
+        return stored(self.model, kind, self.training.lora, element)
 
     def key(self, ref: Ref, action: Action) -> Key:
         """The entry that `ref` names for the action's micro-batch."""
@@ -123,13 +137,13 @@ class Context:
     def shared_out(self, ref: Ref, action: Action, dtype: torch.dtype) -> Tensor:
         """The parts of all ranks, one behind the other, in an entry that holds them."""
         assert self.program.buffers[ref.buffer].whole, ref
-        elements = self.rows[action.layer].part.elements * self.sharers
+        elements = self.rows[action.layer].part.elements * self.sharers(action.layer)
         return self.memory.view(self.key(ref, action), dtype, elements)
 
-    @property
-    def sharers(self) -> int:
-        """Ranks that a layer's state is shared out to."""
-        return self.graph.strategy.shards if self.graph.strategy.zero else 1
+    def sharers(self, layer: int) -> int:
+        """Ranks that a layer is shared out to: of adapters each has all."""
+        strategy = self.graph.strategy
+        return strategy.shards if strategy.zero and layer != ADAPTERS else 1
 
     def batch(self, refs: Iterable[Ref], action: Action) -> Tensor:
         """Tokens and targets, int64 [2, micro_batch, length], in host memory."""
@@ -147,6 +161,15 @@ class Context:
             for shape in [(rows, columns)[-len(parameter.shape) :]]
         }
 
+    def adapter_views(self, flat: Tensor, layer: int) -> dict[str, Tensor]:
+        """A layer's adapters within the stage's, by their names in the layer."""
+        offsets = self.offsets[ADAPTERS]
+        return {
+            parameter.name: flat[start : start + rows * columns].view(rows, columns)
+            for parameter in adapters(self.model, self.training.lora)
+            for start, rows, columns in [offsets[full_name("block", layer, parameter.name)]]
+        }
+
 
 def find(refs: Iterable[Ref], kind: Holds) -> Ref:
     """The first reference to content of a kind."""
@@ -154,13 +177,17 @@ def find(refs: Iterable[Ref], kind: Holds) -> Ref:
 
 
 def layer_rows(
-    model: ModelSpec, graph: Graph, program: Program, at: Coordinates
+    model: ModelSpec, graph: Graph, program: Program, at: Coordinates, lora: Lora | None = None
 ) -> dict[int, LayerRows]:
-    """What the rank at `at` owns of every layer, chunks as the program has them."""
-    owner, parameters, rows = Owner.of(at, graph.strategy), model.kinds(), {}
+    """What the rank at `at` owns of every layer and of adapters, chunks as the program has them."""
+    owner, rows = Owner.of(at, graph.strategy), {}
     for layer, placement in program.layers.items():
         homes = {share: program.home(Content(Holds.STATE, layer, share)) for share in IN_CHUNKS}
         counts = {share: home.count if home else 0 for share, home in homes.items()}
         name = graph.layers[layer]
-        rows[layer] = LayerRows.of(graph.kinds[name], parameters[name], placement, counts, owner)
+        parameters = stored(model, name, lora, graph.sizes.parameter)
+        rows[layer] = LayerRows.of(graph.kinds[name], parameters, placement, counts, owner)
+    if graph.frozen and (kind := adapter_kind(graph, program)).tensors:
+        described = adapter_parameters(model, lora, program.layers)
+        rows[ADAPTERS] = adapter_rows(kind, described, at, graph.strategy.tp)
     return rows

@@ -14,7 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bigplan.content import ADAPTERS
 from bigplan.rectangle import Rectangle, all_of
+from bigplan.runtime import four_bits
+from bigplan.runtime.context import DTYPES
 from bigplan.runtime.hf_weights import HfFolder
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -37,10 +40,36 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
     `training.weights` is checked whole here, before any of it is read or memory is taken. Raises
     InputError, and RefusedError for what is not read.
     """
-    if training.weights is not None:
-        folder = HfFolder.open(Path(training.weights).expanduser(), model)
-        return lambda kind, layer, parameter, part: folder.values(layer, parameter, part)
-    return partial(random_values, seed=training.seed)
+    drawn = partial(random_values, seed=training.seed)
+    if training.weights is None:
+        return drawn
+    folder = HfFolder.open(Path(training.weights).expanduser(), model)
+
+    def read(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
+        if layer == ADAPTERS:
+            return drawn(kind, layer, parameter, part)
+        return folder.values(layer, parameter, part)
+
+    return read
+
+
+def stored_values(model: ModelSpec, training: Training) -> FirstValues:
+    """As `first_values`, of what the training stores: blocks' matrices may be in 4 bits."""
+    first = first_values(model, training)
+    if training.lora is None or training.lora.frozen is None:
+        return first
+    matrices = {p.name: p for p in model.kinds()["block"] if len(p.shape) == 2}
+    dtype = DTYPES[training.precision]
+
+    def stored(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
+        if kind != "block" or parameter.name not in matrices:
+            return first(kind, layer, parameter, part)
+        matrix, blocks = matrices[parameter.name], four_bits.unstored(part, dtype)
+        bands = blocks.bands(rows_at_once(matrix.matrix[1]))
+        packed = [four_bits.packed(first(kind, layer, matrix, band), dtype) for band in bands]
+        return four_bits.part_of(torch.cat(packed), part)
+
+    return stored
 
 
 def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter) -> Tensor:
@@ -53,12 +82,14 @@ def random_values(
 ) -> Tensor:
     """Normal (std 0.02) matrices, norm weights one, biases zero: fp32 on the CPU [rows, columns].
 
+    Of adapters A is uniform within +- 1 / sqrt(in), as torch.nn.Linear begins, and B is zero.
+
     The values depend on the arguments alone, so every plan starts from the same model. The value of
     an element does not depend on the rectangle: blocks of whole rows, of BLOCK elements or a little
     less, have their own seeds.
     """
     shape = rectangle.rows, rectangle.columns
-    if parameter.name.endswith(".bias"):
+    if parameter.name.endswith((".bias", ".lora_B")):
         return torch.zeros(shape)
     if len(parameter.shape) == 1:
         return torch.ones(shape)
@@ -70,11 +101,14 @@ def random_values(
         last = min(everything.rows, (number + 1) * at_once)
         block = Rectangle(parameter.name, number * at_once, last, 0, everything.columns)
         place = values[band.within(rectangle)]
-        if band == block:
-            place.normal_(0.0, STD, generator=generator)
+        drawn = place if band == block else torch.empty(block.rows, block.columns)
+        if parameter.name.endswith(".lora_A"):
+            bound = block.columns**-0.5
+            drawn.uniform_(-bound, bound, generator=generator)
         else:
-            drawn = torch.empty(block.rows, block.columns)
-            place.copy_(drawn.normal_(0.0, STD, generator=generator)[band.within(block)])
+            drawn.normal_(0.0, STD, generator=generator)
+        if drawn is not place:
+            place.copy_(drawn[band.within(block)])
     return values
 
 

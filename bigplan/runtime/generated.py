@@ -7,7 +7,7 @@ its input. A sum of the residual stream and the norm that reads the sum are one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.runtime import four_bits
 from bigplan.runtime.experts import Places, RowOperators
 from bigplan.runtime.native import Piece
 from bigplan.spec.training import Training
@@ -52,6 +53,15 @@ def _library() -> Library:
     from bigplan.kernels.optimised import Optimiser
 
     return Library(Optimiser(None, 0.0).pricer)
+
+
+def unpacked_by(library: Library | None) -> Callable[[Tensor], Tensor]:
+    """What makes matrices of weights in 4 bits."""
+    if library is None:
+        return four_bits.unpacked
+    from bigplan.kernels.four_bits import unpacked
+
+    return unpacked
 
 
 def adamw_for(training: Training, device: torch.device) -> AdamW | None:
@@ -97,6 +107,7 @@ class _Norm(Function):
         x, weight, bias = given
         ctx.set_materialize_grads(False)
         ctx.rule, ctx.over, ctx.biased = rule, over, bias is not None
+        ctx.frozen = not ctx.needs_input_grad[3]
         out, *statistics = rule.library.norm(rule.kind, x, weight, bias, rule.epsilon)
         ctx.save_for_backward(x, weight, *statistics)
         return out, x.view_as(x)
@@ -108,13 +119,15 @@ class _Norm(Function):
 
 
 def _norm_gradients(ctx: Any, by_out: Tensor, beside: Tensor | None, *, over: bool) -> list[Any]:
-    """Gradients by x, weight and bias, the last None where there is none."""
+    """Gradients by x, weight and bias: None where there is none, or where they are frozen."""
     x, weight, *statistics = ctx.saved_tensors
     library, kind, _ = ctx.rule
     names = ("mean", "rstd") if kind == "layernorm" else ("rstd",)
     named = {"gradient": by_out, "x": x, "weight": weight}
     named |= dict(zip(names, statistics, strict=True))
-    found = library.norm_backward(kind, named, beside, biased=ctx.biased, over=over)
+    found = library.norm_backward(
+        kind, named, beside, biased=ctx.biased, frozen=ctx.frozen, over=over
+    )
     return [*found, *[None] * (3 - len(found))]
 
 
@@ -125,7 +138,7 @@ class _AddedNorm(Function):
     def forward(ctx: Any, rule: NormRule, *given: Any) -> tuple[Tensor, Tensor]:
         x, y, weight, bias = given
         ctx.set_materialize_grads(False)
-        ctx.rule, ctx.biased = rule, bias is not None
+        ctx.rule, ctx.biased, ctx.frozen = rule, bias is not None, not ctx.needs_input_grad[3]
         found = rule.library.added_norm(rule.kind, x, y, weight, bias, rule.epsilon)
         out, *statistics, total = found
         ctx.save_for_backward(total, weight, *statistics)

@@ -10,7 +10,8 @@ import json
 import math
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 from bigplan.errors import InputError
 from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
 from bigplan.runtime.hf_weights import INDEX
+from bigplan.runtime.manifest import Manifest
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.config import to_hf_config
 from bigplan.spec.hf.weights import CONFIG, SINGLE, HfTensor, ParameterPiece, hf_tensors
@@ -62,11 +64,17 @@ def export_checkpoint(found: FoundCheckpoint, folder: Path, precision: str) -> N
         return reader.parameter(layer, parameter.name)
 
     manifest = found.manifest
-    trained = max(manifest.model.max_sequence_length, manifest.training.sequence_length)
-    model = manifest.model.model_copy(update={"max_sequence_length": trained})
-    origin = Path(manifest.training.weights).expanduser() if manifest.training.weights else None
     with Reader(found.path, manifest) as reader:
-        write_folder(model, values, folder, DTYPES[precision], origin=origin)
+        write_trained(manifest, values, folder, DTYPES[precision])
+
+
+def write_trained(manifest: Manifest, values: Values, folder: Path, dtype: torch.dtype) -> None:
+    """As write_folder, of a checkpoint's model; its tokenizer comes along if it is still there."""
+    model, training = manifest.model, manifest.training
+    trained = max(model.max_sequence_length, training.sequence_length)
+    model = model.model_copy(update={"max_sequence_length": trained})
+    origin = Path(training.weights).expanduser() if training.weights else None
+    write_folder(model, values, folder, dtype, origin=origin)
 
 
 def write_folder(
@@ -84,22 +92,32 @@ def write_folder(
     family is like the model; then nothing is left behind.
     """
     config = to_hf_config(model) | {"torch_dtype": NAMES[dtype]}
+    with written_whole(folder, model.parameter_count * dtype.itemsize) as partial:
+        if origin is not None:
+            config |= _tokenizer(origin, partial)
+        write_json(partial / CONFIG, config)
+        shards = _shards(hf_tensors(config["model_type"], model), dtype, shard_bytes)
+        _write_shards(shards, values, partial, dtype)
+
+
+@contextmanager
+def written_whole(folder: Path, nbytes: int) -> Iterator[Path]:
+    """Where to write what becomes `folder` once all is there; else nothing is left behind.
+
+    Raises InputError where the folder exists or cannot be written.
+    """
     if folder.exists():
         raise InputError(f"{folder} exists already; name a folder that does not, or remove it")
     partial = folder.with_name(folder.name + ".partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        if origin is not None:
-            config |= _tokenizer(origin, partial)
-        _write_json(partial / CONFIG, config)
-        shards = _shards(hf_tensors(config["model_type"], model), dtype, shard_bytes)
-        _write_shards(shards, values, partial, dtype)
+        yield partial
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(
-            f"cannot write {folder}: {reason}; {_size(model, dtype)} bytes are needed there; "
+            f"cannot write {folder}: {reason}; {nbytes} bytes are needed there; "
             "make room, or name another folder"
         ) from error
     finally:
@@ -116,10 +134,6 @@ def _tokenizer(origin: Path, folder: Path) -> dict[str, Any]:
     except InputError:  # gone or changed since the run started: its weights are not
         return {}
     return {key: config[key] for key in TOKENS if key in config}
-
-
-def _size(model: ModelSpec, dtype: torch.dtype) -> int:
-    return model.parameter_count * dtype.itemsize
 
 
 def _shards(
@@ -156,7 +170,7 @@ def _write_shards(
         (folder / file).chmod(readable)  # safetensors leaves it to its owner alone
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        _write_json(folder / INDEX, index)
+        write_json(folder / INDEX, index)
 
 
 def _piece(piece: ParameterPiece, values: Values) -> Tensor:
@@ -172,5 +186,6 @@ def joined(tensor: HfTensor, parts: Sequence[Tensor]) -> Tensor:
     return whole.T.contiguous() if tensor.transposed else whole
 
 
-def _write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Any) -> None:
+    """Write it as people read it. Raises OSError."""
     path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")

@@ -44,14 +44,14 @@ class _StoredRange(NamedTuple):
 _Fill = Callable[[Sequence[range], Sequence[_StoredRange]], None]
 
 
-def fill_first(context: Context, first: FirstValues) -> None:
-    """First weights and empty moments at the home of every layer.
+def fill_first(context: Context, first: FirstValues, layers: Iterable[int] | None = None) -> None:
+    """First weights and empty moments at the home of these layers, or of all and of adapters.
 
     Only elements that have a home are made, each once. Besides the plan's memory, a thread has at
     most two blocks of elements in fp32 (first_values.BLOCK), and one in another precision.
     """
     with Cores() as cores:
-        for layer in context.program.layers:
+        for layer in context.rows if layers is None else layers:
             _fill_layer(context, layer, partial(_fill, context, layer, first, cores))
 
 
@@ -87,7 +87,7 @@ def _fill(
     homes: Sequence[_StoredRange],
 ) -> None:
     """Make ranges of the layer's elements, and put them wherever some of them are kept."""
-    kind, rows = context.graph.layers[layer], context.rows[layer]
+    kind, rows = context.kind(layer).name, context.rows[layer]
     parameters = {parameter.name: parameter for parameter in context.parameters(layer)}
 
     def make(part: Rectangle) -> None:

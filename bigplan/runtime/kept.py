@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from bigplan.runtime import mixture
+from bigplan.runtime.adapters import adapted_linear
 from bigplan.runtime.blocks import Linears, Parameters
 from bigplan.runtime.mixture import ForgetRouted, Routed
 from bigplan.runtime.products import Products, Sums
@@ -151,7 +151,8 @@ class KeptActivations:
             whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
             for name, output in zip(names, outputs, strict=True):
                 factors = (p[f"{name}.weight"], p.get(f"{name}.bias"))
-                self.forget(output, F.linear, whole, *(t for t in factors if t is not None))
+                again = partial(adapted_linear, products.adapters(p, (name,)), products.open)
+                self.forget(output, again, whole, *(t for t in factors if t is not None))
             return outputs
 
         return run

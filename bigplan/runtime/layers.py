@@ -22,11 +22,12 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import library_for
 from bigplan.runtime.kept import KeptActivations, differentiate
-from bigplan.runtime.products import Products
+from bigplan.runtime.products import Products, Sums, as_stored
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.words import own_rows
 from bigplan.spec.layers import TABLE
+from bigplan.spec.lora import Lora
 from bigplan.spec.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -70,11 +71,15 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
     kernels = library_for(training, context.device)
     block = Block(context.model, tables, ranks, parts, in_product=in_product, kernels=kernels)
+    block.lora = training.lora
     block.balance = _balance(context, losses)
+    embedding = Embedding(context.model, batches, ranks, parts, kernels)
+    head = Head(context, batches, losses, in_product=in_product, kernels=kernels)
+    embedding.frozen = head.frozen = training.lora is not None
     kinds: dict[str, Layer] = {
-        "embedding": Embedding(context.model, batches, ranks, parts, kernels),
+        "embedding": embedding,
         "block": block,
-        "head": Head(context, batches, losses, in_product=in_product, kernels=kernels),
+        "head": head,
     }
     return tuple(kinds[kind] for kind in graph.layers)
 
@@ -95,6 +100,8 @@ def _balance(context: Context, losses: Losses) -> Callable[[], float] | None:
 class Embedding:
     """Rows of tables, by token and place, and their norm where the model has one."""
 
+    frozen = False  # then its backward is idle
+
     def __init__(
         self,
         model: ModelSpec,
@@ -109,22 +116,25 @@ class Embedding:
         self._elsewhere = ranks.counted_elsewhere(model.steps("embedding"))
 
     def forward(self, visit: Visit, kept: KeptActivations) -> Tensor:
-        """Keeps the tokens, and the graph of the norm."""
+        """Keeps the tokens, and the graph of the norm unless it is frozen."""
         tokens = self._batches.tokens(visit)
         kept.saved, x, model = [tokens], self._embedded(visit, tokens), self._model
         if not model.embedding_norm:
             return x
+        if self.frozen:
+            return self._normed(visit, x)
         leaves = _leaves(visit.parameters(), in_product=True)  # rows are added to the tables' sums
         kept.parameters = _differentiated(leaves)
         return kept.record(lambda x: blocks.embedding_norm(leaves, x, model, self._ways), x)
 
-    @torch.no_grad()
     def evaluate(self, visit: Visit) -> Tensor:
         """The same, with nothing kept."""
-        x, model = self._embedded(visit, self._batches.tokens(visit)), self._model
-        if not model.embedding_norm:
-            return x
-        return blocks.embedding_norm(visit.parameters(), x, model, self._ways)
+        x = self._embedded(visit, self._batches.tokens(visit))
+        return self._normed(visit, x) if self._model.embedding_norm else x
+
+    @torch.no_grad()
+    def _normed(self, visit: Visit, x: Tensor) -> Tensor:
+        return blocks.embedding_norm(visit.parameters(), x, self._model, self._ways)
 
     @torch.no_grad()
     def _embedded(self, visit: Visit, tokens: Tensor) -> Tensor:
@@ -159,6 +169,7 @@ class Block:
     """Attention and MLP, recomputed as the plan has it."""
 
     balance: Callable[[], float] | None = None  # of experts, as mixture.Mixture's
+    lora: Lora | None = None  # adapters alone are trained; None: all of the block is
 
     def __init__(
         self,
@@ -182,16 +193,30 @@ class Block:
         if recompute is Recompute.FULL:
             kept.keep_input(x)
             return self._alone(visit, x)
-        return self.record(visit.parameters(), x, kept, recompute)
+        return self.record(self._parameters(visit), x, kept, recompute)
+
+    def _parameters(self, visit: Visit) -> dict[str, Tensor]:
+        """The block's tensors, and its adapters where it has some."""
+        own = visit.parameters()
+        return own if self.lora is None else own | visit.parameters(1)
 
     def evaluate(self, visit: Visit) -> Tensor:
         """Without a graph."""
         return self._alone(visit, visit.hidden())
 
+    def _products(self, sums: Sums | None = None) -> Products:
+        lora = self.lora
+        if lora is None:
+            return Products(self._ranks, sums, self._kernels)
+        return Products(
+            self._ranks, sums, self._kernels, frozen=True, scale=lora.scale,
+            open=as_stored if lora.frozen is None else generated.unpacked_by(self._kernels),
+        )  # fmt: skip
+
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
-        ways = Products(self._ranks, kernels=self._kernels).ways._replace(context=self._context)
+        ways = self._products().ways._replace(context=self._context)
         with torch.no_grad():
-            return blocks.block(visit.parameters(), x, self._model, self._tables, ways)
+            return blocks.block(self._parameters(visit), x, self._model, self._tables, ways)
 
     def backward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Through the graph, which is recorded first where the input alone was kept."""
@@ -199,7 +224,7 @@ class Block:
         kept.weights = visit.weights()
         if visit.recompute is Recompute.FULL:
             again = KeptActivations(weights=kept.weights)
-            self.record(visit.parameters(), kept.fetched_input(), again, Recompute.FULL)
+            self.record(self._parameters(visit), kept.fetched_input(), again, Recompute.FULL)
             kept = again
         visit.open(kept.sums)
         by_input, gradients = kept.gradients(gradient)
@@ -218,14 +243,17 @@ class Block:
 
         Under FULL the block's output is never computed, because nothing in the backward reads it.
         """
-        leaves = _leaves(parameters, in_product=self._in_product)
+        leaves = dict(parameters)
+        if self.lora is None:
+            leaves = _leaves(parameters, in_product=self._in_product)
         kept.parameters = _differentiated(leaves)
         kept.constants = self._constants
         model, tables, ways = self._model, self._tables, self._ways(kept, recompute)
         return kept.record(lambda x: blocks.block(leaves, x, model, tables, ways), x)
 
     def _ways(self, kept: KeptActivations, recompute: Recompute) -> Ways:
-        products = Products(self._ranks, kept.sums if self._in_product else None, self._kernels)
+        in_sums = self._in_product or self.lora is not None
+        products = self._products(kept.sums if in_sums else None)
         mixture = products.mixture._replace(
             balance=self.balance,
             gated=recompute is not Recompute.NONE,
@@ -245,6 +273,8 @@ class Block:
 
 class Head:
     """Final norm, scores of all words and loss. It does all its work in its backward."""
+
+    frozen = False  # then its backward gives the gradient by its input alone
 
     def __init__(
         self,
@@ -278,8 +308,10 @@ class Head:
         """Loss and its gradients, a chunk of tokens at a time: never all logits at once."""
         x, targets = kept.kept_input(), self._batches.targets(visit)
         # Gathered tokens stay until the backward, which follows at once: products see no ranks.
-        products = Products(ONE, kept.sums if self._in_product else None, self._kernels)
-        parameters = _leaves(self._tables(visit), in_product=self._in_product)
+        sums, parameters = kept.sums if self._in_product else None, self._tables(visit)
+        products = Products(ONE, sums, self._kernels, frozen=self.frozen)
+        if not self.frozen:
+            parameters = _leaves(parameters, in_product=self._in_product)
         visit.open(kept.sums)
         by_input = torch.empty_like(x)
         for mine, wanted in self._chunks(targets):

@@ -19,8 +19,10 @@ from typing import Final, Literal
 
 from pydantic import ValidationError
 
+from bigplan.content import ADAPTERS
 from bigplan.errors import CheckpointError, InputError, quoted
 from bigplan.rectangle import Rectangle
+from bigplan.runtime.adapter_rows import adapter_parameters
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.reading import RECORD, read_json
 from bigplan.spec.model import ModelSpec
@@ -155,12 +157,16 @@ def _impossible(manifest: Manifest) -> str:
     reader take memory of any size, or read bytes from anywhere.
     """
     kinds, sequence = manifest.model.kinds(), manifest.model.layer_sequence()
+    lora = manifest.training.lora
+    adapted = adapter_parameters(manifest.model, lora, range(len(sequence)))
     for file in manifest.files:
-        if not 0 <= file.layer < len(sequence):
+        trains_adapters = lora is not None and file.layer == ADAPTERS
+        if not trains_adapters and not 0 <= file.layer < len(sequence):
             return f"has a layer {file.layer}, and its model has {len(sequence)}"
         if not _are_extents(file):
             return f"describes {quoted(file.name)} as no file is"
-        parameters = {one.name: one for one in kinds[sequence[file.layer]]}
+        described = adapted if trains_adapters else kinds[sequence[file.layer]]
+        parameters = {one.name: one for one in described}
         for tensor in file.tensors:
             parameter = parameters.get(tensor.parameter)
             if parameter is None or not _is_part(tensor, parameter):

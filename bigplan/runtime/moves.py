@@ -115,7 +115,7 @@ def tensor_reduce(context: Context, action: Action) -> None:
 def reduce(context: Context, action: Action) -> None:
     """Sum a layer's gradients over the ranks; where ZeRO shards state, each gets its own part."""
     total = context.shared_out(action.reads[0], action, context.gradient_dtype)
-    if context.graph.strategy.zero:
+    if context.sharers(action.layer) > 1:
         context.groups.data.reduce_scatter(total)
     else:
         context.groups.data.all_reduce(total)

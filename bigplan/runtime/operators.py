@@ -42,7 +42,7 @@ class _RmsNorm(Function):
 
     The gradient by the second output, if any, is added to that by the first. With `over` the sum
     is written over the second output's gradient: a new tensor among a block's large ones would live
-    on into the next block.
+    on into the next block. A frozen weight gets no gradient.
     """
 
     @staticmethod
@@ -58,12 +58,13 @@ class _RmsNorm(Function):
         return out, x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, rstd = ctx.saved_tensors
         by_output, beside = gradients
         gradient = by_output.float()
-        normed = x.float() * rstd
-        by_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
+        normed, by_weight = x.float() * rstd, None
+        if ctx.needs_input_grad[1]:
+            by_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
         gradient = gradient * weight.float()
         projection = (gradient * normed).mean(-1, keepdim=True)
         by_x = rstd * (gradient - normed * projection)
@@ -85,8 +86,9 @@ class _LayerNorm(Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, rstd = ctx.saved_tensors
+        _, trained, biased, _ = ctx.needs_input_grad
         by_x, by_weight, by_bias = torch.ops.aten.native_layer_norm_backward(
             gradients[0].contiguous(),
             x,
@@ -95,10 +97,10 @@ class _LayerNorm(Function):
             rstd,
             _fp32_on_cpu(x, weight),
             None if bias is None else _fp32_on_cpu(x, bias),
-            (True, True, bias is not None),
+            (True, trained, biased),
         )
-        by_bias = None if bias is None else by_bias.to(bias.dtype)
-        return by_x, by_weight.to(weight.dtype), by_bias, None
+        found = (by_weight, by_bias)
+        return by_x, *(None if each is None else each.to(weight.dtype) for each in found), None
 
 
 def _fp32_on_cpu(x: Tensor, weight: Tensor) -> Tensor:

@@ -9,16 +9,18 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime import experts
+from bigplan.runtime.adapters import Adapters, AddProduct, adapted, below_each_other, side_by_side
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.blocks import PLAIN, Parameters, Ways
 from bigplan.runtime.generated import rows_of
@@ -31,25 +33,35 @@ from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library
 
-# Takes the gradient [tokens, out] by a product's output, and its input [tokens, in].
-AddProduct = Callable[[Tensor, Tensor], None]
+
+# A matrix [out, in] of how its weight is stored.
+Open = Callable[[Tensor], Tensor]
+
+
+def as_stored(weight: Tensor) -> Tensor:
+    """The matrix of a weight that is stored as it is."""
+    return weight
 
 
 class Factor(NamedTuple):
     """A factor of x: weight [out, in] and bias, and where the weight's gradient goes.
 
-    Without `add` autograd gets it.
+    Without `add` autograd gets it, if it asks for it: of frozen weights nobody does. `open` makes
+    the matrix of a weight that is stored otherwise, for each product anew.
     """
 
     weight: Tensor
     bias: Tensor | None
     add: AddProduct | None = None
+    open: Open = as_stored
 
 
-def _by_weight(add: AddProduct | None, gradient: Tensor, rows: Tensor) -> Tensor | None:
-    """The weight's gradient for autograd, where nobody else gets it."""
+def _by_weight(
+    add: AddProduct | None, gradient: Tensor, rows: Tensor, *, asked: bool
+) -> Tensor | None:
+    """The weight's gradient for autograd, where nobody else gets it and autograd asks for it."""
     if add is None:
-        return gradient.T @ rows
+        return gradient.T @ rows if asked else None
     add(gradient, rows)
     return None
 
@@ -68,84 +80,119 @@ class _Linears(Function):
         ctx: Any,
         ranks: TensorParallel,
         x: Tensor,
-        adds: Sequence[AddProduct | None],
+        adds: tuple[Sequence[AddProduct | None], Adapters | None, Open],
         *parameters: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        weights, biases = parameters[: len(adds)], parameters[len(adds) :]
-        ctx.save_for_backward(x, *weights)
-        ctx.ranks, ctx.adds = ranks, adds
+        ctx.adds, ctx.adapters, ctx.open = adds
+        count = len(ctx.adds)
+        weights, biases = parameters[:count], parameters[count:]
+        ctx.asked = ctx.needs_input_grad[-2 * count :]
+        read = any(ctx.adds) or any(ctx.asked[:count]) or ctx.adapters is not None
+        ctx.save_for_backward(x if read else None, *weights)
+        ctx.ranks, ctx.shape = ranks, x.shape
         whole = ranks.gather(x)()
-        return tuple(
-            F.linear(whole, w, b) for w, b in zip(weights, biases, strict=True) if w is not None
+        outputs = tuple(
+            F.linear(whole, ctx.open(w), b)
+            for w, b in zip(weights, biases, strict=True)
+            if w is not None
         )
+        adapted(outputs, whole, ctx.adapters)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        again, shape, biased = ctx.ranks.gather(x), x.shape, ctx.needs_input_grad[-len(weights) :]
+        again = None if x is None else ctx.ranks.gather(x)
         del x
         by_outputs = [by_output.flatten(0, -2) for by_output in gradients]
-        by_input = by_outputs[0] @ weights[0]
+        by_input, by_narrow = by_outputs[0] @ ctx.open(weights[0]), None
         for gradient, weight in zip(by_outputs[1:], weights[1:], strict=True):
-            by_input.addmm_(gradient, weight)
-        summed, rows = ctx.ranks.sum(by_input), again().flatten(0, -2)
-        pairs = zip(ctx.adds, by_outputs, strict=True)
-        by_weights = [_by_weight(add, gradient, rows) for add, gradient in pairs]
-        by_biases = [
-            gradient.sum(0) if has_bias else None
-            for gradient, has_bias in zip(by_outputs, biased, strict=True)
-        ]
-        return None, summed().view(shape), None, *by_weights, *by_biases
+            by_input.addmm_(gradient, ctx.open(weight))
+        if ctx.adapters is not None:
+            by_narrow = ctx.adapters.by_narrow(by_outputs)
+            by_input.addmm_(by_narrow, ctx.adapters.down)
+        summed = ctx.ranks.sum(by_input)
+        rows = None if again is None else again().flatten(0, -2)
+        found = list(_gradients(ctx, by_outputs, rows))
+        if by_narrow is not None:
+            ctx.adapters.add_gradients(by_outputs, by_narrow, rows)
+        return None, summed().view(ctx.shape), None, *found
+
+
+def _gradients(
+    ctx: Any, by_outputs: Sequence[Tensor], rows: Tensor | None
+) -> Iterator[Tensor | None]:
+    """For autograd, by all weights and then all biases; `rows` None: nobody asks for weights'."""
+    weights, biases = ctx.asked[: len(by_outputs)], ctx.asked[len(by_outputs) :]
+    for add, gradient, asked in zip(ctx.adds, by_outputs, weights, strict=True):
+        yield None if rows is None else _by_weight(add, gradient, rows, asked=asked)
+    for gradient, asked in zip(by_outputs, biases, strict=True):
+        yield gradient.sum(0) if asked else None
 
 
 def linears(
-    x: Tensor, factors: Sequence[Factor], ranks: TensorParallel = ONE
+    x: Tensor,
+    factors: Sequence[Factor],
+    ranks: TensorParallel = ONE,
+    adapters: Adapters | None = None,
 ) -> tuple[Tensor, ...]:
-    """F.linear of x [..., in] by each weight [out, in].
+    """F.linear of x [..., in] by each weight [out, in], and what `adapters` add.
 
     With `add` a weight gets no gradient from autograd: the backward calls it with the two factors.
+    x is kept where a gradient is made of it: not by frozen weights alone.
     """
-    weights, biases, adds = zip(*factors, strict=True)
-    return _Linears.apply(ranks, x, adds, *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
+    weights, biases, adds, opens = zip(*factors, strict=True)
+    return _Linears.apply(ranks, x, (adds, adapters, opens[0]), *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Closing(Function):
     """x + F.linear(inner, weight, bias), of a matrix that ranks split by columns: their sum.
 
-    Without x the product alone. `factor`: a Factor's. `unread`: for the backward alone, every
-    element is one and the same.
+    Without x the product alone. `factor`: a Factor's, and adapters. `unread`: for the backward
+    alone, every element is one and the same.
     """
 
     @staticmethod
     def forward(
         ctx: Any, unread: bool, ranks: TensorParallel, x: Tensor | None, inner: Tensor, *factor: Any
     ) -> Tensor:
-        weight, bias, ctx.add = factor
-        ctx.save_for_backward(inner, weight)
-        ctx.ranks, ctx.biased, ctx.added = ranks, bias is not None, x is not None
+        weight, _, ctx.add, ctx.open, ctx.adapters = factor
+        *_, ctx.asked, ctx.biased, _, _, _ = ctx.needs_input_grad
+        read = ctx.add is not None or ctx.asked or ctx.adapters is not None
+        ctx.save_for_backward(inner if read else None, weight)
+        ctx.ranks, ctx.added, ctx.shape = ranks, x is not None, inner.shape
         if x is None:
-            return _summed(ranks, inner, weight, bias)
-        return _nothing(x) if unread else x + _summed(ranks, inner, weight, bias)
+            return _summed(ranks, inner, factor)
+        return _nothing(x) if unread else x + _summed(ranks, inner, factor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         inner, weight = ctx.saved_tensors
         (by_output,) = gradients
-        gradient, rows = ctx.ranks.gather(by_output)().flatten(0, -2), inner.flatten(0, -2)
-        by_weight = _by_weight(ctx.add, gradient, rows)
-        by_inner = (gradient @ weight).view(inner.shape)
+        gradient, by_weight = ctx.ranks.gather(by_output)().flatten(0, -2), None
+        if inner is not None:
+            rows = inner.flatten(0, -2)
+            by_weight = _by_weight(ctx.add, gradient, rows, asked=ctx.asked)
+        by_inner = gradient @ ctx.open(weight)
+        if ctx.adapters is not None:
+            by_narrow = ctx.adapters.by_narrow([gradient])
+            by_inner.addmm_(by_narrow, ctx.adapters.down)
+            ctx.adapters.add_gradients([gradient], by_narrow, rows)
         by_bias = by_output.flatten(0, -2).sum(0) if ctx.biased else None
         by_x = by_output if ctx.added else None
-        return None, None, by_x, by_inner, by_weight, by_bias, None
+        return None, None, by_x, by_inner.view(ctx.shape), by_weight, by_bias, None, None, None
 
 
 def _nothing(x: Tensor) -> Tensor:
     return x.new_empty(()).expand_as(x)
 
 
-def _summed(ranks: TensorParallel, inner: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _summed(ranks: TensorParallel, inner: Tensor, factor: Sequence[Any]) -> Tensor:
     """The product of all ranks' columns as a hidden state; one of them adds the bias, for all."""
-    return ranks.sum(F.linear(inner, weight, bias if ranks.first else None))()
+    weight, bias, _, matrix_of, adapters = factor
+    output = F.linear(inner, matrix_of(weight), bias if ranks.first else None)
+    adapted([output], inner, adapters)
+    return ranks.sum(output)()
 
 
 class _Gated(Function):
@@ -160,29 +207,36 @@ class _Gated(Function):
         ctx: Any, unread: bool, products: Products, x: Tensor, gate: Tensor, up: Tensor,
         *factor: Any,
     ) -> Tensor:  # fmt: skip
-        weight, bias, ctx.add = factor
+        weight, _, ctx.add, ctx.open, ctx.adapters = factor
+        *_, ctx.asked, ctx.biased, _, _, _ = ctx.needs_input_grad
         ctx.save_for_backward(gate, up, weight)
-        ranks, ctx.kernels = products.ranks, products.kernels
-        ctx.ranks, ctx.biased = ranks, bias is not None
+        ctx.ranks, ctx.kernels = products.ranks, products.kernels
         if unread:
             return _nothing(x)
         run = gated_activation if ctx.kernels is None else partial(ctx.kernels.activation, "swiglu")
-        return x + _summed(ranks, run(gate, up), weight, bias)
+        return x + _summed(ctx.ranks, run(gate, up), factor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         gate, up, weight = ctx.saved_tensors
         (by_output,) = gradients
-        gradient = ctx.ranks.gather(by_output)().flatten(0, -2)
-        inner = (gradient @ weight).view(gate.shape)
+        gradient, adapters = ctx.ranks.gather(by_output)().flatten(0, -2), ctx.adapters
+        inner = gradient @ ctx.open(weight)
+        if adapters is not None:
+            by_narrow = adapters.by_narrow([gradient])
+            inner.addmm_(by_narrow, adapters.down)
+        inner = inner.view(gate.shape)
         if ctx.kernels is None:
             by_gate, by_up = gated_backward(gate, up, inner, out=inner)
         else:
             by_gate, by_up = ctx.kernels.activation_backward("swiglu", inner, gate, up, out=inner)
         del gate, up  # which may have been computed again, and are as large
-        by_weight = _by_weight(ctx.add, gradient, inner.flatten(0, -2))
+        rows = inner.flatten(0, -2)
+        by_weight = _by_weight(ctx.add, gradient, rows, asked=ctx.asked)
+        if adapters is not None:
+            adapters.add_gradients([gradient], by_narrow, rows)
         by_bias = by_output.flatten(0, -2).sum(0) if ctx.biased else None
-        return None, None, by_output, by_gate, by_up, by_weight, by_bias, None
+        return None, None, by_output, by_gate, by_up, by_weight, by_bias, None, None, None
 
 
 @dataclass(slots=True)
@@ -223,6 +277,18 @@ class Sums:
         """Add gradient^T x, the two factors of a weight's gradient."""
         add_product(self.totals[name], gradient, x, fresh=self._starts(name))
 
+    def add_products(self, names: Sequence[str], gradient: Tensor, x: Tensor) -> None:
+        """The same for matrices of as many rows each, whose gradients lie side by side."""
+        totals = side_by_side([self.totals[name] for name in names])
+        starts = {self._starts(name) for name in names}
+        if totals is not None and len(starts) == 1:
+            add_product(totals, gradient, x, fresh=starts.pop())
+            return
+        assert len(starts) == 1, names
+        parts = torch.split(gradient, gradient.shape[1] // len(names), dim=1)
+        for name, part in zip(names, parts, strict=True):
+            add_product(self.totals[name], part, x, fresh=True in starts)
+
     def add_grouped(
         self, name: str, factors: tuple[Tensor, Tensor], ends: Tensor, by: experts.Put = experts.put
     ) -> None:
@@ -245,11 +311,14 @@ class Products:
     ranks: TensorParallel = ONE
     sums: Sums | None = None
     kernels: Library | None = None  # generated ones of what lies between products
+    frozen: bool = False  # weights get no gradients: those of adapters go to `sums`
+    scale: float = 0.0  # of adapters, where layers have some
+    open: Open = as_stored
 
     @property
     def ways(self) -> Ways:
         """How a block runs its products."""
-        if self.ranks.alone and self.sums is None:
+        if self.ranks.alone and self.sums is None and not self.frozen:
             ways = PLAIN._replace(kernels=self.kernels)
         else:
             ways = Ways(self.linears, closing=self.closing, kernels=self.kernels, alone=self.alone)
@@ -262,7 +331,8 @@ class Products:
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         """As blocks.plain_linears, of matrices that ranks split by rows."""
-        return linears(x, [self._factor(p, name) for name in names], self.ranks)
+        factors = [self._factor(p, name) for name in names]
+        return linears(x, factors, self.ranks, self.adapters(p, names))
 
     def closing(
         self, p: Parameters, name: str, x: Tensor, inner: Tensor, *, unread: bool = False
@@ -272,11 +342,13 @@ class Products:
         `unread`: the graph is the same, but its value is not computed. Recomputation needs the
         tensors that a block's operators save, and not the block's output.
         """
-        return _Closing.apply(unread, self.ranks, x, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
+        factor = *self._factor(p, name), self.adapters(p, (name,))
+        return _Closing.apply(unread, self.ranks, x, inner, *factor)  # type: ignore[no-any-return, no-untyped-call]
 
     def alone(self, p: Parameters, name: str, inner: Tensor) -> Tensor:
         """The product alone, for a kernel that adds it to x."""
-        return _Closing.apply(False, self.ranks, None, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
+        factor = *self._factor(p, name), self.adapters(p, (name,))
+        return _Closing.apply(False, self.ranks, None, inner, *factor)  # type: ignore[no-any-return, no-untyped-call]
 
     def gated(
         self,
@@ -289,10 +361,23 @@ class Products:
         unread: bool = False,
     ) -> Tensor:
         """Likewise of silu(gate) * up; keeps gate and up."""
-        factor = self._factor(p, name)
+        factor = *self._factor(p, name), self.adapters(p, (name,))
         return _Gated.apply(unread, self, x, gate, up, *factor)  # type: ignore[no-any-return, no-untyped-call]
 
     def _factor(self, p: Parameters, name: str) -> Factor:
         weight = f"{name}.weight"
-        add = partial(self.sums.add_product, weight) if self.sums else None
-        return Factor(p[weight], p.get(f"{name}.bias"), add)
+        add = partial(self.sums.add_product, weight) if self.sums and not self.frozen else None
+        return Factor(p[weight], p.get(f"{name}.bias"), add, self.open)
+
+    def adapters(self, p: Parameters, names: tuple[str, ...]) -> Adapters | None:
+        """Those of products of one input, where some of these have one."""
+        targets = [name for name in names if f"{name}.lora_A" in p]
+        if not targets:
+            return None
+        downs = [f"{name}.lora_A" for name in targets]
+        ups = {names.index(name): f"{name}.lora_B" for name in targets}
+        down, up = below_each_other([p[name] for name in downs]), {n: p[ups[n]] for n in ups}
+        if self.sums is None:
+            return Adapters(self.scale, down, up)
+        add_up = {n: partial(self.sums.add_product, name) for n, name in ups.items()}
+        return Adapters(self.scale, down, up, partial(self.sums.add_products, downs), add_up)

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigplan.content import Holds
+from bigplan.content import ADAPTERS, Holds
 from bigplan.mechanics import CORES_BESIDE_COPIES
 from bigplan.placement import Share
 from bigplan.program import STAGED_ROWS, Action, Lane
 from bigplan.runtime.adamw import adamw_kernel
+from bigplan.runtime.adapter_rows import adapter_rules
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import Kernel, fused_step
@@ -42,10 +43,7 @@ class Update:
         self._context = context
         self._squares: dict[int, Tensor] = {}
         self._step = 0  # counted from 1
-        self._rules = {
-            layer: rules(context.training.optimizer, context.model, layer)
-            for layer in context.program.layers
-        }
+        self._rules = _rules(context)
         self._cores = Cores(CORES_BESIDE_COPIES) if context.device.type == "cuda" else Cores()
         self._adamw = adamw_for(context.training, context.device)
         self._repeated: RepeatedUpdates | None = None
@@ -86,7 +84,8 @@ class Update:
                 squares = torch.stack([self._squares[layer] for layer in layers])
                 found |= zip(layers, squares.tolist(), strict=True)
         every = self._of_all(found).tolist()
-        self.not_finite = tuple(i for i, square in enumerate(every) if not isfinite(square))
+        if not self._context.graph.frozen:  # adapters have one sum for all layers of a stage
+            self.not_finite = tuple(i for i, square in enumerate(every) if not isfinite(square))
         norm = sum(every) ** 0.5
         self._squares.clear()
         self.verdict = self.scaling.judge(self._step, norm)
@@ -97,9 +96,10 @@ class Update:
         If several ranks have the same gradients, those of the first rank count.
         """
         context, squares = self._context, torch.zeros(len(self._context.graph.layers)).double()
-        if context.graph.strategy.zero or context.groups.at.data == 0:
-            for layer, square in found.items():
-                squares[layer] = square
+        for layer, square in found.items():
+            if context.sharers(layer) > 1 or context.groups.at.data == 0:
+                # The adapters of a stage count in the place of its first layer.
+                squares[min(context.program.layers) if layer == ADAPTERS else layer] = square
         return context.groups.sum_of_all(squares)
 
     def update(self, action: Action) -> None:
@@ -207,6 +207,14 @@ class _Operands(NamedTuple):
     state: list[Tensor]
     gradients: Callable[[Box], Tensor]
     weights: Callable[[Box], Tensor]
+
+
+def _rules(context: Context) -> dict[int, Mapping[str, ParameterRule]]:
+    """The constants of every trained layer's tensors."""
+    optimizer, model, layers = context.training.optimizer, context.model, context.program.layers
+    if context.graph.frozen:
+        return {ADAPTERS: adapter_rules(model, context.training, layers)}
+    return {layer: rules(optimizer, model, layer) for layer in layers}
 
 
 def _in_part(owned: Tensor) -> Callable[[Box], Tensor]:

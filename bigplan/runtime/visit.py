@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bigplan.content import Holds
+from bigplan.content import ADAPTERS, Holds
 from bigplan.graph.graph import Recompute
-from bigplan.program import ROWS, Action
+from bigplan.program import ROWS, Action, Ref
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.lookup import StagedRows, send_home
 from bigplan.runtime.products import Sums
@@ -43,19 +43,33 @@ class Visit(NamedTuple):  # one for every action: a dataclass takes three times 
         return self.context.bytes_of(self.action.reads[0], self.action)
 
     def parameters(self, number: int = 0) -> dict[str, Tensor]:
-        """The layer's tensors by name; number 1: those of the layer whose table it shares."""
-        context, source = self.context, self.action.reads[number]
-        flat = context.flat(source, self.action, context.parameter_dtype)
-        return context.views(flat, source.content.layer)
+        """The layer's tensors by name; number 1: those of the layer whose table it shares.
+
+        Where the model is frozen, number 1 of a block are its adapters.
+        """
+        source = self.action.reads[number]
+        flat = self.context.flat(source, self.action, self.context.parameter_dtype)
+        return self._views(source, flat)
+
+    def _views(self, ref: Ref, flat: Tensor) -> dict[str, Tensor]:
+        if ref.content.layer == ADAPTERS:
+            return self.context.adapter_views(flat, self.action.layer)
+        return self.context.views(flat, ref.content.layer)
 
     def open(self, sums: Sums) -> None:
-        """Let `sums` add to those of the layer, and of the one whose table it shares."""
+        """Let `sums` add to those of the layer, and of the one whose table it shares.
+
+        The first backward of a step begins the sums of all adapters of the stage.
+        """
         context, action = self.context, self.action
         for total in action.writes:
             if total.content.kind in SUMS:
-                flat = context.flat(total, action, context.gradient_dtype)
-                views = context.views(flat, total.content.layer)
-                sums.open(views, fresh=total not in action.reads)
+                flat, fresh = context.flat(total, action, context.gradient_dtype), False
+                if total not in action.reads and total.content.layer == ADAPTERS:
+                    flat.zero_()
+                elif total not in action.reads:
+                    fresh = True
+                sums.open(self._views(total, flat), fresh=fresh)
 
     def embedded_rows(self) -> Tensor:
         """The output [b, s, h] of tables in host memory, whose rows have come."""

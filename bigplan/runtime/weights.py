@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from bigplan.content import Content, Holds
+from bigplan.content import ADAPTERS, Content, Holds
 from bigplan.rectangle import held
 from bigplan.runtime.context import Context
 from bigplan.runtime.groups import Groups
@@ -58,15 +58,35 @@ def _as_described(context: Context, layer: int, mine: Tensor) -> Tensor:
 def weights_digest(context: Context) -> str:
     """SHA-256 of the SHA-256 of every layer, in order, whichever ranks have it.
 
-    If several ranks have a layer, each takes its own, so that ranks that differ show it.
+    If several ranks have a layer, each takes its own, so that ranks that differ show it. Of frozen
+    layers their adapters alone.
     """
     mine = {
-        layer: hashlib.sha256(
-            _as_described(context, layer, flat).view(torch.uint8).numpy().data
-        ).hexdigest()
-        for layer, flat in weights(context)
+        layer: hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+        for layer, flat in (_adapters if context.graph.frozen else _layers)(context)
     }
     return digest_of_all(context.groups, mine)
+
+
+def _layers(context: Context) -> Iterator[tuple[int, Tensor]]:
+    for layer, flat in weights(context):
+        yield layer, _as_described(context, layer, flat)
+
+
+def _adapters(context: Context) -> Iterator[tuple[int, Tensor]]:
+    """A layer's adapters behind each other, whole, for every layer of the stage that has some."""
+    layers = [n for n in context.program.layers if context.kind(n).adapters]
+    if layers:
+        every = _as_described(context, ADAPTERS, stage_adapters(context))
+        yield from zip(layers, every.chunk(len(layers)), strict=True)
+
+
+def stage_adapters(context: Context) -> Tensor:
+    """The stage's adapters, flat, as this rank has them, on the CPU."""
+    dtype, elements = context.parameter_dtype, context.kind(ADAPTERS).parameters
+    return load(context, Content(Holds.PARAMETERS, ADAPTERS))[: elements * dtype.itemsize].view(
+        dtype
+    )
 
 
 def digest_of_all(groups: Groups, mine: Mapping[int, str]) -> str:

@@ -29,7 +29,7 @@ from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context, layer_rows
 from bigplan.runtime.data import BatchSource, Prefetcher
 from bigplan.runtime.executor import Executor
-from bigplan.runtime.first_values import first_values
+from bigplan.runtime.first_values import stored_values
 from bigplan.runtime.generated import sized_as
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.homes import fill_first
@@ -41,8 +41,9 @@ from bigplan.runtime.result import Finished, Progress, StepResult
 from bigplan.runtime.update import Update
 from bigplan.runtime.waiting import data_seconds
 from bigplan.runtime.weights import weights, weights_digest
+from bigplan.spec.lora import trained_count
 
-DIGEST_LIMIT = 100_000_000  # parameters: hashing more would take longer than a step
+DIGEST_LIMIT = 100_000_000  # trained parameters: hashing more would take longer than a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +144,9 @@ class NativeWorker:
             plan, self._at.data
         )  # too short a text fails before memory is taken
         self._data = source.data.fingerprint()
-        if resume is None:
-            values = first_values(plan.model, plan.training)  # and so do weights of another model
-        else:
+        if resume is None or self._graph.frozen:
+            values = stored_values(plan.model, plan.training)  # and so do weights of another model
+        if resume is not None:
             found = latest(resume, place=apart.place if apart else None)
             check_same(found, plan, self._data)
             self._steps = found.manifest.step
@@ -157,7 +158,8 @@ class NativeWorker:
         )
         if self._poison:
             memory.poison_all()
-        rows = layer_rows(plan.model, self._graph, self._program, self._at)
+        lora = plan.training.lora
+        rows = layer_rows(plan.model, self._graph, self._program, self._at, lora)
         context = Context(
             plan.model, plan.training, self._graph, self._program, memory, rows, groups
         )
@@ -169,6 +171,8 @@ class NativeWorker:
         if resume is None:
             fill_first(context, values)
         else:
+            if self._graph.frozen:  # a checkpoint has adapters alone
+                fill_first(context, values, self._program.layers)
             restore(context, found)
             update.scaling.restore(found.manifest.state)
             background.newest = found.path
@@ -300,7 +304,7 @@ class NativeWorker:
         parts = self._running()
         self._flush()
         ended = parts.background.ended(wait=True)
-        small = self._plan.model.parameter_count <= DIGEST_LIMIT
+        small = trained_count(self._plan.model, self._plan.training.lora) <= DIGEST_LIMIT
         sha256 = weights_digest(parts.context) if small else ""
         taken = _notes(self._device, parts.context)
         notes = (*taken, *(saved.message for saved in ended if saved.error))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bigplan.content import Holds
+from bigplan.content import ADAPTERS, Holds
 from bigplan.cost import Costs
 from bigplan.cost.price import GpuWaits, KindCost
 from bigplan.cost.rates import Rates
@@ -28,9 +28,16 @@ MOVES = {
 COLLECTIVES, LAUNCHING = "collectives within layers", "kernel launches"
 
 
+def _cost(action: Action, graph: Graph, costs: Costs) -> KindCost:
+    """Prices of the action's layer, or of a stage's adapters."""
+    if action.layer == ADAPTERS:
+        return costs.adapters
+    return costs.kinds[graph.layers[action.layer]]
+
+
 def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
     """Seconds an action holds its lane."""
-    rates, kind = costs.rates, costs.kinds[graph.layers[action.layer]]
+    rates, kind = costs.rates, _cost(action, graph, costs)
     if action.lane in MOVES:
         rate = float(getattr(rates, MOVES[action.lane]))
         rate = min(rate, rates.state_out) if action.beside_update else rate
@@ -86,7 +93,7 @@ def by_resource(
 
 
 def _waits(action: Action, graph: Graph, costs: Costs) -> dict[str, float]:
-    kind, passes = costs.kinds[graph.layers[action.layer]], list[GpuWaits]()
+    kind, passes = _cost(action, graph, costs), list[GpuWaits]()
     match action.op:
         case Op.FORWARD:
             passes = [kind.forward_waits]

@@ -69,6 +69,11 @@ class AlikeStages:
         """Whether the kind is the last layer, whose backward follows its forward at once."""
         return self.last and kind.name == self.graph.layers[-1]
 
+    @property
+    def adapters(self) -> int:
+        """Elements of all its layers' adapters."""
+        return sum(count * sum(t.elements for t in kind.adapters) for kind, count in self.kinds)
+
     def sharded(self, kind: LayerKind, from_zero: int) -> int:
         """Ranks a tensor kind is split over by ZeRO from stage `from_zero` on."""
         strategy = self.graph.strategy

@@ -16,7 +16,14 @@ from bigplan.placement import Rings, Tier
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.ends import leading_seconds, trailing_seconds
 from bigplan.solve.interleaved import opening_seconds
-from bigplan.solve.memory import gradient_bytes, hidden_bytes, owned, weight_bytes, whole
+from bigplan.solve.memory import (
+    adapter_bytes,
+    gradient_bytes,
+    hidden_bytes,
+    owned,
+    weight_bytes,
+    whole,
+)
 from bigplan.solve.stage import StageClass, stage_classes
 from bigplan.solve.stage_times import StageTimes
 from bigplan.solve.thresholds import EXPOSED
@@ -100,7 +107,8 @@ def _everything(stage: StageClass) -> float:
     kinds = list(stage.kinds)
     kept = sum(_kept(stage, kind) for kind, _ in kinds)
     workspace = max(kind.workspace(Recompute.NONE) for kind, _ in kinds)
-    return sum(_bytes(stage, k, n) for k, n in kinds) + kept + workspace + hidden_bytes(stage)
+    tensors = sum(_bytes(stage, k, n) for k, n in kinds) + adapter_bytes(stage)
+    return tensors + kept + workspace + hidden_bytes(stage)
 
 
 def _kept(stage: StageClass, kind: LayerKind) -> float:
@@ -112,9 +120,11 @@ def _kept(stage: StageClass, kind: LayerKind) -> float:
 def _bytes(stage: StageClass, kind: LayerKind, count: int) -> float:
     """Bytes of a kind's parameters, gradients and optimizer state, and of their rings."""
     sizes, shares = stage.graph.sizes, stage.shares(kind)
-    state = owned(stage, kind) * sizes.state
-    nbytes = count * (weight_bytes(stage, kind) + gradient_bytes(stage, kind) + state)
+    nbytes = count * weight_bytes(stage, kind)
     slots = min(stage.least.slots, count) if stage.sharded(kind, 3) > 1 and not shares else 0
+    if kind.frozen:
+        return nbytes + whole(stage, kind) * slots * sizes.parameter
+    nbytes += count * (gradient_bytes(stage, kind) + owned(stage, kind) * sizes.state)
     sums = min(stage.least.sums, count) if stage.sharded(kind, 2) > 1 and not shares else 0
     return nbytes + whole(stage, kind) * (slots * sizes.parameter + sums * sizes.gradient)
 
@@ -127,8 +137,9 @@ def _moved(times: StageTimes) -> Iterator[Way]:
     passing = min(rates.state_in, rates.state_out)
     updated = rates.cpu_update * state + passing
     for kind, count in stage.kinds:
-        yield float(count * owned(stage, kind) * state), EXPOSED / updated
-        if not stage.resident(kind, "gradients"):
+        if not kind.frozen:
+            yield float(count * owned(stage, kind) * state), EXPOSED / updated
+        if not (kind.frozen or stage.resident(kind, "gradients")):
             yield float(count * gradient_bytes(stage, kind)), EXPOSED * units / rates.d2h
         if not stage.resident(kind, "parameters"):
             passes = units if stage.is_loss(kind) else 2 * units

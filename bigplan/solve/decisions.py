@@ -9,7 +9,7 @@ from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, Tier
 from bigplan.solve.linear import Linear, Rule
 from bigplan.solve.memory import size_rules
-from bigplan.solve.stage import StageClass, stage_classes, switch_rules
+from bigplan.solve.stage import StageClass, stage_classes, switch_rules, table_homes
 
 Values = dict[str, float]
 
@@ -85,7 +85,7 @@ class _Homeless:
 
     @classmethod
     def of(cls, stage: StageClass, kind: LayerKind) -> _Homeless:
-        homes = (stage.tensor(kind, t, Tier.HOST) for t in ("parameters", "gradients"))
+        homes = table_homes(stage, kind)
         policies = (
             (
                 stage.policy(kind, recompute, Tier.HOST),

@@ -23,7 +23,7 @@ from bigplan.solve.pins import Pin, pin_rules, rings_tried
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Choice, Found, Scope, Watch, unwatched
 from bigplan.solve.shortage import infeasible
-from bigplan.solve.stage import StageClass, placement_rules, stage_classes
+from bigplan.solve.stage import TENSORS, StageClass, placement_rules, stage_classes
 
 QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 HALVES = (0.0, 0.5, 1.0)
@@ -127,9 +127,10 @@ def _policies(stage: StageClass, kind: LayerKind, count: int, rules: list[Rule])
 def _tensors(stage: StageClass, kind: LayerKind, count: int, rules: list[Rule]) -> list[Values]:
     """Every way to place a kind's parameters and gradients, and on a grid its optimizer state."""
     parameters, gradients, optimizer = (
-        [stage.tensor(kind, tensor, tier) for tier in Tier]
-        for tensor in ("parameters", "gradients", "optimizer")
+        [stage.tensor(kind, tensor, tier) for tier in Tier] for tensor in TENSORS
     )
+    if kind.frozen:
+        return _extended([{}], parameters, lambda _: _compositions(count, len(Tier)), rules)
 
     def shares(way: Values) -> Iterator[Counts]:
         on_gpu = min(parameters[0].at(way), gradients[0].at(way))

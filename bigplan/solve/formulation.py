@@ -188,6 +188,13 @@ def _kind_placement(
         {tier: layers(stage.tensor(kind, tensor, tier)) for tier in Tier}
         for tensor in ("parameters", "gradients")
     )
+    activations = {
+        recompute: tiers
+        for recompute in Recompute
+        if (tiers := _nonzero({tier: layers(stage.policy(kind, recompute, tier)) for tier in Tier}))
+    }
+    if kind.frozen:
+        return KindPlacement(layers=count, parameters=_nonzero(parameters), activations=activations)
     on_gpu = min(parameters[Tier.GPU], gradients[Tier.GPU])
     share = {tier: max(0.0, stage.tensor(kind, "optimizer", tier).at(values)) for tier in Tier}
     share[Tier.GPU] = min(share[Tier.GPU], float(on_gpu))
@@ -195,15 +202,7 @@ def _kind_placement(
         layers=count,
         parameters=_nonzero(parameters),
         gradients=_nonzero(gradients),
-        activations={
-            recompute: tiers
-            for recompute in Recompute
-            if (
-                tiers := _nonzero(
-                    {tier: layers(stage.policy(kind, recompute, tier)) for tier in Tier}
-                )
-            )
-        },
+        activations=activations,
         optimizer=rounded(share, count),
         streamed=_streamed(stage, kind, values, share),
     )

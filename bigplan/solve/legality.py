@@ -103,6 +103,11 @@ def _require_layers(graph: Graph, number: int, stage: StagePlacement) -> None:
 def _require_choices(stage: StageClass, kind: LayerKind, placed: KindPlacement) -> None:
     """Raise InputError for a decision that differs from its constant in the integer program."""
     where = f"placement.stages.{stage.stages[0]}.kinds.{kind.name}"
+    if not kind.frozen and not placed.gradients:
+        raise InputError(
+            f"{where}.gradients: nowhere, and so is the optimizer; only with training.lora are "
+            "layers without"
+        )
     for key, decision, layers in decided(stage, kind, placed):
         if not decision.terms and abs(layers - decision.constant) > EXACT:
             strategy = stage.graph.strategy

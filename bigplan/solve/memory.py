@@ -112,7 +112,7 @@ def capacities(stage: StageClass, costs: Costs) -> Iterator[Capacity]:
     kinds, capacity, ranks = list(stage.kinds), costs.capacity, costs.sharing.ranks
     gpu = total([_gpu_bytes(stage, kind, count) for kind, count in kinds])
     gpu += GIB * var(f"{stage.name}.stage.gib.workspace") + hidden_bytes(stage)
-    gpu += float(table_bytes(stage))
+    gpu += float(table_bytes(stage) + adapter_bytes(stage))
     ring = streaming_entries(stage.graph) * streaming_bytes(stage.graph)
     gpu += float(ring) * stage.switch(None, "streaming")
     if any(stage.shares(kind) for kind, _ in kinds):
@@ -123,7 +123,7 @@ def capacities(stage: StageClass, costs: Costs) -> Iterator[Capacity]:
     if {kind.name for kind, _ in kinds} & {stage.graph.layers[0], stage.graph.layers[-1]}:
         nbytes, entries = data_staging(stage.graph)
         host += float(nbytes * entries)
-    host += BYTES_PER_SCALAR * (1 + sum(count for _, count in kinds))
+    host += BYTES_PER_SCALAR * (1 + _square_sums(stage))
     yield Capacity(stage.name, Tier.GPU, gpu + costs.page_tables * host, capacity[Tier.GPU])
     yield Capacity(stage.name, Tier.HOST, ranks * host, capacity[Tier.HOST])
     nvme = total([_home_bytes(stage, kind, Tier.NVME) for kind, _ in kinds])
@@ -224,6 +224,19 @@ def _spared_bytes(stage: StageClass, kind: LayerKind) -> Linear:
     )
 
 
+def adapter_bytes(stage: StageClass) -> int:
+    """Bytes of a stage's adapters, their gradients and their state."""
+    sizes = stage.graph.sizes
+    return stage.adapters * (sizes.parameter + sizes.gradient + sizes.state)
+
+
+def _square_sums(stage: StageClass) -> int:
+    """One for each layer, or one for all adapters."""
+    if stage.graph.frozen:
+        return int(stage.adapters > 0)
+    return sum(count for _, count in stage.kinds)
+
+
 def table_bytes(stage: StageClass) -> int:
     """Bytes that a table takes besides on both stages if the first stage lends it to the last."""
     graph, names = stage.graph, {kind.name for kind, _ in stage.kinds}
@@ -231,7 +244,8 @@ def table_bytes(stage: StageClass) -> int:
         return 0
     elements, sizes = graph.kinds[graph.layers[0]].parameters, graph.sizes
     lends, borrows = (graph.layers[i] in names for i in (0, -1))
-    return elements * ((lends + borrows) * sizes.gradient + borrows * sizes.parameter)
+    gradients = 0 if graph.frozen else (lends + borrows) * sizes.gradient
+    return elements * (gradients + borrows * sizes.parameter)
 
 
 def hidden_bytes(stage: StageClass) -> float:

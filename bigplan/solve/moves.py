@@ -76,7 +76,12 @@ class _Ground:
     @cached_property
     def states(self) -> list[_State]:
         """Optimizer state of every kind of layer."""
-        every = (_State.of(stage, kind.name) for stage in self.stages for kind, _ in stage.kinds)
+        every = (
+            _State.of(stage, kind.name)
+            for stage in self.stages
+            for kind, _ in stage.kinds
+            if not kind.frozen
+        )
         return [state for state in every if self.excluded.isdisjoint(state.host.terms)]
 
     def allows(self, values: Values) -> bool:

@@ -46,6 +46,7 @@ STAGES = ("all", "first", "middle", "late", "last")
 STREAMED = "streamed"
 MOVED = ("parameters", "gradients", "optimizer", "activations")
 TENSORS = (*MOVED, "recompute", STREAMED)
+OF_TRAINED = ("gradients", "optimizer", STREAMED)  # frozen layers have none of these
 FRACTIONS = ("optimizer", STREAMED)  # of the state; other pins count layers
 
 
@@ -144,6 +145,21 @@ def _number(key: str, value: str | int | float, wanted: str) -> float:
         raise InputError(f"--set {_shown(key, value)}: write {wanted}") from None
 
 
+def refuse_of_trained(fixed: Mapping[str, int], pins: Iterable[Pin]) -> None:
+    """Raise InputError for decisions that a model has not whose adapters alone are trained."""
+    if fixed.get("zero") in (1, 2):
+        raise InputError(
+            f"--set zero={fixed['zero']}: with lora there are no gradients and no state that this "
+            "would shard, but those of small adapters; use 0, or 3, which shards parameters"
+        )
+    for pin in pins:
+        if pin.tensor in OF_TRAINED:
+            raise InputError(
+                f"--set {pin.tensor}: with lora the model is frozen and has no gradients and no "
+                "optimizer state, and those of its adapters stay on the GPU; leave it out"
+            )
+
+
 def refuse_unknown_kind(pin: Pin, kinds: Collection[str]) -> None:
     """Raise InputError where the pin is of layers of a kind that is not among these."""
     if pin.kind is not None and pin.kind not in kinds:
@@ -196,6 +212,8 @@ def _main(stage: StageClass) -> str:
 
 
 def _movable(pin: Pin, kind: LayerKind) -> bool:
+    if kind.frozen and pin.tensor in OF_TRAINED:
+        return False
     if pin.tensor in ("activations", "recompute"):
         return kind.stores_activations or pin.kind == kind.name
     return not (kind.pinned and pin.tensor not in FRACTIONS) or pin.kind == kind.name

@@ -20,6 +20,12 @@ from bigplan.solve.alike import ROOMY, AlikeStages
 from bigplan.solve.linear import Linear, Rule, Variable, total, var
 
 AWAY = (Tier.HOST, Tier.NVME)
+TENSORS = ("parameters", "gradients", "optimizer")
+
+
+def tensors_of(kind: LayerKind) -> tuple[str, ...]:
+    """What of a kind of layer is placed besides activations."""
+    return TENSORS[:1] if kind.frozen else TENSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,9 @@ class StageClass(AlikeStages):
     """
 
     def tensor(self, kind: LayerKind, tensor: str, tier: Tier) -> Linear:
-        """Layers of the kind whose `tensor` is on `tier`."""
+        """Layers of the kind whose `tensor` is on `tier`; frozen ones have parameters alone."""
+        if tensor not in tensors_of(kind):
+            return Linear()
         if self.resident(kind, tensor):
             return Linear(constant=float(self.count(kind) if tier is Tier.GPU else 0))
         return var(f"{self.name}.{kind.name}.{tensor}.{tier}")
@@ -75,6 +83,8 @@ class StageClass(AlikeStages):
             return self.sharded(kind, 3) > 1, self.resident(kind, "parameters")
         if name == "shards":
             return False, self.sharded(kind, 3) == 1
+        if name in ("sums", "staged_gradients") and kind.frozen:
+            return False, True
         if name == "sums":
             return self.sharded(kind, 2) > 1, self.resident(kind, "gradients")
         if name in ("staged_weights", "staged_gradients"):
@@ -86,7 +96,8 @@ class StageClass(AlikeStages):
 
     def streamed(self, kind: LayerKind) -> Linear:
         """Layers' worth of optimizer state in host memory that passes through the GPU."""
-        return var(f"{self.name}.{kind.name}.streamed") if self.graph.sizes.state else Linear()
+        has_state = self.graph.sizes.state and not kind.frozen
+        return var(f"{self.name}.{kind.name}.streamed") if has_state else Linear()
 
     def in_gradients(self, kind: LayerKind, recompute: Recompute) -> Linear:
         """Layers with this policy whose activations lie in gradients' place in host memory."""
@@ -110,6 +121,8 @@ class StageClass(AlikeStages):
 
     def others_on_gpu(self, kind: LayerKind, tensor: str) -> Linear:
         """Layers' worth of rows with `tensor` on the GPU, but not their optimizer state."""
+        if kind.frozen:
+            return Linear()
         return self.tensor(kind, tensor, Tier.GPU) - self.tensor(kind, "optimizer", Tier.GPU)
 
 
@@ -171,7 +184,7 @@ PASSING = ("state_chunks", "streaming")  # rings of state: from NVMe, and throug
 def variables(stage: StageClass) -> Iterator[Variable]:
     """Counts (integers), optimizer shares (continuous) and switches of a class."""
     for kind, count in stage.kinds:
-        for tensor, tier in product(("parameters", "gradients", "optimizer"), Tier):
+        for tensor, tier in product(TENSORS, Tier):
             yield from _decided(stage.tensor(kind, tensor, tier), count, tensor != "optimizer")
         yield from _decided(stage.streamed(kind), count, integer=False)
         yield from _decided(stage.looked_up(kind), count)
@@ -195,7 +208,7 @@ def placement_rules(stage: StageClass) -> Iterator[Rule]:
     """Every layer's tensors are placed once."""
     for kind, count in stage.kinds:
         where = f"{stage.name}.{kind.name}"
-        for tensor in ("parameters", "gradients", "optimizer"):
+        for tensor in tensors_of(kind):
             if not stage.resident(kind, tensor):
                 placed = total([stage.tensor(kind, tensor, tier) for tier in Tier])
                 yield Rule(f"{where}: place {tensor} once", placed - count, equal=True)
@@ -203,7 +216,7 @@ def placement_rules(stage: StageClass) -> Iterator[Rule]:
             policies = total([stage.policy(kind, *policy) for policy in stage.policies(kind)])
             yield Rule(f"{where}: keep activations one way", policies - count, equal=True)
         on_gpu = stage.tensor(kind, "optimizer", Tier.GPU)
-        for tensor in ("parameters", "gradients"):
+        for tensor in () if kind.frozen else ("parameters", "gradients"):
             if not stage.resident(kind, tensor):
                 limit = stage.tensor(kind, tensor, Tier.GPU)
                 yield Rule(f"{where}: the GPU updates rows whose {tensor} it has", on_gpu - limit)
@@ -227,14 +240,21 @@ def _streaming_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator
 
 
 def _look_up_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[Rule]:
-    """Rows are looked up exactly if parameters and gradients are both in host memory."""
+    """Rows are looked up exactly if parameters and gradients, if any, are in host memory."""
     where, looked_up = f"{stage.name}.{kind.name}", stage.looked_up(kind)
     if not looked_up.terms:
         return
-    homes = [stage.tensor(kind, tensor, Tier.HOST) for tensor in ("parameters", "gradients")]
+    homes = table_homes(stage, kind)
     for home in homes:
         yield Rule(f"{where}: looked up in host memory", looked_up - home)
-    yield Rule(f"{where}: looked up where it can be", total(homes) - float(count) - looked_up)
+    others = float(count * (len(homes) - 1))
+    yield Rule(f"{where}: looked up where it can be", total(homes) - others - looked_up)
+
+
+def table_homes(stage: StageClass, kind: LayerKind) -> list[Linear]:
+    """Layers with parameters in host memory, and with gradients there if the kind has any."""
+    tensors = (tensor for tensor in tensors_of(kind) if tensor != "optimizer")
+    return [stage.tensor(kind, tensor, Tier.HOST) for tensor in tensors]
 
 
 def _no_home_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:

@@ -39,10 +39,15 @@ class StageTimes:
         """Kinds whose backward is in the backward pass: all but the loss."""
         return [(k, n) for k, n in self.stage.kinds if not self.stage.is_loss(k)]
 
+    @cached_property
+    def again(self) -> Kinds:
+        """Kinds whose parameters the backward pass needs, too."""
+        return [(k, n) for k, n in self.inner if not k.idle_backward]
+
     def reduce(self, kind: LayerKind) -> float:
         """Seconds of reducing a layer's gradients."""
-        alone = self.stage.graph.strategy.shards == 1
-        return 0.0 if alone else self.costs.kinds[kind.name].reduce
+        none = kind.frozen or self.stage.graph.strategy.shards == 1
+        return 0.0 if none else self.costs.kinds[kind.name].reduce
 
     @cached_property
     def forward_compute(self) -> float:
@@ -97,10 +102,15 @@ class StageTimes:
 
     @cached_property
     def rows(self) -> Linear:
-        """Rows that are looked up in host memory, to the GPU; of their gradients, back."""
+        """Rows that are looked up in host memory, to the GPU."""
         kinds = [k for k, _ in self.stage.kinds if k.looked_up]
         nbytes = self.group * looked_up_bytes(self.stage.graph)
         return total([nbytes * self.stage.looked_up(k) for k in kinds])
+
+    @property
+    def row_gradients(self) -> Linear:
+        """Their gradients, back."""
+        return NOTHING if self.stage.graph.frozen else self.rows
 
     def weight_reads(self, kinds: Kinds, *, staged: int = 0) -> tuple[Linear, Linear]:
         """Parameters from NVMe; `staged` of them wait in host staging before the pass starts."""
@@ -163,7 +173,7 @@ class StageTimes:
 
     def gradients(self, tiers: tuple[Tier, ...], *, inner: bool = False) -> Linear:
         """Gradient bytes that a unit moves to their home on `tiers`, but for rows of tables."""
-        kinds = self.inner if inner else list(self.stage.kinds)
+        kinds = [(k, n) for k, n in (self.inner if inner else self.stage.kinds) if not k.frozen]
         return total(
             [
                 gradient_bytes(self.stage, k)

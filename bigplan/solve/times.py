@@ -55,11 +55,11 @@ def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
     on_disk = times.disk_saves
     waiting = times.entries("on_disk", slots + STAGING)
     yield AtLeast(forward, (1 / rates.nvme_write) * (on_disk - waiting))
-    loads, held = times.loads(times.inner)
+    loads, held = times.loads(times.again)
     yield AtLeast(backward, (1 / rates.h2d) * (loads + saves - held - passing))
-    reads, held = times.weight_reads(times.inner, staged=STAGING)
+    reads, held = times.weight_reads(times.again, staged=STAGING)
     yield AtLeast(backward, (1 / rates.nvme_read) * (reads + on_disk - held - waiting))
-    for label, of in ((forward, kinds), (backward, times.inner)):
+    for label, of in ((forward, kinds), (backward, times.again)):
         yield AtLeast(label, Linear(constant=_gathers(times, of)))
 
 
@@ -148,7 +148,7 @@ def _first_layer_rows(times: StageTimes, name: str) -> Iterator[AtLeast]:
     follows that of the first.
     """
     (kind, count), *others = times.stage.kinds
-    if count > 1:
+    if count > 1 or kind.frozen:
         return
     for lane, seconds in update_seconds(times, [(kind, count)]):
         if lane in BEFORE_FORWARD:
@@ -208,7 +208,7 @@ def _last_rows(times: StageTimes) -> Linear:
     there is one class.
     """
     rates, graph, parts = times.costs.rates, times.stage.graph, []
-    for kind, _ in times.stage.kinds:
+    for kind, _ in () if graph.frozen else times.stage.kinds:
         seconds = looked_up_bytes(graph) / rates.d2h + row_bytes(kind) / rates.host_memory
         if graph.deferred:
             seconds += gradient_bytes(times.stage, kind) / rates.host_memory
@@ -225,7 +225,7 @@ def _after_first_forward(times: StageTimes) -> Iterator[Linear]:
     rates, units, stage = times.costs.rates, times.units, times.stage
     away = times.gradients(AWAY)
     if stage.graph.strategy.pp == 1:
-        yield (1 / rates.d2h) * (units * (away + times.rows) + (units - 1) * times.moved)
+        yield (1 / rates.d2h) * (units * (away + times.row_gradients) + (units - 1) * times.moved)
         yield (3 * (units - 1) / rates.host_memory) * away
 
 
@@ -261,7 +261,7 @@ def _passes_by_lane(times: StageTimes, *, held: bool = True) -> dict[str, Linear
     reread = (units - 1) * disk_gradients
     return {
         "h2d": (1 / rates.h2d) * (loads + units * (saves + times.rows)),
-        "d2h": (1 / rates.d2h) * (units * (saves + times.rows + times.gradients(AWAY))),
+        "d2h": (1 / rates.d2h) * (units * (saves + times.row_gradients + times.gradients(AWAY))),
         "cpu": (3 * (units - 1) / rates.host_memory) * times.gradients(AWAY),
         "read": (1 / rates.nvme_read) * (reads + units * on_disk + reread),
         "write": (1 / rates.nvme_write) * (units * (on_disk + disk_gradients)),
@@ -277,7 +277,7 @@ def _weights_in_step(
 ) -> Linear:
     """Bytes to slots in a step; what these still have `held` is not moved again."""
     forward, in_slots = of_pass(list(times.stage.kinds))
-    backward, inner_in_slots = of_pass(times.inner)
+    backward, inner_in_slots = of_pass(times.again)
     units = times.units
     moved = units * (forward + backward)
     return moved - (units - 1) * in_slots - units * inner_in_slots if held else moved
@@ -295,7 +295,9 @@ def _collectives(times: StageTimes, kinds: Kinds) -> Linear:
         else:
             away = stage.away(k, "gradients")
             parts.append(often * reduce * away + n * reduce)
-        if stage.sharded(k, 1) > 1 and stage.sharded(k, 3) == 1:
+        if stage.sharded(k, 1) > 1 and stage.sharded(k, 3) == 1 and not k.frozen:
             parts.append(Linear(constant=n * prices[k.name].gather))
-    slots = _gathers(times, kinds) + _gathers(times, times.inner)
-    return total(parts) + times.units * slots
+    slots = _gathers(times, kinds) + _gathers(times, times.again)
+    alone = stage.graph.strategy.shards == 1
+    adapters = 0.0 if alone or not stage.adapters else times.costs.adapters.reduce
+    return total(parts) + times.units * slots + adapters

@@ -23,7 +23,11 @@ from bigplan.solve.stage_times import NOTHING, Kinds, StageTimes
 def update_seconds(
     times: StageTimes, kinds: Kinds, *, least: bool = False
 ) -> Iterator[tuple[str, Linear]]:
-    """Lower bounds of seconds by lane; copies have two unless `least` asks for one."""
+    """Lower bounds of seconds by lane; copies have two unless `least` asks for one.
+
+    Of adapters nothing: they stay on the GPU, which updates them between its passes (ends.py).
+    """
+    kinds = [(kind, count) for kind, count in kinds if not kind.frozen]
     stage, rates, sizes = times.stage, times.costs.rates, times.stage.graph.sizes
     streamed = _elements(times, kinds, stage.streamed)
     back, out = (_cpu_rows_on_gpu(times, kinds, side) for side in ("parameters", "gradients"))

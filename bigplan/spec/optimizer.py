@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.words import did_you_mean
+from bigplan.spec.lora import Lora, trained
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
@@ -79,12 +80,14 @@ def full_name(kind: str, layer: int, parameter: str) -> str:
     return f"layers.{layer - 1}.{parameter}" if kind == "block" else parameter
 
 
-def rules(optimizer: Optimizer, model: ModelSpec, layer: int) -> dict[str, ParameterRule]:
-    """Weight decay and rate factor of a layer's tensors, by their names in the layer."""
+def rules(
+    optimizer: Optimizer, model: ModelSpec, layer: int, lora: Lora | None = None
+) -> dict[str, ParameterRule]:
+    """Weight decay and rate factor of a layer's trained tensors, by their names in the layer."""
     kind = model.layer_sequence()[layer]
     return {
         parameter.name: _rule(optimizer, full_name(kind, layer, parameter.name), parameter)
-        for parameter in model.kinds()[kind]
+        for parameter in trained(model, kind, lora)
     }
 
 
@@ -97,9 +100,9 @@ def _rule(optimizer: Optimizer, name: str, parameter: Parameter) -> ParameterRul
     return ParameterRule(usual, 1.0)
 
 
-def check_groups(optimizer: Optimizer, model: ModelSpec) -> None:
-    """Raise InputError for a group that no parameter of the model is in."""
-    names = dict(_names(model))
+def check_groups(optimizer: Optimizer, model: ModelSpec, lora: Lora | None = None) -> None:
+    """Raise InputError for a group that no trained parameter of the model is in."""
+    names = dict(_names(model, lora))
     taken = set[str]()
     for number, group in enumerate(optimizer.groups):
         matched = {name for name in names if fnmatchcase(name, group.match)}
@@ -113,9 +116,9 @@ def check_groups(optimizer: Optimizer, model: ModelSpec) -> None:
         taken |= matched
 
 
-def _names(model: ModelSpec) -> Iterator[tuple[str, Parameter]]:
+def _names(model: ModelSpec, lora: Lora | None) -> Iterator[tuple[str, Parameter]]:
     for layer, kind in enumerate(model.layer_sequence()):
-        for parameter in model.kinds()[kind]:
+        for parameter in trained(model, kind, lora):
             yield full_name(kind, layer, parameter.name), parameter
 
 

@@ -124,6 +124,7 @@ class LayerStep:
     saves: tuple[StepValue, ...] = ()  # kept for its backward, in the compute dtype
     statistics: tuple[StepValue, ...] = ()  # also kept, always in fp32
     cheap: bool = False  # cheaper to run again than to keep; selective recomputation runs it again
+    adapters: tuple[Parameter, ...] = ()  # trained beside frozen `parameters`: all A, then all B
 
     @property
     def beside_all(self) -> tuple[Parameter, ...]:

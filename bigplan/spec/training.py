@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.files.document import Spec, validate
+from bigplan.spec.lora import Lora, check_lora
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, check_groups
 from bigplan.spec.schedule import MOST_STEPS, Schedule
@@ -93,6 +94,8 @@ class Training(Spec):
     """loss on other data, now and then; null: none"""
     weights: str | None = Field(default=None, min_length=1)
     """Hugging Face folder (config.json, safetensors) to start from; null: seeded random weights"""
+    lora: Lora | None = Field(default=None, exclude_if=lambda lora: lora is None)
+    """train low-rank adapters and freeze the model; null: train the model"""
 
     @model_validator(mode="after")
     def _check(self) -> Training:
@@ -108,6 +111,8 @@ class Training(Spec):
                 "fp8_gemms needs a 16-bit precision around the GEMMs, and precision is fp32; "
                 "use precision: bf16, or leave fp8_gemms off"
             )
+        if self.lora is not None:
+            self._check_lora()
         if self.tokens_per_step > MOST_TOKENS:
             raise InputError(
                 f"global_batch {self.global_batch} of {self.sequence_length} tokens each is "
@@ -118,6 +123,11 @@ class Training(Spec):
         if decays and self.schedule.warmup_steps >= self.steps:
             raise InputError(self.schedule.too_long(self.steps, "steps"))
         return self
+
+    def _check_lora(self) -> None:
+        for key in ("fp8_gemms", "dropout"):
+            if getattr(self, key):
+                raise InputError(f"{key} does not go with lora; leave one of the two out")
 
     @property
     def deferred_updates(self) -> bool:
@@ -189,6 +199,8 @@ class TrainingRequest(Spec):
     """loss on other data, now and then; default: none"""
     weights: str | None = Field(default=None, min_length=1)
     """Hugging Face folder to start from; default: seeded random weights"""
+    lora: Lora | None = None
+    """train low-rank adapters and freeze the model; default: train the model"""
 
 
 # Keys that may change while a run goes on: none of them enters the arithmetic of a step. Of `data`
@@ -200,7 +212,8 @@ def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
     """The request with its defaults filled in for this model.
 
     Raises InputError where the sequence is longer than learned positions reach, where experts would
-    compute in fp8, or where no parameter is in one of the optimizer's groups.
+    compute in fp8, where adapters have no target in the model, or where no trained parameter is in
+    one of the optimizer's groups.
     """
     stated = request.model_dump(exclude_unset=True)
     # Only here does null mean something: no clipping. Elsewhere it means the default.
@@ -221,7 +234,9 @@ def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
             f"fp8_gemms: products of experts are not planned in fp8, and {model.name} has "
             f"{model.experts} in each block; leave it off"
         )
-    check_groups(training.optimizer, model)
+    if training.lora is not None:
+        check_lora(training.lora, model)
+    check_groups(training.optimizer, model, training.lora)
     return training
 
 

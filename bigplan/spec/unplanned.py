@@ -6,7 +6,7 @@ Context parallelism is planned: its other names lead to its own.
 from __future__ import annotations
 
 EXPERTS = "experts of other kinds, or as other tools run them, are not planned"
-ADAPTERS = "adapters (LoRA and the like) are not planned"
+ADAPTERS = "adapters other than those of `training.lora` are not planned"
 CONTEXT_PARALLEL = "context parallelism is a decision, cp"
 OTHER_CONTEXT_PARALLEL = (
     "bigplan does not price how other tools exchange keys and values between context-parallel "
@@ -16,7 +16,7 @@ EXPERT_PARALLEL = "expert parallelism is not planned"
 
 _REMEDIES = {
     EXPERTS: "leave it out; a model has its own as `experts` and `experts_per_token`",
-    ADAPTERS: "leave it out: all parameters are trained",
+    ADAPTERS: "write `lora` in `training`, such as {rank: 16}, or leave it out",
     CONTEXT_PARALLEL: "leave it out; --set cp=N pins it, and so does `set` in a file",
     EXPERT_PARALLEL: (
         "leave it out: experts are split by tensor parallelism and sharded by ZeRO; or plan a "
@@ -24,14 +24,15 @@ _REMEDIES = {
     ),
 }
 _PHRASES = {"context_parallel": CONTEXT_PARALLEL, "expert_parallel": EXPERT_PARALLEL}
-# Fields of a model that one of the words below stands in.
-_PLANNED = ("experts", "experts_per_token", "router_normalised", "router_loss")
+# Fields that one of the words below stands in.
+_PLANNED = ("experts", "experts_per_token", "router_normalised", "router_loss", "lora")
 _WORDS = {
     "ep": EXPERT_PARALLEL,
     "expert": EXPERTS,
     "experts": EXPERTS,
     "moe": EXPERTS,
     "router": EXPERTS,
+    "dora": ADAPTERS,
     "adapter": ADAPTERS,
     "adapters": ADAPTERS,
     "lora": ADAPTERS,
@@ -43,7 +44,7 @@ _WORDS = {
 def unplanned(key: str) -> str | None:
     """Why a key of this name is refused and what to do; None where it asks for nothing unplanned.
 
-    `unplanned("lora_rank")` is "adapters (LoRA and the like) are not planned; leave it out: ...".
+    `unplanned("lora_rank")` is "adapters other than those of `training.lora` are not planned; ...".
     """
     key = key.lower().replace("-", "_")
     if key in _PLANNED:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from bigplan.content import Holds
+from bigplan.content import ADAPTERS, Holds
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
-from bigplan.program import Instruction, Op, Program, Repeat, entry, expand, only
+from bigplan.program import Buffer, Instruction, Op, Program, Repeat, entry, expand, only
 from bigplan.verify.contents import Key, fail, is_home
 
 
@@ -19,7 +19,12 @@ def check_checkpoints(program: Program, graph: Graph) -> None:
     """
     kinds = {Holds.STATE} if graph.sizes.master else {Holds.STATE, Holds.PARAMETERS}
     buffers = program.buffers
-    homes = {(b.name, i) for b in buffers.values() if is_home(b, kinds) for i in range(b.count)}
+    homes = {
+        (b.name, i)
+        for b in buffers.values()
+        if is_home(b, kinds) and _trained(b, graph)
+        for i in range(b.count)
+    }
     for part, plain in (("checkpoint", program.step), ("save", ())):
         instructions: tuple[Instruction, ...] = getattr(program, part)
         if instructions and only(instructions, set(Op) - {Op.CKPT}) != plain:
@@ -39,6 +44,12 @@ def check_checkpoints(program: Program, graph: Graph) -> None:
             raise VerificationError(
                 f"stage {program.stage}: the {part} does not write once: {', '.join(wrong[:3])}"
             )
+
+
+def _trained(buffer: Buffer, graph: Graph) -> bool:
+    """Whether what is at home there changes: of frozen layers nothing does."""
+    assert buffer.home_of is not None
+    return buffer.home_of.layer == ADAPTERS or not graph.frozen
 
 
 def _touching(instructions: Iterable[Instruction], names: set[str]) -> Iterator[Instruction]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Set
 
-from bigplan.content import Content, HeldContent, Holds
+from bigplan.content import ADAPTERS, Content, HeldContent, Holds
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
 from bigplan.program import Action, Buffer, Op, Program, Ref, Repeat, counted, entry, expand, held
@@ -218,7 +218,7 @@ class _Contents:
             for ref in action.writes:
                 if ref.content.kind in gradients and (awaited := self._reductions(ref.content)):
                     self._awaits[ref.content] = awaited[0]
-        elif action.op is Op.UPDATE and strategy.zero:
+        elif action.op is Op.UPDATE and strategy.zero and action.layer != ADAPTERS:
             kind = self._graph.kinds[self._graph.layers[action.layer]]
             if strategy.zero < 3 or kind.pinned:  # state is split, parameters are not
                 self._awaits[Content(Holds.PARAMETERS, action.layer)] = Op.GATHER
@@ -245,9 +245,12 @@ class _Contents:
     def _reductions(self, gradients: Content) -> tuple[Op, ...]:
         """The ops that make gradients whole after their backward, in order."""
         graph, layer = self._graph, gradients.layer
-        if layer not in self._program.layers:  # a table of another stage, which reduces it
+        if layer == ADAPTERS:
+            repeated = bool(graph.adapters(self._program.layers).repeated)
+        elif layer not in self._program.layers:  # a table of another stage, which reduces it
             return ()
-        repeated = bool(graph.kinds[graph.layers[layer]].repeated)
+        else:
+            repeated = bool(graph.kinds[graph.layers[layer]].repeated)
         lent = graph.lends_table and layer == 0
         needed = (repeated, lent, graph.strategy.shards > 1)
         return tuple(op for op, wanted in zip(REDUCTIONS, needed, strict=True) if wanted)

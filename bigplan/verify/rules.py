@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from bigplan.content import Content, HeldContent, Holds
+from bigplan.content import ADAPTERS, Content, HeldContent, Holds
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
 from bigplan.placement import Tier
@@ -152,9 +152,7 @@ def _check_rows(program: Program, graph: Graph, part: str, updates: list[Action]
     times = Counter(action.layer for action in updates)
     for action in updates:
         rows[action.layer] += action.amount
-    for layer in program.layers:
-        ranks = graph.strategy.shards if graph.strategy.zero else 1
-        owned = graph.kinds[graph.layers[layer]].owned(ranks)
+    for layer, owned in _owned(program, graph).items():
         once = used[layer] == distinct[layer] == pieces[layer]
         # A shard, and each chunk, rounds up to whole elements.
         if not once or not owned <= rows[layer] <= owned + times[layer]:
@@ -162,6 +160,15 @@ def _check_rows(program: Program, graph: Graph, part: str, updates: list[Action]
                 f"stage {program.stage}: in the {part}, layer {layer} updates {rows[layer]} of its "
                 f"{owned} elements, in {used[layer]} of {pieces[layer]} pieces"
             )
+
+
+def _owned(program: Program, graph: Graph) -> dict[int, int]:
+    """Elements that a rank updates, by layer; where layers are frozen, of adapters alone."""
+    if graph.frozen:
+        adapters = graph.adapters(program.layers).elements
+        return {**dict.fromkeys(program.layers, 0), ADAPTERS: adapters}
+    ranks = graph.strategy.shards if graph.strategy.zero else 1
+    return {layer: graph.kinds[graph.layers[layer]].owned(ranks) for layer in program.layers}
 
 
 def _check_messages(programs: Sequence[Program], graph: Graph) -> None:

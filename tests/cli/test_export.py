@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from bigplan.graph.strategy import Strategy
 from tests.cli.conftest import Run
 from tests.runtime.harness import started
+from tests.runtime.lora_ranks import frozen
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.toys import kind_placement
 
@@ -42,6 +43,24 @@ def test_the_newest_checkpoint_of_a_run(bigplan: Run, run: Path, tmp_path: Path)
     weights = tmp_path / "out" / "model.safetensors"
     assert "model.layers.1.mlp.up_proj.weight" in load_file(weights)
     assert weights.stat().st_mode == (tmp_path / "out" / "config.json").stat().st_mode
+
+
+def test_adapters_or_the_model_with_them(bigplan: Run, run: Path, tmp_path: Path) -> None:
+    model, training = tiny_model(), tiny_training(2, precision="bf16", lora={"rank": 2})
+    placement = placed(embedding=frozen(1), block=frozen(2), head=frozen(1))
+    with started(plan_of(model, training, Strategy(dp=1), placement)) as worker:
+        worker.step()
+        worker.save(tmp_path / "adapted" / "checkpoints")
+    code, out, _ = bigplan("export", "adapted", "--to", "adapters")
+    assert (code, "in fp32" in out) == (0, True)
+    tensors = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    shape = tensors["base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"].shape
+    assert shape == (2, model.hidden)
+    code, out, _ = bigplan("export", "adapted", "--to", "merged", "--merged", "--json")
+    told = json.loads(out)
+    assert (code, told["parameters"], told["dtype"]) == (0, model.parameter_count, "bf16")
+    code, _, err = bigplan("export", run, "--to", "out", "--merged")
+    assert (code, "leave --merged out" in err) == (2, True)
 
 
 def test_one_checkpoint_in_another_dtype(bigplan: Run, run: Path, tmp_path: Path) -> None:

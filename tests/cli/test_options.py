@@ -169,6 +169,8 @@ def test_the_optimizer_and_its_schedule() -> None:
 # Written in a file alone: a file is where they have room.
 FILE_ONLY = {
     "training.optimizer.groups",
+    "training.lora.targets",
+    "training.lora.rank_stabilised",
     "training.loss_scale.growth_interval",
     "training.loss_scale.factor",
     "training.validation.data",

@@ -121,7 +121,7 @@ def test_an_update_by_torch_has_a_kernel_for_each_tensor_of_its_part(
 ) -> None:
     training = TRAINING.model_copy(update=changes)
     kind = build_graph(find_model("gpt2-xl"), training, Strategy(dp=1)).kinds["block"]
-    launch = update_launch(kind, GPU, NATIVE, training)
+    launch = update_launch(kind.tensors, GPU, NATIVE, training)
     each, parameters = GPU.operator_overhead, kind.parameters
     assert launch.seconds(parameters) == pytest.approx(GPU.action_overhead + 16 * each)
     assert launch.seconds(parameters // 2) == pytest.approx(GPU.action_overhead + 8 * each)
@@ -130,5 +130,5 @@ def test_an_update_by_torch_has_a_kernel_for_each_tensor_of_its_part(
 def test_an_update_by_generated_kernels_is_one_graph() -> None:
     kind = build_graph(find_model("gpt2-xl"), TRAINING, Strategy(dp=1)).kinds["block"]
     expected = UpdateLaunch(GPU.action_overhead + GPU.launch_overhead)
-    assert update_launch(kind, GPU, NATIVE, TRAINING) == expected
-    assert update_launch(kind, GPU, FSDP, TRAINING) == UpdateLaunch()
+    assert update_launch(kind.tensors, GPU, NATIVE, TRAINING) == expected
+    assert update_launch(kind.tensors, GPU, FSDP, TRAINING) == UpdateLaunch()

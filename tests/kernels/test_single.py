@@ -55,7 +55,8 @@ def test_the_norms_of_every_model_of_up_to_16384_columns_have_kernels(gpu: str) 
         rows, biased = (1, TOKENS), kind == "layernorm"
         back = single.norm_backward(kind, rows, columns, "bf16", biased=biased, beside=True)
         ahead = single.norm(kind, rows, columns, "bf16", 1e-5, biased=biased, added=True)
-        for made in (ahead, back):
+        frozen = single.norm_backward(kind, rows, columns, "bf16", frozen=True, beside=True)
+        for made in (ahead, back, frozen):
             fused = prices.fused(made.graph, made.graph.nodes, frozenset(made.wanted))
             assert isinstance(fused, Fused), (kind, columns, fused)
 
@@ -75,6 +76,9 @@ def test_the_planner_counts_the_bytes_of_the_kernels(name: str) -> None:
     gradients = single.norm_backward(kind, rows, columns, "bf16", biased=biased, beside=True)
     both = back["input norm"].nbytes + back["attention residual"].nbytes
     assert _moved(gradients) == pytest.approx(both, rel=0.01)
+    alone = single.norm_backward(kind, rows, columns, "bf16", frozen=True, beside=True)
+    assert alone.wanted == ("total",)
+    assert _moved(alone) == pytest.approx(both, rel=0.01)  # sums of a strip are small
     shape = (*rows, model.ffn)
     assert _moved(single.activation(mlp, shape, "bf16")) == ahead["activation"].nbytes
     assert _moved(single.activation_backward(mlp, shape, "bf16")) == back["activation"].nbytes

@@ -22,7 +22,14 @@ ROOT = Path(__file__).parents[2]
 PRELOADED = [
     *(
         f"tests.runtime.{name}"
-        for name in ("sharded_ranks", "two_ranks", "checkpoint_ranks", "held_ranks", "killed")
+        for name in (
+            "sharded_ranks",
+            "two_ranks",
+            "checkpoint_ranks",
+            "held_ranks",
+            "killed",
+            "lora_ranks",
+        )
     ),
     "torch.fx.experimental.symbolic_shapes",  # of the first backward: sympy, 0.6 s
 ]

@@ -21,6 +21,7 @@ PURPOSES = {
     "gradients": ORANGE,
     "optimizer": GREEN,
     "activations": PURPLE,
+    "adapters": OLIVE,
     "slots": TEAL,
     "staging": BROWN,
     "workspace": GREY,

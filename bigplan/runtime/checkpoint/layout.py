@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from bigplan.content import Content, Holds
+from bigplan.content import ADAPTERS, Content, Holds
 from bigplan.mechanics import PAGE
 from bigplan.rectangle import Rectangle
 from bigplan.runtime.context import Context
@@ -182,7 +182,9 @@ def layer_file(context: Context, layer: int, rank: int | None) -> LayerFile:
     """
     part = "" if rank is None else f"-rank-{rank:04d}"
     name = f"layer-{layer:04d}{part}.safetensors"
-    return laid_out(name, layer, context.graph.layers[layer], written_images(context, layer))
+    if layer == ADAPTERS:  # of a stage, whose layers are another's in another plan
+        name = f"adapters-{min(context.program.layers):04d}{part}.safetensors"
+    return laid_out(name, layer, context.kind(layer).name, written_images(context, layer))
 
 
 def laid_out(name: str, layer: int, kind: str, images: Sequence[Image]) -> LayerFile:

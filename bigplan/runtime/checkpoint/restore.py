@@ -49,12 +49,12 @@ def check_same(found: FoundCheckpoint, plan: Plan, data: str) -> None:
 
 
 def restore(context: Context, found: FoundCheckpoint) -> None:
-    """Fill every layer's parameters and optimizer state. Raises CheckpointError."""
+    """Fill every trained layer's parameters and optimizer state. Raises CheckpointError."""
     stage = context.memory.place(("stage.c", 0))
     kind: Kind = "master" if context.graph.sizes.master else "weights"
     apart = context.groups.apart
     with Reader(found.path, found.manifest, stage, apart.bring if apart else None) as reader:
-        for layer in context.program.layers:
+        for layer in context.trained:
             for image in state_images(context, layer):
                 _fill(context, reader, layer, image, torch.float32)
             image = parameter_image(context, layer, kind)

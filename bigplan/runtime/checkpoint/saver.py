@@ -44,7 +44,7 @@ class Saver:
         self.path = checkpoint_path(folder, manifest.step)
         self._partial = self.path.with_name(self.path.name + PARTIAL)
         self._started = time.perf_counter()
-        sharded = context.graph.strategy.zero > 0
+        sharded = any(context.sharers(layer) > 1 for layer in context.trained)
         self._files = _own(context) if sharded else _share(context)
         self._left = {layer: {i.key for i in file.images} for layer, file in self._files.items()}
         self._open: dict[int, tuple[FileWriter, list[Extent]]] = {}
@@ -189,7 +189,7 @@ class Saver:
 def _own(context: Context) -> dict[int, LayerFile]:
     """A file of every layer of which this rank has more than padding."""
     rank = context.groups.at.rank(context.graph.strategy)
-    files = (layer_file(context, layer, rank) for layer in context.program.layers)
+    files = (layer_file(context, layer, rank) for layer in context.trained)
     return {file.layer: file for file in files if file.images}
 
 
@@ -200,7 +200,7 @@ def _share(context: Context) -> dict[int, LayerFile]:
     """
     strategy, at, apart = context.graph.strategy, context.groups.at, context.groups.apart
     number = _written_by(at, strategy) if strategy.tp > 1 else None
-    files = [layer_file(context, layer, number) for layer in context.program.layers]
+    files = [layer_file(context, layer, number) for layer in context.trained]
     peers = [at.data] if apart else list(range(strategy.shards))
     for rank in apart.ranks if apart else ():
         other = Coordinates.of(rank, strategy)

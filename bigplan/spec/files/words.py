@@ -60,6 +60,10 @@ _OF_OTHERS: Mapping[str, str] = {
     "data": "dataset data_path dataset_name train_data",
     "validation": "eval evaluation",
     "weights": "checkpoint pretrained init_from",
+    "rank": "r lora_r lora_rank",
+    "alpha": "lora_alpha",
+    "targets": "target_modules lora_target_modules lora_target",
+    "rank_stabilised": "use_rslora rslora",
     # decisions
     "micro_batch": "micro_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size "
     "local_batch_size",

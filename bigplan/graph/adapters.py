@@ -1,0 +1,66 @@
+"""Adapters of a block's products on one rank: their operators, and no value of their own to keep.
+
+All A of a product's adapters are one matrix, which reads the product's input once. Its result has
+`rank` columns for each and is made again in the backward. The runtime adds each B's product to the
+frozen product's result, and the gradient by the input to that of the frozen product.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from bigplan.graph.graph import Tensor
+from bigplan.graph.operators import Gemm, Operator, Stream
+from bigplan.graph.shape import RankShape, local_tensor
+from bigplan.spec.lora import adapters
+from bigplan.spec.step import LayerStep
+
+
+def adapters_of(product: str) -> str:
+    """How the names of the operators of a product's adapters begin."""
+    return f"{product} adapters"
+
+
+def local_adapters(shape: RankShape) -> tuple[Tensor, ...]:
+    """The adapters of one block on one rank, in the order of a forward."""
+    return tuple(local_tensor(p, shape.tp) for p in adapters(shape.model, shape.training.lora))
+
+
+def adapter_products(
+    shape: RankShape, steps: Sequence[LayerStep]
+) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """What the adapters of these steps do, forward and backward."""
+    adapted = [step for step in steps if step.adapters]
+    forward = tuple(one for step in adapted for one in _forward(shape, step))
+    return forward, tuple(one for step in adapted for one in _backward(shape, step))
+
+
+def _matrices(shape: RankShape, step: LayerStep) -> tuple[Tensor, Counter[tuple[int, int]]]:
+    """All A as one matrix, and how many B have so many rows and columns."""
+    local = [local_tensor(parameter, shape.tp) for parameter in step.adapters]
+    downs, ups = local[: len(local) // 2], local[len(local) // 2 :]
+    down = Tensor(step.name, sum(a.rows for a in downs), downs[0].columns)
+    return down, Counter((up.rows, up.columns) for up in ups)
+
+
+def _forward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
+    """X A^T, scaled; of each B its product with that, added to what the frozen product gives."""
+    name, tokens, (down, ups) = adapters_of(step.name), shape.tokens, _matrices(shape, step)
+    yield Gemm(f"{name} A", tokens, down.rows, down.columns)
+    for (rows, rank), count in ups.items():
+        yield Gemm(f"{name} B", tokens, rows, rank, count=count)
+    added = sum(rows * count for (rows, _), count in ups.items())
+    yield Stream(name, tokens * (2 * down.rows + added) * shape.element)
+
+
+def _backward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
+    """X A^T again, for the gradient by B; the gradient by it, for those by A and by x."""
+    name, tokens, (down, ups) = adapters_of(step.name), shape.tokens, _matrices(shape, step)
+    yield Gemm(f"{name} A", tokens, down.rows, down.columns)
+    for (rows, rank), count in ups.items():
+        yield Gemm(f"{name} B by input", tokens, rank, rows, count=count)
+        yield Gemm(f"{name} B by weight", rows, rank, tokens, count=count, of_rows=True)
+    yield Gemm(f"{name} A by input", tokens, down.columns, down.rows)
+    yield Gemm(f"{name} A by weight", down.rows, down.columns, tokens, of_rows=True)
+    yield Stream(name, tokens * (4 * down.rows + down.columns) * shape.element, launches=2)

@@ -1,0 +1,37 @@
+"""Matrices of blocks that are stored in 4 bits: each product unpacks those that it reads."""
+
+from __future__ import annotations
+
+from bigplan.graph.operators import Stream
+from bigplan.graph.shape import RankShape, local_tensor
+from bigplan.spec.four_bits import packed_columns
+from bigplan.spec.step import LayerStep, Parameter, StepOp
+
+# Bytes that plain torch moves for an element, as a multiple of the kernel's 2.5: codes and values
+# become int32 and fp32 tensors on the way (runtime/four_bits.py), 36 bytes.
+EAGER_UNPACKING = 14.0
+EAGER_BYTES = 12  # an element of these, while they live beside each other
+
+
+def _matrices(step: LayerStep) -> list[Parameter]:
+    return [parameter for parameter in step.parameters if len(parameter.shape) == 2]
+
+
+def unpacked(shape: RankShape, step: LayerStep) -> Stream:
+    """One pass over what a product reads, before its forward as before its backward."""
+    nbytes = 0
+    for matrix in _matrices(step):
+        local = local_tensor(matrix, shape.tp)
+        columns = local.columns + packed_columns(local.columns, shape.element)
+        nbytes += shape.element * local.rows * columns
+    launches = len(_matrices(step))
+    return Stream(step.name, nbytes, launches, EAGER_UNPACKING, shape.generated)
+
+
+def unpacked_bytes(shape: RankShape) -> int:
+    """Bytes of the largest matrix that a product unpacks; each is gone before the next."""
+    if not shape.packed:
+        return 0
+    steps = shape.steps(StepOp.PRODUCT)
+    largest = max(local_tensor(m, shape.tp).elements for step in steps for m in _matrices(step))
+    return largest * (shape.element + (0 if shape.generated else EAGER_BYTES))

@@ -1,0 +1,56 @@
+"""Matrices packed in 4 bits and unpacked, in plain torch; spec/four_bits.py has the format."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from bigplan.rectangle import Rectangle
+from bigplan.spec.four_bits import BLOCK, LEVELS, packed_columns
+
+_WORDS = {2: torch.int16, 4: torch.int32}  # by bytes of an element
+
+
+def packed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Blocks of codes and a scale [out, packed columns] in `dtype`, of [out, in]; 64 divides in."""
+    rows, columns = matrix.shape
+    blocks = matrix.float().view(rows, -1, BLOCK)
+    scales = blocks.abs().amax(-1, keepdim=True).to(dtype)
+    divided = blocks / scales.float().where(scales > 0, 1.0)
+    # Sixteen comparisons take a tenth of a search for each element, on one core.
+    codes, above = torch.zeros_like(divided, dtype=torch.uint8), divided.new_empty(0).bool()
+    for lower, upper in pairwise(LEVELS):
+        codes += torch.gt(divided, (lower + upper) / 2, out=above).view(torch.uint8)
+    halves = codes.view(rows, -1, BLOCK // 2, 2)  # of bytes, the lower ones first
+    elements = halves[..., 1].bitwise_left_shift(4).bitwise_or_(halves[..., 0]).view(dtype)
+    return torch.cat([elements, scales], -1).view(rows, packed_columns(columns, dtype.itemsize))
+
+
+def unpacked(stored: Tensor) -> Tensor:
+    """The matrix [out, in] that `packed` made these of, but for what was lost; in plain torch."""
+    each = 2 * stored.element_size()
+    blocks = stored.view(len(stored), -1, BLOCK // each + 1)
+    words = blocks[..., :-1].contiguous().view(_WORDS[stored.element_size()]).int()[..., None]
+    codes = (words.expand(*words.shape[:-1], each) >> _shifts(words.new_empty(each))) & 15
+    values = torch.tensor(LEVELS, device=stored.device)[codes.flatten(-2)]
+    return (values * blocks[..., -1:].float()).to(stored.dtype).flatten(1)
+
+
+def _shifts(words: Tensor) -> Tensor:
+    return 4 * torch.arange(words.shape[-1], device=words.device, dtype=torch.int32)
+
+
+def unstored(part: Rectangle, dtype: torch.dtype) -> Rectangle:
+    """The part of a matrix, in whole blocks, that a rectangle of what is stored is made of."""
+    size = packed_columns(BLOCK, dtype.itemsize)
+    first, last = part.first_column // size, -(-part.last_column // size)
+    columns = first * BLOCK, last * BLOCK
+    return Rectangle(part.parameter, part.first_row, part.last_row, *columns)
+
+
+def part_of(blocks: Tensor, part: Rectangle) -> Tensor:
+    """The columns of packed blocks that the rectangle has, the first of which begins in a block."""
+    skipped = part.first_column % packed_columns(BLOCK, blocks.element_size())
+    return blocks[:, skipped : skipped + part.columns]

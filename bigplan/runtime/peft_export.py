@@ -1,0 +1,191 @@
+"""A checkpoint's adapters as Hugging Face's peft has them, or added to the model that they adapt.
+
+peft's folder has `adapter_config.json` and `adapter_model.safetensors`, whose tensors are called
+base_model.model.MODULE.lora_A.weight and lora_B.weight, by the modules of the transformers model
+(https://huggingface.co/docs/peft/developer_guides/checkpoint).
+
+Some families keep several of our matrices in one module, such as GPT-2's c_attn. Adapters of k of
+them are one adapter of k times the rank: A's below each other, and of B each matrix's rows with
+its own columns alone. It gives the same, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bigplan.content import ADAPTERS
+from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
+from bigplan.runtime.first_values import first_values, whole_values
+from bigplan.runtime.hf_export import DTYPES, joined, write_json, write_trained, written_whole
+from bigplan.runtime.manifest import Manifest
+from bigplan.spec.hf.config import to_hf_config
+from bigplan.spec.hf.weights import HfTensor, family_of, hf_tensors
+from bigplan.spec.lora import Lora, adapters, trained_count
+from bigplan.spec.optimizer import full_name
+from bigplan.spec.step import Parameter
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_WEIGHT = ".weight"
+
+
+class _Adapters:
+    """The adapters in a checkpoint, fp32, whole."""
+
+    def __init__(self, reader: Reader, manifest: Manifest) -> None:
+        assert manifest.training.lora is not None, "the run trained the whole model"
+        self.lora: Lora = manifest.training.lora
+        self._reader = reader
+        self._names = {p.name for p in adapters(manifest.model, self.lora)}
+
+    def of(self, layer: int, parameter: Parameter) -> tuple[Tensor, Tensor] | None:
+        """A [rank, in] and B [out, rank] of a matrix of a layer, where it has some."""
+        module = parameter.name.removesuffix(_WEIGHT)
+        if f"{module}.lora_A" not in self._names or not parameter.name.endswith(_WEIGHT):
+            return None
+        names = (full_name("block", layer, f"{module}.lora_{side}") for side in "AB")
+        down, up = (self._reader.parameter(ADAPTERS, name) for name in names)
+        return down, up
+
+
+def export_merged(found: FoundCheckpoint, folder: Path, precision: str) -> None:
+    """The model with its adapters added, W + s B A in fp32, as hf_export.export_checkpoint.
+
+    The frozen model comes from the folder that the run started from, or from the run's seed, in
+    the precision that it had beside the adapters. Raises also InputError where it is gone.
+    """
+    manifest = found.manifest
+    model, training = manifest.model, manifest.training
+    first, sequence = first_values(model, training), model.layer_sequence()
+    with Reader(found.path, manifest) as reader:
+        every = _Adapters(reader, manifest)
+
+        def values(layer: int, parameter: Parameter) -> Tensor:
+            base = whole_values(first, sequence[layer], layer, parameter)
+            base = base.to(DTYPES[training.precision]).float()
+            pair = every.of(layer, parameter) if sequence[layer] == "block" else None
+            return base if pair is None else base.addmm_(pair[1], pair[0], alpha=every.lora.scale)
+
+        write_trained(manifest, values, folder, DTYPES[precision])
+
+
+def export_adapters(found: FoundCheckpoint, folder: Path, precision: str) -> None:
+    """The adapters alone, as peft's folder, for the model that the run started from.
+
+    Raises InputError where the folder exists or cannot be written, RefusedError where no Hugging
+    Face family is like the model, CheckpointError where the checkpoint is damaged.
+    """
+    manifest, dtype = found.manifest, DTYPES[precision]
+    model, training = manifest.model, manifest.training
+    tensors = hf_tensors(_family(manifest), model)
+    nbytes = trained_count(model, training.lora) * dtype.itemsize
+    with Reader(found.path, manifest) as reader, written_whole(folder, nbytes) as partial:
+        every = _Adapters(reader, manifest)
+        made = [one for tensor in tensors if (one := _module(tensor, every)) is not None]
+        named = {f"{one.name}.{part}": value for one in made for part, value in one.parts(dtype)}
+        modules = [tensor.name.removesuffix(_WEIGHT) for tensor in tensors]
+        turned = any(one.transposed for one in made)
+        config = _config(every.lora, made, modules) | {
+            "base_model_name_or_path": training.weights,
+            "fan_in_fan_out": turned,
+        }
+        write_json(partial / CONFIG, config)
+        save_file(named, partial / WEIGHTS, metadata={"format": "pt"})
+        (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode & 0o777)
+
+
+def _family(manifest: Manifest) -> str:
+    """Whose modules are adapted: those of the run's first weights, or of what is exported whole."""
+    model, weights = manifest.model, manifest.training.weights
+    if weights is None:
+        return str(to_hf_config(model)["model_type"])
+    return family_of(Path(weights).expanduser(), model)
+
+
+class _Module(NamedTuple):
+    """One module's adapter."""
+
+    module: str  # of the transformers model
+    down: Tensor
+    up: Tensor
+    transposed: bool  # the module's weight is [in, out]
+
+    @property
+    def name(self) -> str:
+        """As peft calls it."""
+        return f"base_model.model.{self.module}"
+
+    def parts(self, dtype: torch.dtype) -> Iterable[tuple[str, Tensor]]:
+        """Its tensors by the ends of their names."""
+        yield "lora_A.weight", self.down.to(dtype).contiguous()
+        yield "lora_B.weight", self.up.to(dtype).contiguous()
+
+
+def _module(tensor: HfTensor, every: _Adapters) -> _Module | None:
+    """The adapter of a tensor of the model's files, where one of its matrices has one."""
+    pairs = [
+        every.of(piece.layer, piece.parameter) if piece.layer else None for piece in tensor.pieces
+    ]
+    downs = [pair[0] for pair in pairs if pair is not None]
+    if not downs:
+        return None
+    rank, before, ups = every.lora.rank, 0, []
+    for pair, piece in zip(pairs, tensor.pieces, strict=True):
+        rows = torch.zeros(piece.shape[0], rank * len(downs))
+        if pair is not None:
+            rows[:, before : before + rank] = pair[1]
+            before += rank
+        ups.append(rows)
+    up = joined(tensor, ups)
+    if tensor.transposed:  # of which `joined` makes [in, out]
+        up = up.T
+    module = tensor.name.removesuffix(_WEIGHT)
+    return _Module(module, torch.cat(downs), up, tensor.transposed)
+
+
+def _config(lora: Lora, made: Iterable[_Module], modules: Iterable[str]) -> dict[str, Any]:
+    """adapter_config.json: every key that says what the tensors are."""
+    ends = _ends([one.module for one in made], modules)
+    ranks = {ends[one.module]: len(one.down) for one in made}
+    wider = {end: rank for end, rank in ranks.items() if rank != lora.rank}
+    power = 0.5 if lora.rank_stabilised else 1.0
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": lora.rank,
+        "lora_alpha": _number(lora.alpha),
+        "use_rslora": lora.rank_stabilised,
+        "rank_pattern": wider,
+        "alpha_pattern": {end: _number(lora.scale * rank**power) for end, rank in wider.items()},
+        "target_modules": sorted(set(ends.values())),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        "modules_to_save": None,
+    }
+
+
+def _number(value: float) -> float | int:
+    """Whole numbers as such: peft's own files have them so."""
+    return int(value) if value == int(value) else value
+
+
+def _ends(targets: Iterable[str], modules: Iterable[str]) -> Mapping[str, str]:
+    """The shortest end of each target's name that names no module but targets."""
+    wanted = list(targets)
+    others = set(modules) - set(wanted)
+
+    def end(target: str) -> str:
+        parts = target.split(".")
+        for start in range(len(parts) - 1, -1, -1):
+            found = ".".join(parts[start:])
+            if not any(other == found or other.endswith(f".{found}") for other in others):
+                return found
+        return target
+
+    return {target: end(target) for target in wanted}

@@ -1,0 +1,193 @@
+"""LoRA: small trained matrices beside products of frozen ones (Hu et al., arXiv 2106.09685).
+
+y = x W^T + s (x A^T) B^T, with A [rank, in] and B [out, rank], which begins as zeros. W and all
+other parameters of the model are frozen: in the compute dtype, without gradient or state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from math import sqrt
+from typing import Literal
+
+from pydantic import Field
+
+from bigplan.errors import InputError, quoted
+from bigplan.spec.files.document import Spec
+from bigplan.spec.files.words import did_you_mean
+from bigplan.spec.four_bits import BLOCK, packed_columns
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import LayerStep, Parameter, StepOp
+
+HIGHEST_RANK = 1024
+_WEIGHT = ".weight"
+
+
+def _twice_the_rank(data: dict[str, int]) -> float:
+    return 2.0 * data["rank"]
+
+
+class Lora(Spec):
+    """Low-rank adapters of the blocks' products; nothing else of the model is trained."""
+
+    rank: int = Field(gt=0, le=HIGHEST_RANK)
+    """columns between A and B"""
+    alpha: float = Field(default_factory=_twice_the_rank, gt=0)
+    """adapters count alpha / rank; default: 2 x rank"""
+    targets: tuple[str, ...] | None = None
+    """products with an adapter, such as [q_proj, v_proj]; default: all of the model's blocks"""
+    rank_stabilised: bool = False
+    """adapters count alpha / sqrt(rank) in place of alpha / rank"""
+    frozen: Literal["nf4"] | None = None
+    """how the blocks' frozen matrices are stored: nf4 in 4 bits (QLoRA); null: in `precision`"""
+
+    @property
+    def scale(self) -> float:
+        """What an adapter's result is multiplied by."""
+        return self.alpha / (sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+
+def targets_of(model: ModelSpec) -> tuple[str, ...]:
+    """Names of the products of the model's blocks, in the order of a forward."""
+    products = (step for step in model.steps("block") if step.op is StepOp.PRODUCT)
+    return tuple(_module(matrix) for step in products for matrix in _matrices(step))
+
+
+def adapted_steps(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[LayerStep, ...]:
+    """What one layer of a kind does where adapters are trained; None: all of the model is.
+
+    A frozen matrix has no gradient, so a product's input is kept only if an adapter reads it.
+    """
+    steps = model.steps(kind)
+    return steps if lora is None else _adapted(steps, kind == "block", lora)
+
+
+def adapters(model: ModelSpec, lora: Lora | None) -> tuple[Parameter, ...]:
+    """The trained matrices of one block, in the order of a forward; none without `lora`."""
+    return tuple(p for step in adapted_steps(model, "block", lora) for p in step.adapters)
+
+
+def stored(model: ModelSpec, kind: str, lora: Lora | None, element: int) -> tuple[Parameter, ...]:
+    """The model's parameters of one layer of a kind as they are stored, in elements of that size.
+
+    In 4 bits a matrix of a block has rows as ever, and the packed columns of each.
+    """
+    parameters = model.kinds()[kind]
+    if lora is None or lora.frozen is None or kind != "block":
+        return parameters
+    return _packed(parameters, element)
+
+
+@lru_cache(maxsize=64)  # asked at every pass of a layer
+def _packed(parameters: tuple[Parameter, ...], element: int) -> tuple[Parameter, ...]:
+    return tuple(
+        replace(p, shape=(p.shape[0], packed_columns(p.shape[1], element)))
+        if len(p.shape) == 2
+        else p
+        for p in parameters
+    )
+
+
+def packs(model: ModelSpec, lora: Lora | None, tp: int) -> bool:
+    """Whether each of `tp` ranks has whole blocks of 4-bit elements in every row."""
+    if lora is None or lora.frozen is None:
+        return True
+    return all(
+        parameter.local(tp)[1] % BLOCK == 0
+        for parameter in model.kinds()["block"]
+        if len(parameter.shape) == 2
+    )
+
+
+def trained(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[Parameter, ...]:
+    """The trained parameters of one layer of a kind: adapters, or all of it without `lora`."""
+    if lora is None:
+        return model.kinds()[kind]
+    return adapters(model, lora) if kind == "block" else ()
+
+
+def trained_count(model: ModelSpec, lora: Lora | None) -> int:
+    """Elements of the whole model that are trained."""
+    if lora is None:
+        return model.parameter_count
+    return model.layers * sum(parameter.count for parameter in adapters(model, lora))
+
+
+@lru_cache(maxsize=256)
+def _adapted(steps: tuple[LayerStep, ...], block: bool, lora: Lora) -> tuple[LayerStep, ...]:
+    return tuple(
+        _with_adapters(step, lora, block) if step.op is StepOp.PRODUCT else step for step in steps
+    )
+
+
+def _with_adapters(step: LayerStep, lora: Lora, block: bool) -> LayerStep:
+    """A product with its adapters: all A, then all B, so that one product with all A is enough."""
+    wanted = [
+        matrix
+        for matrix in _matrices(step)
+        if block and (lora.targets is None or _module(matrix) in lora.targets)
+    ]
+    pairs = [_pair(matrix, lora.rank) for matrix in wanted]
+    flat = (*(a for a, _ in pairs), *(b for _, b in pairs))
+    return replace(step, adapters=flat, saves=step.saves if pairs else ())
+
+
+def _matrices(step: LayerStep) -> Iterator[Parameter]:
+    return (p for p in step.parameters if p.name.endswith(_WEIGHT))
+
+
+def _module(matrix: Parameter) -> str:
+    return matrix.name.removesuffix(_WEIGHT)
+
+
+def _pair(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
+    """A and B of a matrix.
+
+    Where ranks split the matrix by rows, each has its rows of B and all of A; where they split it
+    by columns, its columns of A and all of B. So adapters need no further sum over ranks.
+    """
+    (rows, columns), module = matrix.matrix, _module(matrix)
+    by_rows = matrix.split == "rows"
+    first = Parameter(
+        f"{module}.lora_A", (rank, columns), "replicated" if by_rows else "columns", True
+    )
+    second = Parameter(
+        f"{module}.lora_B",
+        (rows, rank),
+        "rows" if by_rows else "replicated",
+        True,
+        heads=matrix.heads,
+    )
+    return first, second
+
+
+def check_lora(lora: Lora, model: ModelSpec) -> None:
+    """Raise InputError where the model has none of the targets, or mixes experts."""
+    if model.experts:
+        raise InputError(
+            f"lora: adapters are not planned beside experts, and {model.name} has {model.experts} "
+            "in each block; leave `lora` out, or use a model without experts"
+        )
+    if not packs(model, lora, 1):
+        widths = sorted({p.shape[1] for p in model.kinds()["block"] if len(p.shape) == 2})
+        raise InputError(
+            f"lora.frozen nf4 stores {BLOCK} elements of a row with one scale, and rows "
+            f"of {model.name} have {', '.join(map(str, widths))}, which do not all divide by it; "
+            "leave `frozen` out"
+        )
+    known = targets_of(model)
+    if lora.targets is None:
+        return
+    if not lora.targets:
+        raise InputError(f"lora.targets is empty; name some of {', '.join(known)}, or leave it out")
+    for target in lora.targets:
+        if target not in known:
+            hint = did_you_mean(target, known)
+            raise InputError(
+                f"lora.targets has {quoted(target)}, but blocks of {model.name} have no such "
+                f"product{hint}; they have {', '.join(known)}"
+            )
+    if len(set(lora.targets)) < len(lora.targets):
+        raise InputError("lora.targets names a product twice; name each once")

@@ -1,0 +1,132 @@
+"""Plans of ranks that train adapters, and processes that run them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigplan.content import ADAPTERS
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
+from bigplan.plan import Plan
+from bigplan.rectangle import Rectangle
+from bigplan.runtime.weights import stage_adapters
+from bigplan.runtime.worker import NativeWorker
+from tests.runtime.checkpoints import running
+from tests.runtime.harness import context_of
+from tests.runtime.plans import plan_of, tiny_model, tiny_training
+
+LORA = {"rank": 4, "alpha": 8.0}
+STEPS = 2  # before a checkpoint, and after it
+
+
+@dataclass(frozen=True, slots=True)
+class LoraRun:
+    """What a rank computed, before a checkpoint and after another plan's."""
+
+    losses: list[float]
+    digest: str
+    adapters: dict[str, tuple[Rectangle, Tensor]]  # by name in the model, those that it has
+
+
+def frozen(
+    layers: int,
+    parameters: Tier = Tier.GPU,
+    recompute: Recompute = Recompute.NONE,
+    activations: Tier = Tier.GPU,
+) -> KindPlacement:
+    """Frozen layers of one kind, all alike."""
+    return KindPlacement(
+        layers=layers,
+        parameters={parameters: layers},
+        activations={recompute: {activations: layers}},
+    )
+
+
+def layouts(ranks: int) -> dict[str, Strategy]:
+    """Ways to split a step over so many ranks."""
+    if ranks == 2:
+        return {
+            "dp2": Strategy(dp=2),
+            "dp2-zero3": Strategy(dp=2, zero=3),
+            "tp2": Strategy(dp=1, tp=2, accumulation_group=2),
+            "tp2-whole": Strategy(dp=1, tp=2, sequence_parallel=False),
+            "pp2": Strategy(dp=1, pp=2, accumulation_group=2),
+            "pp2-vpp2": Strategy(dp=1, pp=2, vpp=2),
+            "cp2": Strategy(dp=1, cp=2),
+            "cp2-zero3": Strategy(dp=1, cp=2, zero=3),
+        }
+    return {
+        "tp4": Strategy(dp=1, tp=4),
+        "dp2-tp2-zero3": Strategy(dp=2, tp=2, zero=3),
+        "dp2-pp2-zero3": Strategy(dp=2, pp=2, zero=3),
+        "tp2-pp2-vpp2": Strategy(dp=1, tp=2, pp=2, vpp=2),
+        "cp2-tp2": Strategy(dp=1, cp=2, tp=2),
+        "dp2-cp2-zero3": Strategy(dp=2, cp=2, zero=3),
+    }
+
+
+def plans(ranks: int, *, clip_norm: float | None) -> dict[str, Plan]:
+    """One training under every layout: frozen blocks on the GPU, in host memory or on a drive."""
+    found = {}
+    ways = list(Recompute)
+    for number, (name, strategy) in enumerate(layouts(ranks).items()):
+        tier = (Tier.GPU, Tier.HOST, Tier.NVME)[number % 3]
+        if strategy.shards > 1 and not strategy.zero:
+            tier = Tier.GPU  # what is not sharded does not leave
+        recompute = ways[number % len(ways)]
+        model = tiny_model(layers=4, tied_embeddings=ranks == 4)
+        training = tiny_training(4, clip_norm=clip_norm, lora=LORA)
+        found[name] = plan_of(model, training, strategy, _placement(strategy, tier, recompute))
+    return found
+
+
+def _placement(strategy: Strategy, tier: Tier, recompute: Recompute) -> Placement:
+    stages = []
+    for stage in range(strategy.pp):
+        kinds = {"block": frozen(4 // strategy.pp, tier, recompute)}
+        if stage == 0:
+            kinds["embedding"] = frozen(1)
+        if stage == strategy.pp - 1:
+            kinds["head"] = frozen(1)
+        stages.append(StagePlacement(kinds=kinds))
+    return Placement(stages=tuple(stages), slots=2)
+
+
+def run_rank(rank: int, folder: str) -> None:
+    """One process: every plan in turn; each goes on from the checkpoint of the one before."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    path = Path(folder)
+    every: dict[str, Plan] = pickle.loads((path / "plans").read_bytes())
+    before = ""
+    for name, plan in every.items():
+        losses = []
+        with running(plan, rank=rank, meeting=path / f"{name}.first") as (worker, _):
+            losses += [worker.step().loss for _ in range(STEPS)]
+            worker.save(path / f"{name}.saved")
+        resume = path / f"{before or name}.saved"
+        with running(plan, resume, rank=rank, meeting=path / f"{name}.second") as (worker, done):
+            assert done == STEPS
+            losses += [worker.step().loss for _ in range(STEPS)]
+            finished = worker.finish()
+            run = LoraRun(losses, finished.digest, _adapters(worker))
+        torch.save(run, path / f"{name}.{rank}.pt")
+        before = name
+
+
+def _adapters(worker: NativeWorker) -> dict[str, tuple[Rectangle, Tensor]]:
+    context = context_of(worker)
+    flat, found = stage_adapters(context), {}
+    for name, held in context.rows[ADAPTERS].held.items():
+        if held is not None:
+            start = context.rows[ADAPTERS].element(held)
+            values = flat[start : start + held.elements].view(held.rows, held.columns)
+            found[name] = held, values.clone()
+    return found

@@ -1,0 +1,184 @@
+"""Adapters of Hugging Face models: trained as transformers would, exported as peft has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from bigplan.content import ADAPTERS
+from bigplan.errors import InputError
+from bigplan.graph.strategy import Strategy
+from bigplan.placement import Tier
+from bigplan.plan import Plan
+from bigplan.rectangle import all_of
+from bigplan.runtime.adapter_rows import NAME, adapter_parameters
+from bigplan.runtime.checkpoint import latest
+from bigplan.runtime.data import BatchSource, bundled_text
+from bigplan.runtime.first_values import random_values
+from bigplan.runtime.peft_export import CONFIG, WEIGHTS, export_adapters, export_merged
+from bigplan.spec.hf.config import load_hf_config
+from tests.runtime.harness import started
+from tests.runtime.hf_models import LENGTH, reference
+from tests.runtime.lora_ranks import frozen
+from tests.runtime.plans import placed, plan_of, tiny_training
+
+CLOSE = 1e-5  # fp32 sums of a few hundred terms in another order
+STEPS = 3
+
+
+def lora_plan(folder: Path, case: str, **lora: object) -> tuple[Any, Plan]:
+    """A model of transformers in a folder, and a plan that trains adapters of it."""
+    theirs: Any = reference(case)
+    theirs.save_pretrained(folder)
+    model = load_hf_config(folder / "config.json")
+    training = tiny_training(2, weights=str(folder), lora={"rank": 4, **lora})
+    block = frozen(model.layers, Tier.HOST)
+    placement = placed(embedding=frozen(1), block=block, head=frozen(1))
+    return theirs, plan_of(model, training, Strategy(dp=1), placement)
+
+
+class _Adapted(nn.Module):
+    """A linear module, frozen, with an adapter beside it."""
+
+    def __init__(self, module: nn.Module, a: Tensor, b: Tensor, scale: float) -> None:
+        super().__init__()
+        self.module, self.scale = module, scale
+        self.a, self.b = nn.Parameter(a.clone()), nn.Parameter(b.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.module(x) + self.scale * (x @ self.a.T) @ self.b.T
+        return y
+
+
+def test_a_run_is_a_plain_loop_of_transformers(tmp_path: Path) -> None:
+    theirs, plan = lora_plan(tmp_path / "in", "llama")
+    training = plan.training
+    assert training.lora is not None
+    theirs.requires_grad_(False)
+    values = {
+        p.name: random_values(NAME, ADAPTERS, p, all_of(p), training.seed)
+        for p in adapter_parameters(plan.model, training.lora, range(plan.model.layers + 2))
+    }
+    mine = {}
+    for number, layer in enumerate(theirs.model.layers):
+        for parent in (layer.self_attn, layer.mlp):
+            for name, module in list(parent.named_children()):
+                if isinstance(module, nn.Linear):
+                    a, b = (values[f"layers.{number}.{name}.lora_{side}"] for side in "AB")
+                    mine[number, name] = _Adapted(module, a, b, training.lora.scale)
+                    setattr(parent, name, mine[number, name])
+    parameters = [p for adapted in mine.values() for p in (adapted.a, adapted.b)]
+    o = training.optimizer
+    optimizer = torch.optim.AdamW(
+        parameters, o.learning_rate, (o.beta1, o.beta2), o.epsilon, o.weight_decay
+    )
+    source = BatchSource(bundled_text(), training.sequence_length, 2, 0, 1, training.seed)
+    with started(plan) as worker:
+        for step in range(STEPS):
+            batch = source.batch(step, 0)
+            scores = theirs(batch.tokens).logits.flatten(0, 1)
+            loss = nn.functional.cross_entropy(scores, batch.targets.flatten())
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            assert worker.step().loss == pytest.approx(float(loss.detach()), rel=CLOSE)
+
+
+def _trained(plan: Plan, folder: Path) -> None:
+    with started(plan) as worker:
+        for _ in range(STEPS):
+            worker.step()
+        worker.save(folder)
+
+
+def _loaded(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def _logits(model: Any) -> Tensor:
+    tokens = torch.arange(2 * LENGTH).view(2, LENGTH) % 250 + 2
+    with torch.no_grad():
+        found = model(tokens).logits
+    assert isinstance(found, Tensor)
+    return found
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-stabilised": {"rank_stabilised": True, "targets": ["q_proj", "down_proj"]},
+    "gpt2": {},  # three of its matrices are one module, and modules are [in, out]
+    "gpt2-some": {"targets": ["q_proj", "v_proj", "o_proj"], "alpha": 3.0},
+    "phi3": {"rank_stabilised": True},  # queries, keys and values are one module
+    "gpt-neox": {},  # and head by head
+}
+
+
+def _model(case: str) -> str:
+    return case.removesuffix("-stabilised").removesuffix("-some")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_adapters_and_the_merged_model_give_the_same(case: str, tmp_path: Path) -> None:
+    """Each module's formula as peft documents it, by its folder's names and keys alone."""
+    theirs, plan = lora_plan(tmp_path / "in", _model(case), **CASES[case])
+    _trained(plan, tmp_path / "run")
+    found = latest(tmp_path / "run")
+    export_adapters(found, tmp_path / "adapters", "fp32")
+    export_merged(found, tmp_path / "merged", "fp32")
+    before, merged = _logits(theirs.eval()), _logits(_loaded(tmp_path / "merged"))
+    config = json.loads((tmp_path / "adapters" / CONFIG).read_text())
+    assert (config["peft_type"], config["base_model_name_or_path"]) == (
+        "LORA",
+        str(tmp_path / "in"),
+    )
+    tensors = load_file(tmp_path / "adapters" / WEIGHTS)
+    modules, adapted = dict(theirs.named_modules()), set()
+    for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
+        module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        end = next(e for e in config["target_modules"] if f".{module}".endswith(f".{e}"))
+        rank = config["rank_pattern"].get(end, config["r"])
+        alpha = config["alpha_pattern"].get(end, config["lora_alpha"])
+        scale = alpha / (rank**0.5 if config["use_rslora"] else rank)
+        a, b = tensors[name], tensors[name.replace("lora_A", "lora_B")]
+        assert len(a) == rank
+        delta = scale * b @ a
+        with torch.no_grad():
+            modules[module].weight += delta.T if config["fan_in_fan_out"] else delta
+        adapted.add(module)
+    ends = tuple(f".{end}" for end in config["target_modules"])
+    assert adapted == {name for name in modules if f".{name}".endswith(ends)}
+    most = merged.abs().max()
+    assert (_logits(theirs) - merged).abs().max() < CLOSE * most
+    assert (before - merged).abs().max() > 100 * CLOSE * most
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_peft_loads_the_folder(case: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    _, plan = lora_plan(tmp_path / "in", _model(case), **CASES[case])
+    _trained(plan, tmp_path / "run")
+    found = latest(tmp_path / "run")
+    export_adapters(found, tmp_path / "adapters", "fp32")
+    export_merged(found, tmp_path / "merged", "fp32")
+    ours = _logits(peft.PeftModel.from_pretrained(_loaded(tmp_path / "in"), tmp_path / "adapters"))
+    merged = _logits(_loaded(tmp_path / "merged"))
+    assert (ours - merged).abs().max() < CLOSE * merged.abs().max()
+
+
+def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    _, plan = lora_plan(tmp_path / "in", "llama")
+    _trained(plan, tmp_path / "run")
+    (tmp_path / "adapters").mkdir()
+    with pytest.raises(InputError, match="exists already"):
+        export_adapters(latest(tmp_path / "run"), tmp_path / "adapters", "fp32")

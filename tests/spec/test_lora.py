@@ -1,0 +1,102 @@
+"""LoRA as users write it, and what it makes of a model's layers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bigplan.errors import InputError
+from bigplan.spec.catalog import find_model
+from bigplan.spec.lora import Lora, adapted_steps, adapters, trained, trained_count
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.optimizer import Optimizer, ParameterGroup, check_groups, rules
+from bigplan.spec.step import StepOp
+from bigplan.spec.training import Training, TrainingRequest, resolve
+
+LLAMA = find_model("llama-3-8b")
+ATTENTION = Lora(rank=8, targets=("q_proj", "v_proj"))
+
+
+def _resolved(lora: Lora, model: ModelSpec = LLAMA) -> Training:
+    return resolve(TrainingRequest(lora=lora), model)
+
+
+def test_defaults_and_scales() -> None:
+    assert (Lora(rank=16).alpha, Lora(rank=16).scale) == (32.0, 2.0)
+    assert Lora(rank=16, alpha=8).scale == 0.5
+    assert math.isclose(Lora(rank=16, alpha=8, rank_stabilised=True).scale, 2.0)
+
+
+def test_parameters_that_are_trained() -> None:
+    """Rank x (in + out) for each target: of all products, and of queries and values."""
+    hidden, keys, inner = 4096, 1024, 14336
+    attention = 4 * hidden + 2 * (hidden + keys)  # queries and output, keys and values
+    assert trained_count(LLAMA, Lora(rank=16)) == 32 * 16 * (attention + 3 * (hidden + inner))
+    assert trained_count(LLAMA, ATTENTION) == 32 * 8 * (2 * hidden + hidden + keys)
+    assert trained_count(LLAMA, None) == LLAMA.parameter_count
+    assert trained(LLAMA, "head", ATTENTION) == ()
+
+
+def test_ranks_split_b_of_a_matrix_by_rows_and_a_of_one_by_columns() -> None:
+    found = {p.name: p for p in adapters(LLAMA, Lora(rank=8))}
+    assert found["k_proj.lora_A"].local(16) == (8, 4096)
+    assert found["k_proj.lora_A"].holders(16) == 16
+    # Eight heads of keys: of 16 ranks two neighbours have the same.
+    assert found["k_proj.lora_B"].local(16) == (128, 8)
+    assert found["k_proj.lora_B"].holders(16) == 2
+    assert found["down_proj.lora_A"].local(4) == (8, 14336 // 4)
+    assert found["down_proj.lora_B"].local(4) == (4096, 8)
+    assert found["down_proj.lora_B"].holders(4) == 4
+
+
+def test_a_frozen_product_keeps_its_input_for_an_adapter_alone() -> None:
+    steps = {s.name: s for s in adapted_steps(LLAMA, "block", ATTENTION) if s.op is StepOp.PRODUCT}
+    kept = [name for name, step in steps.items() if step.saves]
+    assert kept == ["query, key, value"]
+    names = [p.name for p in steps["query, key, value"].adapters]
+    assert names == ["q_proj.lora_A", "v_proj.lora_A", "q_proj.lora_B", "v_proj.lora_B"]
+    assert not any(step.adapters for step in adapted_steps(LLAMA, "head", Lora(rank=8)))
+
+
+@pytest.mark.parametrize(
+    ("lora", "told"),
+    [
+        (Lora(rank=8, targets=("q_prj",)), "did you mean 'q_proj'?"),
+        (Lora(rank=8, targets=("lm_head",)), "no such product"),
+        (Lora(rank=8, targets=()), "lora.targets is empty"),
+        (Lora(rank=8, targets=("q_proj", "q_proj")), "names a product twice"),
+    ],
+)
+def test_targets_that_are_refused(lora: Lora, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        _resolved(lora)
+    assert told in str(caught.value)
+
+
+def test_what_does_not_go_with_adapters() -> None:
+    with pytest.raises(InputError, match="adapters are not planned beside experts"):
+        _resolved(Lora(rank=8), find_model("mixtral-8x7b"))
+    for key in ({"fp8_gemms": True}, {"dropout": 0.1}):
+        with pytest.raises(InputError, match="does not go with lora"):
+            resolve(TrainingRequest.model_validate({"lora": {"rank": 8}, **key}), LLAMA)
+
+
+def test_groups_of_the_optimizer_name_adapters() -> None:
+    group = ParameterGroup(match="*.lora_B", learning_rate_factor=16.0, weight_decay=0.0)
+    optimizer = Optimizer(groups=(group,))
+    check_groups(optimizer, LLAMA, ATTENTION)
+    assert set(rules(optimizer, LLAMA, 1, ATTENTION)) == {
+        p.name for p in adapters(LLAMA, ATTENTION)
+    }
+    assert rules(optimizer, LLAMA, 1, ATTENTION)["q_proj.lora_B"] == (0.0, 16.0)
+    assert rules(optimizer, LLAMA, 0, ATTENTION) == {}
+    frozen = Optimizer(groups=(ParameterGroup(match="*.input_norm.weight", weight_decay=0.0),))
+    with pytest.raises(InputError, match="no such parameter"):
+        check_groups(frozen, LLAMA, ATTENTION)
+
+
+def test_trainings_without_adapters_are_written_as_before() -> None:
+    plain = resolve(TrainingRequest(), LLAMA)
+    assert "lora" not in plain.model_dump()
+    assert _resolved(ATTENTION).model_dump()["lora"]["targets"] == ("q_proj", "v_proj")
