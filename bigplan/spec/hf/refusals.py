@@ -90,16 +90,11 @@ def refuse_experts(config: Mapping[str, Any], where: str, families: Iterable[str
         raise RefusedError(f"{where}: `{key}` is {_shown(value)}: {told}")
 
 
-_GEMMA = (
-    "its norms add one to their weights, its embeddings are scaled, and its MLP gates with gelu"
-)
 # Dense decoders that people train, and what their blocks have that no block here has.
 _OTHER_BLOCKS = {
-    "gemma": _GEMMA,
-    "gemma2": f"{_GEMMA}; scores and logits are capped, norms stand before and after, and windows "
-    "alternate",
-    "gemma3": f"{_GEMMA}; norms stand before and after, and windows and rope's base alternate",
-    "gemma3_text": f"{_GEMMA}; norms stand before and after, and windows and rope's base alternate",
+    "gemma3": "it has a vision tower; its `text_config` alone, as a config.json with model_type "
+    "gemma3_text, is planned",
+    "gemma3n": "residual streams are several, and blocks have tables of words of their own",
     "phi": "attention and MLP read one norm together",
     "gptj": "attention and MLP read one norm together",
     "cohere": "attention and MLP read one norm together, and logits are scaled",
@@ -124,8 +119,6 @@ _FOREIGN_KEYS = (
     "add_cross_attention",
     "is_encoder_decoder",
     "scale_attn_by_inverse_layer_idx",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
     "cross_layer_sharing",
     "num_kv_shared_layers",
 )
