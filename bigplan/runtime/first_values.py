@@ -40,7 +40,8 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
     if training.weights is not None:
         folder = HfFolder.open(Path(training.weights).expanduser(), model)
         return lambda kind, layer, parameter, part: folder.values(layer, parameter, part)
-    return partial(random_values, seed=training.seed)
+    norm = 0.0 if model.norm_plus_one else 1.0
+    return partial(random_values, seed=training.seed, norm=norm)
 
 
 def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter) -> Tensor:
@@ -49,9 +50,9 @@ def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter
 
 
 def random_values(
-    kind: str, layer: int, parameter: Parameter, rectangle: Rectangle, seed: int
+    kind: str, layer: int, parameter: Parameter, rectangle: Rectangle, seed: int, norm: float = 1.0
 ) -> Tensor:
-    """Normal (std 0.02) matrices, norm weights one, biases zero: fp32 on the CPU [rows, columns].
+    """Normal (std 0.02) matrices, norm weights `norm`, biases zero: fp32 on the CPU [rows, columns].
 
     The values depend on the arguments alone, so every plan starts from the same model. The value of
     an element does not depend on the rectangle: blocks of whole rows, of BLOCK elements or a little
@@ -61,7 +62,7 @@ def random_values(
     if parameter.name.endswith(".bias"):
         return torch.zeros(shape)
     if len(parameter.shape) == 1:
-        return torch.ones(shape)
+        return torch.full(shape, norm)
     values, everything = torch.empty(shape), all_of(parameter)
     at_once = rows_at_once(everything.columns)
     for band in rectangle.bands(at_once):

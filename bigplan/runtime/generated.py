@@ -84,6 +84,7 @@ class NormRule(NamedTuple):
     library: Library
     kind: NormKind
     epsilon: float
+    plus_one: bool = False  # it multiplies by 1 + weight
 
 
 class _Norm(Function):

@@ -14,20 +14,22 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from bigplan.graph.graph import Recompute
+from bigplan.graph.graph import BLOCK, Recompute
 from bigplan.mechanics import sums_in_products
 from bigplan.runtime import blocks, generated
-from bigplan.runtime.blocks import PLAIN, Tables, Ways
+from bigplan.runtime.blocks import PLAIN, Ways
 from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import library_for
 from bigplan.runtime.kept import KeptActivations, differentiate
+from bigplan.runtime.positions import Positions, position_tables
 from bigplan.runtime.products import Products
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.words import own_rows
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.pattern import BlockAttention
 
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library
@@ -57,26 +59,37 @@ class Losses:
 
 def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     """The objects for all layers of the model, first to last."""
-    graph, training = context.graph, context.training
-    in_product = sums_in_products(graph.sizes.gradient)
-    ranks, parts, length = (
-        context.tensor_parallel,
-        context.context_parallel,
-        training.sequence_length,
-    )
-    tables = blocks.position_tables(
-        context.model, length, context.device, context.parameter_dtype, ranks, parts
-    )
+    graph, kernels = context.graph, library_for(context.training, context.device)
+    in_product, ranks = sums_in_products(graph.sizes.gradient), context.tensor_parallel
     batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
-    kernels = library_for(training, context.device)
-    block = Block(context.model, tables, ranks, parts, in_product=in_product, kernels=kernels)
-    block.balance = _balance(context, losses)
-    kinds: dict[str, Layer] = {
-        "embedding": Embedding(context.model, batches, ranks, parts, kernels),
-        "block": block,
+    ends: dict[str, Layer] = {
+        "embedding": Embedding(context.model, batches, ranks, context.context_parallel, kernels),
         "head": Head(context, batches, losses, in_product=in_product, kernels=kernels),
     }
-    return tuple(kinds[kind] for kind in graph.layers)
+    blocks_of = {one: _block(context, one, losses) for one in context.model.attention_shares}
+    attentions = iter(context.model.attentions)
+    return tuple(
+        blocks_of[next(attentions)] if kind == BLOCK else ends[kind] for kind in graph.layers
+    )
+
+
+def _block(context: Context, attends: BlockAttention, losses: Losses) -> Block:
+    """What computes the blocks with this attention."""
+    ranks, parts = context.tensor_parallel, context.context_parallel
+    length, dtype = context.training.sequence_length, context.parameter_dtype
+    positions = position_tables(
+        context.model, length, context.device, dtype, ranks, parts, attends
+    )
+    block = Block(
+        context.model,
+        positions,
+        ranks,
+        parts,
+        in_product=sums_in_products(context.graph.sizes.gradient),
+        kernels=library_for(context.training, context.device),
+    )
+    block.balance = _balance(context, losses)
+    return block
 
 
 def _balance(context: Context, losses: Losses) -> Callable[[], float] | None:
@@ -129,20 +142,21 @@ class Embedding:
     @torch.no_grad()
     def _embedded(self, visit: Visit, tokens: Tensor) -> Tensor:
         if visit.by_rows:
-            return visit.embedded_rows()
+            return blocks.scaled(visit.embedded_rows(), self._model)
         return blocks.embedding(visit.parameters(), tokens, self._model, self._ranks, self._context)
 
     def backward(self, visit: Visit, kept: KeptActivations) -> None:
         """Adds rows to the tables' sums, or leaves them for sums in host memory."""
         gradient, tokens = visit.gradient(), kept.kept_input()
         if visit.by_rows:
-            visit.send_rows_home(gradient, tokens)
+            visit.send_rows_home(blocks.scaled(gradient, self._model), tokens)
             return
         visit.open(kept.sums)
         if self._model.embedding_norm:
             kept.weights = visit.weights()
             gradient, by_norm = kept.gradients(gradient)
             kept.sums.add(_without(by_norm, self._elsewhere))
+        gradient = blocks.scaled(gradient, self._model)
         tables = blocks.looked_up(tokens, self._model, self._context)
         words = tables.pop(TABLE)
         for name in tables.keys() - self._elsewhere:
@@ -163,7 +177,7 @@ class Block:
     def __init__(
         self,
         model: ModelSpec,
-        tables: Tables,
+        positions: Positions,
         ranks: TensorParallel = ONE,
         context: ContextParallel = WHOLE,
         *,
@@ -171,10 +185,10 @@ class Block:
         kernels: Library | None = None,
     ) -> None:
         """`in_product`: the products of the backward add the weights' gradients to their sums."""
-        self._model, self._tables, self._in_product = model, tables, in_product
+        self._model, self._positions, self._in_product = model, positions, in_product
         self._kernels, self._context = kernels, context
         self._ranks, self._elsewhere = ranks, ranks.counted_elsewhere(model.steps("block"))
-        self._constants = frozenset(t.untyped_storage().data_ptr() for t in tables)
+        self._constants = frozenset(t.untyped_storage().data_ptr() for t in positions.tables)
 
     def forward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Keeps the input where all is recomputed, else a graph."""
@@ -191,7 +205,7 @@ class Block:
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
         ways = Products(self._ranks, kernels=self._kernels).ways._replace(context=self._context)
         with torch.no_grad():
-            return blocks.block(visit.parameters(), x, self._model, self._tables, ways)
+            return blocks.block(visit.parameters(), x, self._model, self._positions, ways)
 
     def backward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Through the graph, which is recorded first where the input alone was kept."""
@@ -221,8 +235,8 @@ class Block:
         leaves = _leaves(parameters, in_product=self._in_product)
         kept.parameters = _differentiated(leaves)
         kept.constants = self._constants
-        model, tables, ways = self._model, self._tables, self._ways(kept, recompute)
-        return kept.record(lambda x: blocks.block(leaves, x, model, tables, ways), x)
+        model, positions, ways = self._model, self._positions, self._ways(kept, recompute)
+        return kept.record(lambda x: blocks.block(leaves, x, model, positions, ways), x)
 
     def _ways(self, kept: KeptActivations, recompute: Recompute) -> Ways:
         products = Products(self._ranks, kept.sums if self._in_product else None, self._kernels)
@@ -235,7 +249,8 @@ class Block:
         ways = products.ways._replace(context=self._context, experts=mixture)
         if recompute is Recompute.FULL:
             last = partial(products.closing, unread=True)
-            return ways._replace(last=last, gated=partial(products.gated, unread=True))
+            gated = partial(products.gated, unread=True)
+            return ways._replace(last=last, gated=gated, unread=True)
         if recompute is not Recompute.NONE:
             ways = ways._replace(forget=kept.forget, gated=products.gated)
         if recompute is Recompute.MLP:

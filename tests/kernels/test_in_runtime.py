@@ -17,7 +17,7 @@ from bigplan.kernels.library import Library
 from bigplan.kernels.optimised import Optimiser
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.runtime import blocks, generated
+from bigplan.runtime import blocks, generated, positions
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.products import Products
@@ -86,7 +86,7 @@ def _gradients(result: Tensor, p: dict[str, Tensor], x: Tensor, given: Tensor) -
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Library) -> None:
     model = _small(name)
-    tables = blocks.position_tables(model, 5, DEVICE, torch.float32)
+    tables = positions.position_tables(model, 5, DEVICE, torch.float32)
     p, x = _parameters(model, "block"), random(50, 1, 5, 48).requires_grad_()
     given = random(51, 1, 5, 48)
     before = given.clone()
@@ -124,7 +124,7 @@ def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Libra
 )
 def test_a_block_keeps_the_same_bytes(name: str, recompute: Recompute, library: Library) -> None:
     model = _small(name)
-    tables = blocks.position_tables(model, 8, DEVICE, torch.float32)
+    tables = positions.position_tables(model, 8, DEVICE, torch.float32)
     p = _parameters(model, "block")
     flat = torch.cat([t.detach().flatten() for t in p.values()])
     parts = torch.split(flat, [t.numel() for t in p.values()])

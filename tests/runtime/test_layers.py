@@ -29,7 +29,7 @@ from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Gemm, Operator
 from bigplan.graph.strategy import Strategy, splits_over_tensor_parallel
 from bigplan.mechanics import repeats_heads
-from bigplan.runtime import blocks
+from bigplan.runtime import blocks, positions
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.products import Products
@@ -136,7 +136,7 @@ class _Layer:
     ) -> None:
         self.model, self.ranks = model, ranks
         self._where: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.rope = blocks.position_tables(model, size[1], device, dtype, ranks)
+        self.rope = positions.position_tables(model, size[1], device, dtype, ranks)
         self.x = self.make(*ranks.hidden(*size, model.hidden)).requires_grad_()
         # The same on every rank, which only sums what comes of it.
         self.tokens = torch.arange(size[0] * size[1], device=device).view(size) % model.vocab
@@ -234,7 +234,7 @@ def test_a_layer_computes_the_products_of_its_operators(
 def _saved(layer: _Layer) -> Counter[int]:
     """Bytes of each storage that a block's graph holds on to, parameters and rope tables apart."""
     p = layer.parameters("block")
-    shared = {t.untyped_storage().data_ptr() for t in (*p.values(), *layer.rope)}
+    shared = {t.untyped_storage().data_ptr() for t in (*p.values(), *layer.rope.tables)}
     saved: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Collective, Operator
 from bigplan.graph.strategy import Strategy, splits_over_tensor_parallel
 from bigplan.rectangle import held
-from bigplan.runtime import blocks
+from bigplan.runtime import positions
 from bigplan.runtime.group import RankGroup
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block, Embedding, Head, Layer, Losses
@@ -171,7 +171,7 @@ def _object(layer: _Layer, ranks: TensorParallel, losses: Losses, *, in_product:
     if layer.kind == "embedding":
         return Embedding(model, batches, ranks)
     if layer.kind == "block":
-        rope = blocks.position_tables(model, LENGTH, layer.x.device, torch.float32, ranks)
+        rope = positions.position_tables(model, LENGTH, layer.x.device, torch.float32, ranks)
         return Block(model, rope, ranks, in_product=in_product)
     graph = SimpleNamespace(loss_chunk=CHUNK, tied=model.tied_embeddings)
     context = SimpleNamespace(model=model, graph=graph, tensor_parallel=ranks)

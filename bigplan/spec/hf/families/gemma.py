@@ -98,6 +98,8 @@ def _read_second(reader: ConfigReader) -> dict[str, Any]:
 
 def _read_third(reader: ConfigReader) -> dict[str, Any]:
     """Rope has a base for each kind of attention, in one key or in two."""
+    if reader.get("attn_logit_softcapping") is not None:
+        reader.refuse("attn_logit_softcapping", "null: transformers' Gemma 3 caps no scores")
     fields = _read_capped(reader, reader.count("sliding_window_pattern"))
     fields["qk_norm"] = True
     ropes = reader.mapping("rope_parameters")
