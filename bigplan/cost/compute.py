@@ -118,7 +118,7 @@ def launches(operator: Operator, eager: float = 0.0) -> int:
     """Kernels that the host launches for an operator."""
     if isinstance(operator, Stream):
         return ceil(operator.launches * chained(operator, eager))
-    return operator.launches if isinstance(operator, Gemm) else 1
+    return operator.launches if isinstance(operator, Gemm | Attention) else 1
 
 
 def gemm_seconds(gemm: Gemm, device: Device) -> float:

@@ -108,8 +108,9 @@ def model_flops(model: ModelSpec, training: Training) -> float:
         sum(model.passed(p) for p in model.kinds()["block"] if len(p.shape) == 2) * model.layers
         + model.vocab * model.hidden
     )
-    row = doubled_reach(training.sequence_length, model.sliding_window)
-    attention = 6.0 * row * model.heads * model.head_dim * model.layers
+    length = training.sequence_length
+    rows = sum(doubled_reach(length, one.window) for one in model.attentions)
+    attention = 6.0 * rows * model.heads * model.head_dim
     return tokens * (6.0 * matrices + attention)
 
 
@@ -121,6 +122,9 @@ def _embedding(shape: RankShape) -> LayerKind:
     learned = shape.model.positions == "learned"
     added = (Stream("positions", 3 * shape.whole_hidden),) if learned else ()
     steps = shape.model.steps("embedding")
+    scales = tuple(
+        Stream(step.name, 2 * shape.hidden) for step in steps if step.op is StepOp.SCALE
+    )
     norms = tuple(norm(shape, step) for step in steps if step.op is StepOp.NORM)
     kept = sum(saved_values(shape.model, shape.activation_shape, "embedding").values())
     return LayerKind(
@@ -130,18 +134,22 @@ def _embedding(shape: RankShape) -> LayerKind:
             Stream("look-up", 2 * shape.whole_hidden),
             *added,
             *shape.out_of_matrix("embedding"),
+            *scales,
             *(forward for forward, _ in norms),
         ),
         backward=(
             *(backward for _, backward in norms),
+            *scales,
             *gradient.operators,
             *shape.into_matrix("embedding"),
         ),
         saved=token_bytes + kept,
         boundary=token_bytes,
         reruns={},
-        forward_workspace=shape.whole_hidden * learned + shape.gathered,
-        backward_workspace=gradient.workspace + shape.whole_hidden * len(norms) + shape.gathered,
+        forward_workspace=shape.whole_hidden * (learned + len(scales)) + shape.gathered,
+        backward_workspace=gradient.workspace
+        + shape.whole_hidden * (len(norms) + len(scales))
+        + shape.gathered,
         largest=gradient.largest,
         pinned=shape.model.tied_embeddings,
         stores_activations=False,
@@ -226,6 +234,19 @@ def _loss(shape: RankShape, logits: int, launches: int) -> Stream:
     return Stream("loss", LOGIT_BYTES * logits, launches, eager=EAGER_LOSS)
 
 
+# Reads and writes of a logit that is capped, forward and backward: of 16 bits where ranks share the
+# words (runtime/words.py), else of fp32 (operators.capped). Kernels of a chunk of tokens.
+SHARED_CAP_PASSES, CAP_PASSES, CAP_LAUNCHES = 17, 15, 8
+
+
+def _cap(shape: RankShape, logits: int, chunks: int) -> tuple[Stream, ...]:
+    """What caps scores of words, where the loss's kernel does not."""
+    if shape.model.logit_cap is None or (shape.generated and shape.tp == 1):
+        return ()
+    moved = SHARED_CAP_PASSES * shape.element if shape.tp > 1 else 4 * CAP_PASSES
+    return (Stream("logit cap", moved * logits, CAP_LAUNCHES * chunks),)
+
+
 def _shared_loss(shape: RankShape, chunk: int, chunks: int) -> tuple[Collective, ...]:
     """Messages between ranks about a token's loss: logsumexp and target's logit of their words."""
     if shape.tp == 1 or not shape.fused:
@@ -242,14 +263,15 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
     gemm = Gemm("lm head", chunk, table.rows, model.hidden, count=chunks)
     logits = chunk * table.rows
     gradients = shape.new_gradients(written)
+    cap = _cap(shape, logits, 1)
     if shape.loss_in_place:
-        workspace = logits * shape.element + gradients
+        workspace = logits * shape.element * (2 if cap else 1) + gradients
     else:
         # Logits in the compute dtype, their fp32 copy and the log-softmax live at once. In the
         # backward the log-softmax, its gradient and the logits' gradient, all fp32, live before any
         # other gradient. A CPU run showed 12.0 bytes a logit, whatever the compute dtype.
         per_logit = 12 if shape.element == 4 else shape.element + 8
-        workspace = max(logits * per_logit + gradients, 12 * logits)
+        workspace = max(logits * per_logit + gradients, (20 if cap else 12) * logits)
     add = gradient_sum(shape, written)
     return LayerKind(
         name="head",
@@ -259,6 +281,7 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
             gemm,
             *by_input_and_weight((gemm,)),
             _loss(shape, tokens * table.rows, 2 * chunks),
+            *_cap(shape, tokens * table.rows, chunks),
             Stream("final norm", 5 * shape.hidden, launches=3),
             Stream(add.name, chunks * add.nbytes, chunks * add.launches, add.eager),
             *shape.into_matrix("lm head", chunks),

@@ -192,10 +192,15 @@ def _counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: added})
 
 
+def _attends(operator: str) -> bool:
+    """Products of batches are those of capped scores, which attention makes itself."""
+    return "attention" in operator or "bmm" in operator
+
+
 def _counted(counter: FlopCounterMode) -> int:
     """FLOP of products that torch ran, attention apart: the counter takes its whole square."""
     counts = counter.get_flop_counts()["Global"]
-    return sum(n for operator, n in counts.items() if "attention" not in str(operator))
+    return sum(n for operator, n in counts.items() if not _attends(str(operator)))
 
 
 def _graph(
