@@ -38,6 +38,7 @@ from bigplan.spec.model import ModelSpec
 
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library
+    from bigplan.kernels.single import NormKind
 
 Parameters = Mapping[str, Tensor]
 Forget = Callable[..., None]  # told a result, and the function and inputs that give it again
@@ -318,7 +319,8 @@ def _norm_weights(p: Parameters, name: str) -> tuple[Tensor, ...]:
 
 
 def _norm_rule(model: ModelSpec, kernels: Library) -> NormRule:
-    return NormRule(kernels, model.norm, model.norm_epsilon, model.norm_plus_one)
+    kind: NormKind = "rmsnorm_plus_one" if model.norm_plus_one else model.norm
+    return NormRule(kernels, kind, model.norm_epsilon)
 
 
 def _rms_rule(model: ModelSpec) -> RmsRule:
@@ -373,6 +375,6 @@ def _rms_normed(
     x: Tensor, weight: Tensor, rule: RmsRule, kernels: Library | None = None
 ) -> Tensor:
     if kernels is not None:
-        made = NormRule(kernels, "rmsnorm", rule.epsilon, rule.plus_one)
-        return generated.normed(made, x, weight)
+        kind: NormKind = "rmsnorm_plus_one" if rule.plus_one else "rmsnorm"
+        return generated.normed(NormRule(kernels, kind, rule.epsilon), x, weight)
     return rms_norm(x, weight, rule)[0]

@@ -17,6 +17,7 @@ from torch.autograd import Function
 
 from bigplan.mechanics import CAPPED_BLOCK as BLOCK
 from bigplan.mechanics import caps_in_kernel
+from bigplan.runtime import attention as fused
 
 
 class Scores(NamedTuple):
@@ -29,8 +30,9 @@ class Scores(NamedTuple):
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scores: Scores, *, generated: bool) -> Tensor:
     """As attention.attention, with capped scores; `generated`: by the kernel where it can."""
-    kernel = generated and caps_in_kernel(q.element_size(), q.shape[-1])
-    return (_InKernel if kernel else _InBlocks).apply(q, k, v, scores)  # type: ignore[no-any-return, no-untyped-call]
+    if generated and caps_in_kernel(q.element_size(), q.shape[-1]):
+        return _InKernel.apply(q, k, v, scores)  # type: ignore[no-any-return, no-untyped-call]
+    return _InBlocks.apply(q, k, v, scores)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _InKernel(Function):
@@ -40,27 +42,21 @@ class _InKernel(Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         from bigplan.kernels import attention as kernel
 
-        *heads, ctx.scores = arguments
-        inputs = tuple(each.contiguous() for each in heads)
-        output, sums = kernel.forward(inputs, _rule(ctx.scores, inputs[0]))
-        ctx.save_for_backward(*inputs, output, sums)
+        *heads, scores = arguments
+        q, k, v = (each.contiguous() for each in heads)
+        window = fused.narrower(scores.window, q.shape[1])
+        ctx.rule = kernel.ScoreRule(scores.scale, scores.cap, window)
+        output, sums = kernel.forward((q, k, v), ctx.rule)
+        ctx.save_for_backward(q, k, v, output, sums)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         from bigplan.kernels import attention as kernel
 
-        q, k, v, *results = ctx.saved_tensors  # each may be asked for once
-        rule, by_out = _rule(ctx.scores, q), gradients[0].contiguous()
-        return *kernel.backward(by_out, (q, k, v), (results[0], results[1]), rule), None
-
-
-def _rule(scores: Scores, q: Tensor) -> Any:
-    from bigplan.kernels.attention import ScoreRule
-    from bigplan.runtime.attention import narrower
-
-    window = narrower(scores.window, q.shape[1])
-    return ScoreRule(scores.scale, cap=scores.cap, window=window)
+        q, k, v, out, sums = ctx.saved_tensors  # each may be asked for once
+        found = kernel.backward(gradients[0].contiguous(), (q, k, v), (out, sums), ctx.rule)
+        return *found, None
 
 
 class _InBlocks(Function):

@@ -321,7 +321,8 @@ class Head:
         share = self._losses.share * self._losses.scale
         if self._kernels is not None and self._ranks.alone:  # its kernel multiplies by the share
             one = generated.scale_of(share, x.device)
-            ways = ways._replace(loss=partial(generated.cross_entropy, self._kernels, one))
+            rule = generated.LossRule(self._kernels, one, self._model.logit_cap)
+            ways = ways._replace(loss=partial(generated.cross_entropy, rule))
         with torch.enable_grad():
             loss = self._loss(parameters, x, targets, ways)
         scale = torch.full_like(loss, share)

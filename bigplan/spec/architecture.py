@@ -213,10 +213,10 @@ class Architecture(Spec):
                     "blocks are local and which global; state it, or remove them"
                 )
             return
-        if len(set(local)) == 1:
+        if len({run.partition(" ")[2] for run in self.attention_pattern}) == 1:
             raise InputError(
-                f"`attention_pattern` {', '.join(self.attention_pattern)} makes all `layers` "
-                f"{self.layers} blocks alike; remove it"
+                f"`attention_pattern` {', '.join(self.attention_pattern)} makes all blocks alike; "
+                "remove it"
             )
         if not any(own.values()):
             raise InputError(

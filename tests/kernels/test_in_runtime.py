@@ -43,6 +43,8 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "bloom": ("bloom-176b", {}),
     "llama": ("llama-3-8b", {}),
     "qwen3": ("llama-3-8b", {"qk_norm": True}),
+    "gemma": ("gemma-2-9b", {"sliding_window": 3}),
+    "gemma3": ("gemma-3-4b", {"sliding_window": 3}),
     "mixtral": ("mixtral-8x7b", {"experts": 4}),
     "qwen3-moe": ("qwen3-30b-a3b", {"experts": 5, "experts_per_token": 3}),
 }
@@ -100,7 +102,7 @@ def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Libra
     p, targets = _parameters(model, "head"), torch.arange(5, device=DEVICE)[None] * 20 - 1
     scale = generated.scale_of(0.25, x.device)
     ways = blocks.PLAIN._replace(
-        kernels=library, loss=lambda *a: generated.cross_entropy(library, scale, *a)
+        kernels=library, loss=partial(generated.cross_entropy, LossRule(library, scale, model.logit_cap))
     )
     targets[targets < 0] = -100
     plain = blocks.head_loss(p, x, targets, model)
@@ -118,6 +120,8 @@ def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Libra
         ("llama", Recompute.SELECTIVE),
         ("neox", Recompute.MLP),
         ("qwen3", Recompute.MLP),
+        ("gemma", Recompute.MLP),
+        ("gemma", Recompute.SELECTIVE),
         ("mixtral", Recompute.NONE),
         ("qwen3-moe", Recompute.MLP),
     ],
