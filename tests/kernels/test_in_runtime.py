@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 pytest.importorskip("torch")
@@ -18,6 +20,7 @@ from bigplan.kernels.optimised import Optimiser
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.runtime import blocks, generated, positions
+from bigplan.runtime.generated import LossRule
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.products import Products
