@@ -142,10 +142,12 @@ def _reruns(
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
     left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
-    attention = shape.into_matrix("attention input")
+    summed = shape.into_matrix("attention input")
     if all(op.name != "attention output" for op in left_out):
-        attention += shape.out_of_matrix("attention output")
-    full = Rerun(shape.hidden, (*whole, *exchanges(shape), *attention, *gathered))
+        summed += shape.out_of_matrix("attention output")
+    if all(op.name != "mlp down" for op in left_out):
+        summed += _out_of_mlp(shape, "mlp output")
+    full = Rerun(shape.hidden, (*whole, *exchanges(shape), *summed, *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 

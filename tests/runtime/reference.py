@@ -451,7 +451,11 @@ class _Summed:
     def embedding(self, p: Mapping[str, Tensor], tokens: Tensor, model: ModelSpec) -> Tensor:
         """As blocks.embedding; a micro-batch's rows are added up in fp32, then to the sums."""
         x = blocks.embedding({name: t.detach() for name, t in p.items()}, tokens, model)
-        add = partial(self._look_up, blocks.looked_up(tokens, model))
+        looked_up = blocks.looked_up(tokens, model)
+
+        def add(gradient: Tensor) -> None:
+            self._look_up(looked_up, blocks.scaled(gradient, model))
+
         x.requires_grad_().register_hook(add)  # type: ignore[no-untyped-call]
         return x
 
