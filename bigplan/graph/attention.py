@@ -182,7 +182,9 @@ def flash_gradients(shape: RankShape) -> int:
         # Three fp32 copies of the scores of some queries, two in 16 bits, and fp32 sums.
         block = shape.strategy.micro_batch * heads * CAPPED_BLOCK * tokens
         sums = 2 * 4 * key_values * model.head_dim
-        return tokens * (gradients + sums) + block * (12 + 2 * element) // shape.strategy.micro_batch
+        return (
+            tokens * (gradients + sums) + block * (12 + 2 * element) // shape.strategy.micro_batch
+        )
     if element == 4:
         columns = -(-model.head_dim // EFFICIENT_COLUMNS) * EFFICIENT_COLUMNS
         return tokens * (gradients + 4 * heads * (columns + 2))

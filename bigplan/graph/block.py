@@ -33,8 +33,9 @@ from bigplan.spec.step import LayerStep, StepOp
 # Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native
 # blocks (bf16). RMSNorm moves 40 and 94 bytes an element forward and backward instead of 4 and 6.
 # SwiGLU's silu and product take 5 and 9 passes instead of 3 and 5, as GeGLU's do, rotary embedding
-# 10 instead of 2. Torch's layer norm takes 1.8 times as long as its bytes forward and 2.4 times backward: medians
-# of widths from 768 to 16,384 (benchmarks/results/2026-11-24-h200-generated, torch 2.11).
+# 10 instead of 2. Torch's layer norm takes 1.8 times as long as its bytes forward and 2.4 times
+# backward: medians of widths from 768 to 16,384 (benchmarks/results/2026-11-24-h200-generated,
+# torch 2.11).
 EAGER_NORM = {"rmsnorm": (10.0, 15.0), "layernorm": (1.8, 2.4)}
 EAGER_ACTIVATION = {
     "swiglu": (1.67, 1.8),

@@ -122,9 +122,7 @@ def _embedding(shape: RankShape) -> LayerKind:
     learned = shape.model.positions == "learned"
     added = (Stream("positions", 3 * shape.whole_hidden),) if learned else ()
     steps = shape.model.steps("embedding")
-    scales = tuple(
-        Stream(step.name, 2 * shape.hidden) for step in steps if step.op is StepOp.SCALE
-    )
+    scales = tuple(Stream(step.name, 2 * shape.hidden) for step in steps if step.op is StepOp.SCALE)
     norms = tuple(norm(shape, step) for step in steps if step.op is StepOp.NORM)
     kept = sum(saved_values(shape.model, shape.activation_shape, "embedding").values())
     return LayerKind(

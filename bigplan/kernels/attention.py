@@ -41,12 +41,12 @@ class ScoreRule(NamedTuple):
     @property
     def factor(self) -> float:
         """Of products: the kernels' scores are exponents of 2, or what tanh takes."""
-        return self.scale * LOG2E.value if self.cap is None else self.scale / self.cap
+        return float(self.scale * LOG2E.value if self.cap is None else self.scale / self.cap)
 
     @property
     def height(self) -> float:
         """The cap of the kernels' scores; 0: none."""
-        return (self.cap or 0.0) * LOG2E.value
+        return float((self.cap or 0.0) * LOG2E.value)
 
 
 class Tile(NamedTuple):
@@ -170,8 +170,8 @@ def _by_products(by_score, score, CAP: tl.constexpr):
 @triton.jit
 def _add_values(
     total, highest, weight, query, k, v, first, start, end, factor, slope, window, stride, length,
-    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, D: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Values of keys start ... end by their probabilities, as online softmax adds them."""
     i = first + tl.arange(0, QUERIES)
@@ -194,8 +194,8 @@ def _add_values(
 @triton.jit
 def _result(
     q, k, v, slopes, out, lse, factor, window, length, heads, groups,
-    WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, D: tl.constexpr,
+    WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     # The last queries see most keys. They go first, so that no long program begins late.
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
@@ -254,8 +254,8 @@ def _add_keys(
 @triton.jit
 def _by_queries(
     q, k, v, slopes, out, lse, gradient, deltas, by_q, factor, scale, window, length, heads, groups,
-    WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, D: tl.constexpr,
+    WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Gradients by queries, and `deltas`: of each query the result times its gradient, fp32."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
@@ -293,8 +293,8 @@ def _by_queries(
 @triton.jit
 def _add_queries(
     by_key, by_value, key, value, q, gradient, lse, deltas, first, start, end, factor, slope,
-    window, stride, length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
+    window, stride, length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """What queries start ... end add to the gradients. Scores are [keys, queries]."""
     j = first + tl.arange(0, KEYS)
@@ -319,8 +319,8 @@ def _add_queries(
 @triton.jit
 def _by_keys(
     q, k, v, slopes, lse, gradient, deltas, by_k, by_v, factor, scale, window, length, heads,
-    GROUPS: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, D: tl.constexpr,
+    GROUPS: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * KEYS
     key_head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)

@@ -69,7 +69,7 @@ def _weights(make: _Maker, kind: NormKind, columns: int, dtype: str, biased: boo
     arguments: dict[str, Argument] = {"weight": Arg(make.given("weight", (columns,), dtype))}
     if kind == "layernorm":
         arguments["bias"] = Arg(make.given("bias", (columns,), dtype)) if biased else None
-    return arguments | _plus_one(kind)
+    return {**arguments, **_plus_one(kind)}
 
 
 def _plus_one(kind: NormKind) -> Operands:

@@ -46,9 +46,7 @@ class _Windowed(Function):
     """Attention within a window."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int, scale: float
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
         heads = [each.transpose(1, 2) for each in (q, k, v)]
         out, *others = windowed.forward(heads, scale, window)
         output: Tensor = out.transpose(1, 2)

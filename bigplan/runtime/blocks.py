@@ -61,8 +61,9 @@ def embedding(
 ) -> Tensor:
     """Rows of embed_tokens.weight [V, h] for int64 tokens [b, s]: [b, s, h], the table's dtype.
 
-    They are multiplied by the model's embedding_scale. Learned positions add row `position_offset + i` of embed_positions.weight to token i of a
-    sequence, of which `context` has a part. If ranks share out the table, each looks up its own
+    They are multiplied by the model's embedding_scale. Learned positions add row
+    `position_offset + i` of embed_positions.weight to token i of a sequence, of which `context` has
+    a part. If ranks share out the table, each looks up its own
     words, and one adds the positions. If the model has a norm of the sum, that is `embedding_norm`.
     """
     table = p[TABLE]
@@ -147,8 +148,9 @@ def block(
 ) -> Tensor:
     """One pre-norm transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
 
-    `positions` are position_tables for this s and this block's attention. Ways of tensor-parallel ranks take x as a rank has it,
-    and p with its heads and its part of the MLP. Those of context-parallel ranks take a part of s.
+    `positions` are position_tables for this s and this block's attention. Ways of tensor-parallel
+    ranks take x as a rank has it, and p with its heads and its part of the MLP. Those of
+    context-parallel ranks take a part of s.
     """
     last = ways.last or ways.close
     normed, x = _norm(p, "input_norm", x, model, ways, over=True)
@@ -371,9 +373,7 @@ def _norm_alone(p: Parameters, name: str, x: Tensor, model: ModelSpec, ways: Way
     return _norm(p, name, x, model, ways._replace(forget=keep))[0]
 
 
-def _rms_normed(
-    x: Tensor, weight: Tensor, rule: RmsRule, kernels: Library | None = None
-) -> Tensor:
+def _rms_normed(x: Tensor, weight: Tensor, rule: RmsRule, kernels: Library | None = None) -> Tensor:
     if kernels is not None:
         kind: NormKind = "rmsnorm_plus_one" if rule.plus_one else "rmsnorm"
         return generated.normed(NormRule(kernels, kind, rule.epsilon), x, weight)

@@ -52,7 +52,7 @@ def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter
 def random_values(
     kind: str, layer: int, parameter: Parameter, rectangle: Rectangle, seed: int, norm: float = 1.0
 ) -> Tensor:
-    """Normal (std 0.02) matrices, norm weights `norm`, biases zero: fp32 on the CPU [rows, columns].
+    """Normal (std 0.02) matrices, norms' weights, zero biases: fp32 on the CPU [rows, columns].
 
     The values depend on the arguments alone, so every plan starts from the same model. The value of
     an element does not depend on the rectangle: blocks of whole rows, of BLOCK elements or a little

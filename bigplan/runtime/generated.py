@@ -180,9 +180,7 @@ class _CrossEntropy(Function):
     """Sum of the losses of logits [n, V], whose memory has their gradient when it is known."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rule: LossRule, logits: Tensor, targets: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, rule: LossRule, logits: Tensor, targets: Tensor) -> Tensor:
         losses = rule.library.cross_entropy_(logits, targets, rule.scale, rule.cap)
         ctx.save_for_backward(logits)
         return losses.sum()

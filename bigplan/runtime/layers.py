@@ -22,7 +22,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import library_for
 from bigplan.runtime.kept import KeptActivations, differentiate
-from bigplan.runtime.positions import Positions, position_tables
+from bigplan.runtime.positions import Positions, Sharing, position_tables
 from bigplan.runtime.products import Products
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
@@ -77,9 +77,8 @@ def _block(context: Context, attends: BlockAttention, losses: Losses) -> Block:
     """What computes the blocks with this attention."""
     ranks, parts = context.tensor_parallel, context.context_parallel
     length, dtype = context.training.sequence_length, context.parameter_dtype
-    positions = position_tables(
-        context.model, length, context.device, dtype, ranks, parts, attends
-    )
+    sharing = Sharing(ranks, parts)
+    positions = position_tables(context.model, length, context.device, dtype, sharing, attends)
     block = Block(
         context.model,
         positions,

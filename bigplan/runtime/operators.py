@@ -280,13 +280,13 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def unread_sum(x: Tensor, y: Tensor) -> Tensor:
-    """x + y for its backward: nobody may read what it gives."""
+    """X + y for its backward: nobody may read what it gives."""
     return _UnreadSum.apply(x, y)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:
-    """cap * tanh(x / cap), without a cap x itself."""
-    return x if cap is None else _Cap.apply(x, cap)  # type: ignore[no-any-return, no-untyped-call]
+    """Cap * tanh(x / cap), without a cap x itself."""
+    return x if cap is None else _Cap.apply(x, cap)  # type: ignore[no-untyped-call]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:

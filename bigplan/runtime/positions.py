@@ -23,24 +23,33 @@ class Positions(NamedTuple):
     attends: BlockAttention
 
 
+class Sharing(NamedTuple):
+    """Ranks that share out heads, and those that share out sequences."""
+
+    ranks: TensorParallel = ONE
+    context: ContextParallel = WHOLE
+
+
+ALONE = Sharing()
+
+
 def position_tables(
     model: ModelSpec,
     sequence_length: int,
     device: torch.device | str,
     dtype: torch.dtype,
-    ranks: TensorParallel = ONE,
-    context: ContextParallel = WHOLE,
+    sharing: Sharing = ALONE,
     attends: BlockAttention | None = None,
 ) -> Positions:
     """What attention knows positions by: rope_table's pair, or linear biases (ALiBi).
 
     Those of blocks with the attention `attends`, by default the first block's.
 
-    Pairs are of this rank's tokens of a sequence among `context`. Biases are those of the heads
-    that this rank has within attention. If positions are learned, a table only tells how many
+    Pairs are of this rank's tokens of a sequence among those that share it. Biases are those of the
+    heads that this rank has within attention. If positions are learned, a table only tells how many
     tokens there are.
     """
-    attends = attends or model.attentions[0]
+    attends, (ranks, context) = attends or model.attentions[0], sharing
     if model.positions != "alibi":
         # Whole sequences' tables would lie on the GPU until this rank's part is cut out.
         pair = rope_table(model, sequence_length, "cpu", dtype, attends)

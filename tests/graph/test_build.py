@@ -58,7 +58,11 @@ NOT_USEFUL = {"flash": 0.5, "materialised": 3.0}
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in list_models() if {one.window for one in find_model(name).attentions} - {None}],
+    [
+        name
+        for name in list_models()
+        if {one.window for one in find_model(name).attentions} - {None}
+    ],
 )
 @pytest.mark.parametrize("times", [1, 2, 8])
 def test_operators_within_a_window_do_the_useful_work(times: int, name: str) -> None:
@@ -73,8 +77,8 @@ def test_operators_within_a_window_do_the_useful_work(times: int, name: str) -> 
     expected = []
     for one, part in model.attention_shares.items():
         within = min(one.window or length, length)
-        seen = sum(min(position, within) for position in range(1, length + 1))
-        seen -= within / 2  # the diagonal counts as half
+        whole = sum(min(position, within) for position in range(1, length + 1))
+        seen = whole - within / 2  # the diagonal counts as half
         expected.append(part * 4 * seen * model.heads * model.head_dim)
     if times == 1:  # no window hides a token, so all blocks are alike
         expected = [sum(expected)]

@@ -1,4 +1,4 @@
-"""Attention with biased or capped scores gives what plain torch gives in fp64: on a GPU, or interpreted."""
+"""Attention of biased or capped scores is that of plain torch in fp64: on a GPU, or interpreted."""
 
 from __future__ import annotations
 
@@ -43,8 +43,13 @@ def _inputs(length: int, heads: int, kv_heads: int, width: int, dtype: torch.dty
 )
 @settings(max_examples=examples(20), derandomize=True, deadline=None)
 def test_the_result_and_its_gradients(
-    length: int, heads: tuple[int, int], width: int, window: int | None, cap: float | None,
-    biased: bool, tiles: Tiles,
+    length: int,
+    heads: tuple[int, int],
+    width: int,
+    window: int | None,
+    cap: float | None,
+    biased: bool,
+    tiles: Tiles,
 ) -> None:
     dtype = torch.float16 if DEVICE == "cuda" else torch.float32
     window = None if window is None or window >= length else window

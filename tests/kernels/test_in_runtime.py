@@ -105,7 +105,8 @@ def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Libra
     p, targets = _parameters(model, "head"), torch.arange(5, device=DEVICE)[None] * 20 - 1
     scale = generated.scale_of(0.25, x.device)
     ways = blocks.PLAIN._replace(
-        kernels=library, loss=partial(generated.cross_entropy, LossRule(library, scale, model.logit_cap))
+        kernels=library,
+        loss=partial(generated.cross_entropy, LossRule(library, scale, model.logit_cap)),
     )
     targets[targets < 0] = -100
     plain = blocks.head_loss(p, x, targets, model)

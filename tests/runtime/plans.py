@@ -173,7 +173,9 @@ def _of_gemma(draw: st.DrawFn) -> dict[str, object]:
     }
     if draw(st.booleans()):
         style |= {
-            "attention_pattern": draw(st.sampled_from((("1 local", "1 global"), ("1 global", "2 local")))),
+            "attention_pattern": draw(
+                st.sampled_from((("1 local", "1 global"), ("1 global", "2 local")))
+            ),
             "sliding_window": 5,
             "local_rope_theta": draw(st.sampled_from((None, 50.0))),
             "global_rope": draw(st.booleans()),

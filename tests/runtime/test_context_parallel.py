@@ -109,7 +109,7 @@ class _Layer:
     def run(self, recompute: Recompute, context: ContextParallel = WHOLE) -> tuple[Tensor, ...]:
         """Output, gradient by the input, bytes kept, and gradients by parameters, of its tokens."""
         tables = positions.position_tables(
-            self.model, self.size[1], "cpu", torch.float32, ONE, context
+            self.model, self.size[1], "cpu", torch.float32, positions.Sharing(ONE, context)
         )
         block = Block(self.model, tables, ONE, context, in_product=False)
         sizes = [value.numel() for value in self.parameters.values()]

@@ -136,7 +136,9 @@ class _Layer:
     ) -> None:
         self.model, self.ranks = model, ranks
         self._where: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.rope = positions.position_tables(model, size[1], device, dtype, ranks)
+        self.rope = positions.position_tables(
+            model, size[1], device, dtype, positions.Sharing(ranks)
+        )
         self.x = self.make(*ranks.hidden(*size, model.hidden)).requires_grad_()
         # The same on every rank, which only sums what comes of it.
         self.tokens = torch.arange(size[0] * size[1], device=device).view(size) % model.vocab

@@ -26,10 +26,10 @@ from bigplan.runtime import positions
 from bigplan.runtime.group import RankGroup
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block, Embedding, Head, Layer, Losses
+from bigplan.runtime.operators import capped
 from bigplan.runtime.products import Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
-from bigplan.runtime.operators import capped
 from bigplan.runtime.words import Words, cross_entropy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -172,7 +172,9 @@ def _object(layer: _Layer, ranks: TensorParallel, losses: Losses, *, in_product:
     if layer.kind == "embedding":
         return Embedding(model, batches, ranks)
     if layer.kind == "block":
-        rope = positions.position_tables(model, LENGTH, layer.x.device, torch.float32, ranks)
+        rope = positions.position_tables(
+            model, LENGTH, layer.x.device, torch.float32, positions.Sharing(ranks)
+        )
         return Block(model, rope, ranks, in_product=in_product)
     graph = SimpleNamespace(loss_chunk=CHUNK, tied=model.tied_embeddings)
     context = SimpleNamespace(model=model, graph=graph, tensor_parallel=ranks)

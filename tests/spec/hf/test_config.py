@@ -192,6 +192,10 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         return _with_experts(spec, llama)
     if spec.norm_plus_one:
         return _of_gemma(spec, llama)
+    return _rope_like(spec, llama)
+
+
+def _rope_like(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if spec.qk_norm:
         return "qwen3", llama | {"head_dim": spec.head_dim}
     if spec.rope_scaling is not None:
@@ -324,7 +328,11 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
         ("qwen2_moe", {}, "is not supported: an expert is shared by all tokens; take a model of"),
         ("olmoe", {}, "is not supported: it norms queries and keys over all heads together"),
         ("deepseek_v3", {}, "is not supported: its attention is over latent vectors, some"),
-        ("gemma3", {"vision_config": {"depth": 2}}, "its `text_config` alone, as a config.json with"),
+        (
+            "gemma3",
+            {"vision_config": {"depth": 2}},
+            "its `text_config` alone, as a config.json",
+        ),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "transformers' Gemma 3 caps no scores"),
         ("gemma2", {"use_bidirectional_attention": True}, "tokens see those before them"),
         ("phi", {}, "is not supported: attention and MLP read one norm together"),
