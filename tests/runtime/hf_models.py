@@ -112,6 +112,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"use_sliding_window": True, "num_hidden_layers": 3}
         | {"sliding_window": WINDOW, "max_window_layers": 2},
     ),
+    "smollm3": ("smollm3", LLAMA | NO_TOKENS | {"no_rope_layer_interval": 2}),
     "gemma": ("gemma", GEMMA),
     "gemma-untied-bias": ("gemma", GEMMA | {"tie_word_embeddings": False, "attention_bias": True}),
     "gemma2": ("gemma2", GEMMA2),

@@ -38,7 +38,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "rope_scaling": "rope_parameters",
     "rotary_fraction": "partial_rotary_factor rotary_pct rotary_percent",
     "local_rope_theta": "rope_local_base_freq",
-    "attention_pattern": "layer_types sliding_window_pattern",
+    "attention_pattern": "layer_types sliding_window_pattern no_rope_layers",
     "score_scale": "query_pre_attn_scalar",
     "score_cap": "attn_logit_softcapping attn_logit_softcap",
     "logit_cap": "final_logit_softcapping final_logit_softcap",

@@ -15,6 +15,7 @@ from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
 from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi3 import PHI3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
+from bigplan.spec.hf.families.smollm3 import SMOLLM3
 from bigplan.spec.hf.families.stablelm import STABLELM
 from bigplan.spec.hf.families.starcoder2 import STARCODER2
 
@@ -26,6 +27,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "smollm3": SMOLLM3,
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
     "opt": OPT,
