@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.files.document import LONGEST_NAME, Spec
-from bigplan.spec.pattern import BlockAttention, expanded
+from bigplan.spec.pattern import BlockAttention, expanded, of_blocks, shares_of
 
 MOST_LAYERS = 1000
 
@@ -249,28 +247,26 @@ class Architecture(Spec):
                 "remove one"
             )
 
-    @cached_property
+    @property
     def attentions(self) -> tuple[BlockAttention, ...]:
         """The attention of every block."""
-        theta, local = self.rope_theta, expanded(self.attention_pattern, self.layers)
+        far = BlockAttention(
+            None,
+            self.rope_theta if self.positions == "rope" and self.global_rope else None,
+            self.rope_scaling is not None and self.global_rope,
+        )
         turned = self.positions == "rope"
         near = BlockAttention(
             self.sliding_window,
-            (self.local_rope_theta or theta) if turned else None,
-            turned and self.rope_scaling is not None and self.local_rope_theta is None,
+            (self.local_rope_theta or self.rope_theta) if turned else None,
+            self.rope_scaling is not None and self.local_rope_theta is None,
         )
-        if not local:
-            return (near,) * self.layers
-        turned = turned and self.global_rope
-        far = BlockAttention(
-            None, theta if turned else None, turned and self.rope_scaling is not None
-        )
-        return tuple(near if one else far for one in local)
+        return of_blocks(self.attention_pattern, self.layers, near, far)
 
-    @cached_property
+    @property
     def attention_shares(self) -> Mapping[BlockAttention, float]:
         """The part of the blocks that has each kind of attention, of the first block's first."""
-        return {one: n / self.layers for one, n in Counter(self.attentions).items()}
+        return shares_of(self.attentions)
 
     @property
     def gated(self) -> bool:

@@ -7,7 +7,9 @@ blocks. Blocks differ in attention alone, so all have the same parameters and ke
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import cycle, groupby, islice
 from typing import NamedTuple
 
@@ -36,6 +38,24 @@ def expanded(pattern: Sequence[str], blocks: int) -> tuple[bool, ...]:
             )
         once += [found[2] == LOCAL] * int(found[1])
     return tuple(islice(cycle(once), blocks))
+
+
+@lru_cache(maxsize=256)  # a search asks thousands of times
+def of_blocks(
+    pattern: tuple[str, ...], blocks: int, near: BlockAttention, far: BlockAttention
+) -> tuple[BlockAttention, ...]:
+    """The attention of each block: `near` of local ones, `far` of global ones.
+
+    Without a pattern, all are local.
+    """
+    local = expanded(pattern, blocks) or (True,) * blocks
+    return tuple(near if one else far for one in local)
+
+
+@lru_cache(maxsize=256)
+def shares_of(attentions: tuple[BlockAttention, ...]) -> Mapping[BlockAttention, float]:
+    """The part of the blocks that has each kind of attention."""
+    return {one: n / len(attentions) for one, n in Counter(attentions).items()}
 
 
 def compact(local: Sequence[bool]) -> list[str]:
