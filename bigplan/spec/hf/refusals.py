@@ -92,8 +92,7 @@ def refuse_experts(config: Mapping[str, Any], where: str, families: Iterable[str
 
 # Dense decoders that people train, and what their blocks have that no block here has.
 _OTHER_BLOCKS = {
-    "gemma3": "it has a vision tower; its `text_config` alone, as a config.json with model_type "
-    "gemma3_text, is planned",
+    "gemma3": "it has a vision tower",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
     "phi": "attention and MLP read one norm together",
     "gptj": "attention and MLP read one norm together",
@@ -103,13 +102,17 @@ _OTHER_BLOCKS = {
     "granite": "residuals, scores and logits are scaled",
 }
 
+_INSTEAD = {
+    "gemma3": "give its `text_config` as a config.json of its own, with model_type gemma3_text"
+}
+
 
 def refuse_type(model_type: str, where: str) -> None:
     """A model type that is known, and not supported because of one thing."""
     if model_type in _OTHER_BLOCKS:
         raise RefusedError(
             f"{where}: model_type {model_type!r} is not supported: {_OTHER_BLOCKS[model_type]}; "
-            "take a model of another family"
+            + _INSTEAD.get(model_type, "take a model of another family")
         )
 
 

@@ -331,7 +331,7 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
         (
             "gemma3",
             {"vision_config": {"depth": 2}},
-            "its `text_config` alone, as a config.json",
+            "give its `text_config` as a config.json",
         ),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "transformers' Gemma 3 caps no scores"),
         ("gemma2", {"use_bidirectional_attention": True}, "tokens see those before them"),
