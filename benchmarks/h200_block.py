@@ -49,7 +49,7 @@ from bigplan.graph.graph import LOSS_CHUNK_TOKENS, LayerKind
 from bigplan.graph.operators import Attention, Gemm, Operator
 from bigplan.graph.strategy import Strategy
 from bigplan.profile.sensors import watching
-from bigplan.runtime import blocks, layers
+from bigplan.runtime import layers, positions
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.training import Training
@@ -287,7 +287,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if CUDA else "CPU"
     print(f"{name}, torch {torch.__version__}, {spec.name}, {BATCH} x {LENGTH} tokens")
     x = torch.randn(BATCH, LENGTH, spec.hidden, device=DEVICE).bfloat16()
-    rope = blocks.position_tables(spec, LENGTH, DEVICE, torch.bfloat16)
+    rope = positions.position_tables(spec, LENGTH, DEVICE, torch.bfloat16)
     native = layers.Block(spec, rope, in_product=True)
     block = Block(native, Layer(spec, "block"), x, torch.randn_like(x))
     targets = torch.randint(spec.vocab, (BATCH * LENGTH,), device=DEVICE)

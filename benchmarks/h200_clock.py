@@ -40,7 +40,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.profile.bench import Bench
 from bigplan.profile.copies import copiers_of, copying
 from bigplan.profile.sensors import watching
-from bigplan.runtime import blocks, layers
+from bigplan.runtime import layers, positions
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
@@ -67,7 +67,7 @@ def copies(wanted: bool) -> Iterator[None]:
 def passes_of(spec: ModelSpec, sequences: int) -> Passes:
     """Forward and backward of a block that keeps its activations."""
     x = torch.randn(sequences, LENGTH, spec.hidden, device=DEVICE).bfloat16()
-    rope = blocks.position_tables(spec, LENGTH, DEVICE, torch.bfloat16)
+    rope = positions.position_tables(spec, LENGTH, DEVICE, torch.bfloat16)
     native = layers.Block(spec, rope, in_product=True)
     block = Block(native, Layer(spec, "block"), x, torch.randn_like(x))
     return {"forward": block.forward, "backward": block.backward}

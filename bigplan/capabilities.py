@@ -13,6 +13,11 @@ from bigplan.spec.unplanned import unplanned
 
 NATIVE_ROPE_SCALINGS = ("linear", "llama3")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
+# Parts of models that bigplan plans for its own runtime alone.
+NATIVE_PARTS = (
+    *("norm_plus_one", "norms", "embedding_scale", "attention_pattern"),
+    *("score_scale", "score_cap", "logit_cap"),
+)
 # Keys of a training, each with the values that the native runtime executes. Other values can be
 # planned, but not run.
 NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
@@ -44,6 +49,14 @@ def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str |
             "bigplan plans experts for its own runtime and for Megatron-LM alone, not for "
             f"{tool}: {model.name} has {model.experts} in each block; plan with --engine native "
             "or megatron"
+        )
+    usual = ModelSpec.model_fields
+    parts = [key for key in NATIVE_PARTS if getattr(model, key) != usual[key].default]
+    if parts or model.mlp == "geglu":
+        told = ", ".join(parts or ["mlp geglu"])
+        return (
+            f"bigplan plans models with {told} for its own runtime alone, not for {tool}: "
+            f"{model.name} has it; plan with --engine native"
         )
     return None
 

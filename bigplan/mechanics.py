@@ -109,11 +109,20 @@ BIASED_COLUMNS = 128  # of the widest heads of its own kernel, whose tiles fill 
 
 
 def biases_in_kernel(element_bytes: int, head_dim: int) -> bool:
-    """Whether a generated kernel adds linear biases to scores (bigplan/kernels/alibi.py).
+    """Whether a generated kernel adds linear biases to scores (bigplan/kernels/attention.py).
 
     Its products are those of 16-bit formats.
     """
     return element_bytes == 2 and head_dim <= BIASED_COLUMNS
+
+
+CAPPED_COLUMNS = 256  # of the widest heads whose scores it caps, with smaller tiles
+CAPPED_BLOCK = 128  # queries whose capped scores are in memory at a time, where it does not
+
+
+def caps_in_kernel(element_bytes: int, head_dim: int) -> bool:
+    """Whether the same kernel caps scores."""
+    return element_bytes == 2 and head_dim <= CAPPED_COLUMNS
 
 
 # --- The CPU's cores (runtime/cores.py).

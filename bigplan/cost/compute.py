@@ -51,7 +51,7 @@ FLASH2_OF_STAND_IN = 0.6
 # of 8,192 (benchmarks/results/2026-11-25-h100-alibi/wide.txt).
 WIDEST_FLASH, EFFICIENT_FORWARD, EFFICIENT_BACKWARD = 256, 3.1, 9.3
 # The kernel that adds linear biases is FlashAttention-2's algorithm, and priced as that where a GPU
-# has no figure of it. Its backward has seven products for five (bigplan/kernels/alibi.py).
+# has no figure of it. Its backward has seven products for five (bigplan/kernels/attention.py).
 PRODUCTS_AGAIN = 7 / 5
 
 
@@ -118,7 +118,7 @@ def launches(operator: Operator, eager: float = 0.0) -> int:
     """Kernels that the host launches for an operator."""
     if isinstance(operator, Stream):
         return ceil(operator.launches * chained(operator, eager))
-    return operator.launches if isinstance(operator, Gemm) else 1
+    return operator.launches if isinstance(operator, Gemm | Attention) else 1
 
 
 def gemm_seconds(gemm: Gemm, device: Device) -> float:

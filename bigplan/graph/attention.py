@@ -14,7 +14,7 @@ from bigplan.graph.operators import (
     doubled_reach,
 )
 from bigplan.graph.shape import RankShape
-from bigplan.mechanics import ALIBI_COLUMNS
+from bigplan.mechanics import ALIBI_COLUMNS, CAPPED_BLOCK
 from bigplan.spec.gpu import FlashKernel
 
 # A softmax of scores as a chain of kernels, in passes over the square of scores. Forward, the mask
@@ -35,26 +35,76 @@ LEAST_COLUMNS = 16  # those of Triton's products are powers of two, 16 at least
 EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so many columns
 
 
-def attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
-    """Scores, softmax and weighted values: one flash kernel, or products and a softmax kernel."""
-    model, training, tokens = shape.model, shape.training, shape.mixed_tokens
+Passes = tuple[tuple[Operator, ...], tuple[Operator, ...]]  # operators forward and backward
+
+
+def attention(shape: RankShape) -> Passes:
+    """Scores, softmax and weighted values: flash kernels, or products and a softmax kernel.
+
+    Blocks that see different numbers of tokens have operators of their own, each with the mean over
+    all blocks of what it computes and moves.
+    """
+    if shape.training.attention != "flash":
+        return _materialised(shape)
+    length, parts = shape.training.sequence_length, dict[int | None, float]()
+    for one, part in shape.model.attention_shares.items():
+        window = one.window if one.window is not None and one.window < length else None
+        parts[window] = parts.get(window, 0.0) + part
+    forward: list[Operator] = []
+    backward: list[Operator] = []
+    for window, part in parts.items():
+        kernel = _flash(shape, window, part)
+        named = "" if len(parts) == 1 else "global " if window is None else "local "
+        kernel = replace(kernel, name=f"{named}attention", launches=int(not forward))
+        again = replace(kernel, flops=2.5 * kernel.flops, nbytes=2 * kernel.nbytes, backward=True)
+        more = _capped(shape, window, part) if shape.caps_scores else ((), ())
+        forward += [kernel, *more[0]]
+        backward += [again, *more[1]]
+    widened, widened_back = _linear_biases(shape) if shape.fused else ((), ())
+    return (*forward, *widened), (*backward, *widened_back)
+
+
+def _flash(shape: RankShape, window: int | None, part: float) -> Attention:
+    """The forward of the blocks with this window, which are this part of all.
+
+    Query x key and probability x value take two FLOPs an element over the lower triangle, or what a
+    window leaves of it. The backward recomputes the scores: five products for the forward's two.
+    """
+    tokens, heads, width = shape.mixed_tokens, shape.heads, shape.model.head_dim
+    length = shape.training.sequence_length
+    moved = 2.0 * tokens * (heads + shape.kv_heads) * width * shape.element
+    bound: FlashKernel | None = None
+    if shape.attends_in_own_kernel:
+        width, bound = max(LEAST_COLUMNS, 1 << (width - 1).bit_length()), "alibi"
+    elif shape.linear_biases and shape.fused:
+        width, bound = _flash_columns(width + ALIBI_COLUMNS), "flash2"
+    flops = 2.0 * tokens * doubled_reach(length, window) * heads * width
+    return Attention("attention", part * flops, part * moved, False, width, length, bound, window)
+
+
+def _capped(shape: RankShape, window: int | None, part: float) -> Passes:
+    """What plain torch moves beside the products to cap scores (runtime/capped.py).
+
+    Each score is fp32 but for the products' own results. The forward reads and writes it about 12
+    times, and the backward 24 times. Blocks of queries see half a block more than a query does.
+    """
+    if shape.caps_in_kernel:
+        return (), ()
+    length = shape.training.sequence_length
+    seen = doubled_reach(length, window) / 2 + CAPPED_BLOCK / 2
+    scores = 4.0 * shape.mixed_tokens * shape.heads * seen
+    blocks = -(-length // CAPPED_BLOCK)
+    ahead, back = CAPPED_PASSES
+    launches = round(part * CAPPED_LAUNCHES * blocks)
+    return (
+        (Stream("capped scores", part * ahead * scores, launches),),
+        (Stream("capped scores", part * back * scores, 2 * launches),),
+    )
+
+
+def _materialised(shape: RankShape) -> Passes:
+    model, training = shape.model, shape.training
     heads, length, width = shape.heads, training.sequence_length, model.head_dim
-    window = model.window_within(length)
-    if training.attention == "flash":
-        # Query x key and probability x value take two FLOPs an element over the lower triangle, or
-        # what a window leaves of it. The backward recomputes the scores: five products for the
-        # forward's two.
-        widened, widened_back = _linear_biases(shape) if shape.fused else ((), ())
-        moved = 2.0 * tokens * (heads + shape.kv_heads) * width * shape.element
-        bound: FlashKernel | None = None
-        if widened:
-            width, bound = _flash_columns(width + ALIBI_COLUMNS), "flash2"
-        elif shape.biases_in_kernel:
-            width, bound = max(LEAST_COLUMNS, 1 << (width - 1).bit_length()), "alibi"
-        flops = 2.0 * tokens * doubled_reach(length, window) * heads * width
-        kernel = Attention("attention", flops, moved, False, width, length, bound, window)
-        again = replace(kernel, flops=2.5 * flops, nbytes=2 * moved, backward=True)
-        return (kernel, *widened), (again, *widened_back)
     batch = shape.strategy.micro_batch * heads
     scores = batch * length * length * shape.element
     score = Gemm("scores", length, length, width, batch)
@@ -72,6 +122,11 @@ def attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, .
             *dropped,
         ),
     )
+
+
+# Counted on runtime/capped.py: reads and writes of scores, forward and backward, and kernels of a
+# block of queries forward.
+CAPPED_PASSES, CAPPED_LAUNCHES = (12, 24), 14
 
 
 def _flash_columns(width: int) -> int:
@@ -121,8 +176,15 @@ def flash_gradients(shape: RankShape) -> int:
     if shape.activation_shape.expanded_kv:
         key_values = heads
     gradients = 2 * (heads + key_values) * model.head_dim * element
-    if shape.biases_in_kernel:
+    if shape.attends_in_own_kernel:
         return tokens * (gradients + 4 * heads)
+    if shape.caps_scores:
+        # Three fp32 copies of the scores of some queries, two in 16 bits, and fp32 sums.
+        block = shape.strategy.micro_batch * heads * CAPPED_BLOCK * tokens
+        sums = 2 * 4 * key_values * model.head_dim
+        return (
+            tokens * (gradients + sums) + block * (12 + 2 * element) // shape.strategy.micro_batch
+        )
     if element == 4:
         columns = -(-model.head_dim // EFFICIENT_COLUMNS) * EFFICIENT_COLUMNS
         return tokens * (gradients + 4 * heads * (columns + 2))

@@ -41,12 +41,14 @@ from bigplan.spec.step import LayerStep, StepOp
 
 # Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native
 # blocks (bf16). RMSNorm moves 40 and 94 bytes an element forward and backward instead of 4 and 6.
-# SwiGLU's silu and product take 5 and 9 passes instead of 3 and 5, rotary embedding 10 instead of
-# 2. Torch's layer norm takes 1.8 times as long as its bytes forward and 2.4 times backward: medians
-# of widths from 768 to 16,384 (benchmarks/results/2026-11-24-h200-generated, torch 2.11).
+# SwiGLU's silu and product take 5 and 9 passes instead of 3 and 5, as GeGLU's do, rotary embedding
+# 10 instead of 2. Torch's layer norm takes 1.8 times as long as its bytes forward and 2.4 times
+# backward: medians of widths from 768 to 16,384 (benchmarks/results/2026-11-24-h200-generated,
+# torch 2.11).
 EAGER_NORM = {"rmsnorm": (10.0, 15.0), "layernorm": (1.8, 2.4)}
 EAGER_ACTIVATION = {
     "swiglu": (1.67, 1.8),
+    "geglu": (1.67, 1.8),
     "gelu": (1.0, 1.0),
     "gelu_tanh": (1.0, 1.0),
     "relu": (1.0, 1.0),
@@ -155,10 +157,12 @@ def _reruns(
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
     left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
-    attention = shape.into_matrix("attention input")
+    summed = shape.into_matrix("attention input")
     if all(op.name != "attention output" for op in left_out):
-        attention += shape.out_of_matrix("attention output")
-    full = Rerun(shape.hidden, (*whole, *exchanges(shape), *attention, *gathered))
+        summed += shape.out_of_matrix("attention output")
+    if all(op.name != "mlp down" for op in left_out):
+        summed += _out_of_mlp(shape, "mlp output")
+    full = Rerun(shape.hidden, (*whole, *exchanges(shape), *summed, *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 
@@ -179,7 +183,7 @@ def unread(steps: Sequence[LayerStep]) -> Sequence[LayerStep]:
     read = {value for step in steps for value in step.saves}
     left_out = []
     for step in reversed(steps):
-        if read & {*step.gives}:
+        if read & {*step.gives} or step.statistics:  # which it must run for
             read |= {*step.reads}
         else:
             left_out.append(step)
@@ -193,7 +197,7 @@ def _run_again(shape: RankShape, stream: Stream) -> Stream | None:
     """
     if stream.name == "activation" and shape.model.experts:
         return None
-    if stream.name == "activation" and shape.fused and shape.model.mlp == "swiglu":
+    if stream.name == "activation" and shape.fused and shape.model.gated:
         return Stream(stream.name, stream.nbytes / 3, 0, eager=3.0)
     return stream
 
@@ -247,7 +251,7 @@ def _chained(shape: RankShape) -> Mapping[StepOp, int]:
     size = shape.activation_shape
     normed = (step.reads[0] for step in shape.steps(StepOp.NORM))
     rms = shape.model.norm == "rmsnorm"
-    gated = shape.model.mlp == "swiglu"
+    gated = shape.model.gated
     gates = shape.steps(StepOp.ACTIVATION) if gated else ()
     return {
         StepOp.NORM: sum(size.nbytes(value, 4) for value in normed if rms or value.split),
@@ -287,8 +291,11 @@ def norm(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
 
 
 def _rotary(shape: RankShape, step: LayerStep) -> Stream:
+    """The mean over blocks, of which some may turn nothing."""
     moved = 2 * sum(map(shape.activation_shape.nbytes, step.reads))
-    return Stream(step.name, moved, 1, EAGER_ROTARY)
+    shares = shape.model.attention_shares.items()
+    turned = sum(part for one, part in shares if one.rope_theta is not None)
+    return Stream(step.name, moved * turned, 1, EAGER_ROTARY)
 
 
 def _activation(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
@@ -345,9 +352,11 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
         inside = backward_workspace(shape, tensors)
     else:
         # Torch's operators make silu(gate) a separate tensor beside both gradients.
-        plain = shape.fused and not shape.generated and shape.model.mlp == "swiglu"
+        plain = shape.fused and not shape.generated and shape.model.gated
         matrix = 0 if shape.frozen else hidden * (shape.model.ffn // shape.tp) * shape.element
-        inside = (2 + plain) * inner + matrix + gathered
+        # A norm of what the MLP gives makes a gradient of its own beside the residual stream's.
+        around = shape.hidden if shape.model.norms == "around" else 0
+        inside = (2 + plain) * inner + matrix + gathered + around
     again = 2 * gathered + shape.hidden - inner if gathered else 0
     copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden
     at_end = shape.new_gradients(tensors) + copies - saved

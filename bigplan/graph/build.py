@@ -114,8 +114,9 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     )
     each = 6.0 if training.lora is None else 4.0
     adapted = trained_count(model, training.lora) if training.lora else 0
-    row = doubled_reach(training.sequence_length, model.sliding_window)
-    attention = 6.0 * row * model.heads * model.head_dim * model.layers
+    length = training.sequence_length
+    rows = sum(doubled_reach(length, one.window) for one in model.attentions)
+    attention = 6.0 * rows * model.heads * model.head_dim
     return tokens * (each * matrices + 6.0 * adapted + attention)
 
 
@@ -127,10 +128,12 @@ def _embedding(shape: RankShape) -> LayerKind:
     learned = shape.model.positions == "learned"
     added = (Stream("positions", 3 * shape.whole_hidden),) if learned else ()
     steps = shape.every_step("embedding")
+    scales = tuple(Stream(step.name, 2 * shape.hidden) for step in steps if step.op is StepOp.SCALE)
     norms = tuple(norm(shape, step) for step in steps if step.op is StepOp.NORM)
     kept = sum(saved_values(shape.model, shape.activation_shape, "embedding").values())
     backward = (
         *(backward for _, backward in norms),
+        *scales,
         *gradient.operators,
         *shape.into_matrix("embedding"),
     )
@@ -141,6 +144,7 @@ def _embedding(shape: RankShape) -> LayerKind:
             Stream("look-up", 2 * shape.whole_hidden),
             *added,
             *shape.out_of_matrix("embedding"),
+            *scales,
             *(forward for forward, _ in norms),
         ),
         # A frozen table needs no gradient, and no layer before it does.
@@ -150,11 +154,13 @@ def _embedding(shape: RankShape) -> LayerKind:
         saved=token_bytes + (0 if shape.frozen else kept),
         boundary=token_bytes,
         reruns={},
-        forward_workspace=shape.whole_hidden * learned + shape.gathered,
+        forward_workspace=shape.whole_hidden * (learned + len(scales)) + shape.gathered,
         backward_workspace=(
             0
             if shape.frozen
-            else gradient.workspace + shape.whole_hidden * len(norms) + shape.gathered
+            else gradient.workspace
+            + shape.whole_hidden * (len(norms) + len(scales))
+            + shape.gathered
         ),
         largest=0 if shape.frozen else gradient.largest,
         pinned=shape.model.tied_embeddings,
@@ -240,6 +246,19 @@ def _loss(shape: RankShape, logits: int, launches: int) -> Stream:
     return Stream("loss", LOGIT_BYTES * logits, launches, eager=EAGER_LOSS)
 
 
+# Reads and writes of a logit that is capped, forward and backward: of 16 bits where ranks share the
+# words (runtime/words.py), else of fp32 (operators.capped). Kernels of a chunk of tokens.
+SHARED_CAP_PASSES, CAP_PASSES, CAP_LAUNCHES = 17, 15, 8
+
+
+def _cap(shape: RankShape, logits: int, chunks: int) -> tuple[Stream, ...]:
+    """What caps scores of words, where the loss's kernel does not."""
+    if shape.model.logit_cap is None or (shape.generated and shape.tp == 1):
+        return ()
+    moved = SHARED_CAP_PASSES * shape.element if shape.tp > 1 else 4 * CAP_PASSES
+    return (Stream("logit cap", moved * logits, CAP_LAUNCHES * chunks),)
+
+
 def _shared_loss(shape: RankShape, chunk: int, chunks: int) -> tuple[Collective, ...]:
     """Messages between ranks about a token's loss: logsumexp and target's logit of their words."""
     if shape.tp == 1 or not shape.fused:
@@ -258,14 +277,15 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
     gemm = Gemm("lm head", chunk, table.rows, model.hidden, count=chunks)
     logits = chunk * table.rows
     gradients = shape.new_gradients(written)
+    cap = _cap(shape, logits, 1)
     if shape.loss_in_place:
-        workspace = logits * shape.element + gradients
+        workspace = logits * shape.element * (2 if cap else 1) + gradients
     else:
         # Logits in the compute dtype, their fp32 copy and the log-softmax live at once. In the
         # backward the log-softmax, its gradient and the logits' gradient, all fp32, live before any
         # other gradient. A CPU run showed 12.0 bytes a logit, whatever the compute dtype.
         per_logit = 12 if shape.element == 4 else shape.element + 8
-        workspace = max(logits * per_logit + gradients, 12 * logits)
+        workspace = max(logits * per_logit + gradients, (20 if cap else 12) * logits)
     products = by_input((gemm,)) if shape.frozen else by_input_and_weight((gemm,))
     add = gradient_sum(shape, written)
     return LayerKind(
@@ -276,6 +296,7 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
             gemm,
             *products,
             _loss(shape, tokens * table.rows, 2 * chunks),
+            *_cap(shape, tokens * table.rows, chunks),
             Stream("final norm", 5 * shape.hidden, launches=3),
             *(
                 Stream(add.name, chunks * add.nbytes, chunks * add.launches, add.eager)

@@ -97,7 +97,8 @@ class Attention:
     """Fused causal attention.
 
     `flops` counts the triangle of scores below the diagonal, or what a window leaves of it;
-    `nbytes` is what the kernel moves.
+    `nbytes` is what the kernel moves. Where some blocks alone have it, both are means over all
+    blocks, and a block launches one of its operators.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Attention:
     length: int = 1 << 20  # tokens of the sequence
     kernel: FlashKernel | None = None  # the kernel that does it; None: the run's choice
     window: int | None = None  # tokens that a token attends to at most; None: all before it
+    launches: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from bigplan.graph.operators import Collective, Pattern, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import (
     biases_in_kernel,
+    caps_in_kernel,
     groups_in_one,
     repeats_heads,
     sums_in_products,
@@ -69,6 +70,22 @@ class RankShape:
         """Whether a generated kernel does, in place of wider heads."""
         ours = self.generated and self.linear_biases
         return ours and biases_in_kernel(self.element, self.model.head_dim)
+
+    @property
+    def caps_scores(self) -> bool:
+        """Whether fused attention caps its scores."""
+        return self.model.score_cap is not None and self.training.attention == "flash"
+
+    @property
+    def caps_in_kernel(self) -> bool:
+        """Whether a generated kernel does, in place of plain torch, some queries at a time."""
+        ours = self.generated and self.caps_scores
+        return ours and caps_in_kernel(self.element, self.model.head_dim)
+
+    @property
+    def attends_in_own_kernel(self) -> bool:
+        """Whether the attention kernel is a generated one."""
+        return self.biases_in_kernel or self.caps_in_kernel
 
     @property
     def loss_in_place(self) -> bool:

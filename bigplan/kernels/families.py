@@ -33,7 +33,10 @@ def block_graph(model: ModelSpec, batch: int, length: int, dtype: str) -> Kernel
 class _BlockGraph:
     def __init__(self, model: ModelSpec, batch: int, length: int, dtype: str) -> None:
         self.model, self.batch, self.length, self.dtype = model, batch, length, dtype
-        self.window = model.window_within(length)  # of attention, beyond torch's own arguments
+        # Of attention, beyond torch's own arguments; blocks may differ in the window.
+        first = model.attentions[0].window
+        self.window = first if first is not None and first < length else None
+        self.scores = {"scale": model.scale_of_scores, "cap": model.score_cap}
         self.nodes: list[KernelNode] = []
         self.values: dict[str, KernelValue] = {}
         self.inputs: list[KernelValue] = []
@@ -186,7 +189,7 @@ class _BlockGraph:
         row = dense("", (*self.shape(x)[:-1], 1), "fp32")
         arguments: dict[str, Argument] = {
             "input": Arg(x), "normalized_shape": (columns,), "weight": Arg(weights["weight"]),
-            "eps": self.model.norm_epsilon,
+            "eps": self.model.norm_epsilon, **self._plus_one(),
         }  # fmt: skip
         if self.model.norm == "rmsnorm" or of_heads:
             outputs = [replace(self.like(x), name="0"), replace(row, name="1")]
@@ -199,6 +202,10 @@ class _BlockGraph:
             made = self.node("native_layer_norm", outputs, **arguments)
         self.where[step.gives[0].name] = made[0]
         self.kept[step.name] = (x, *made[1:], *weights.values())
+
+    def _plus_one(self) -> dict[str, Argument]:
+        """Of a norm that multiplies by 1 + weight, as `single.py` has it."""
+        return {"plus_one": True} if self.model.norm_plus_one else {}
 
     def _norm_back(self, step: LayerStep) -> None:
         x, *rest = self.kept[step.name]
@@ -214,7 +221,7 @@ class _BlockGraph:
             "grad_out": Arg(gradient), "input": Arg(x), "normalized_shape": (self.shape(x)[-1],)
         }  # fmt: skip
         arguments |= {name: Arg(value) for name, value in zip(names, statistics, strict=True)}
-        arguments |= {"weight": Arg(weights[0]), "output_mask": mask}
+        arguments |= {"weight": Arg(weights[0]), "output_mask": mask, **self._plus_one()}
         op = "_fused_rms_norm_backward" if rms else "native_layer_norm_backward"
         made = self.node(op, outputs, **arguments)
         self.by_parameter += made[1:]
@@ -287,6 +294,7 @@ class _BlockGraph:
         out, lse = self.node(
             "scaled_dot_product_attention", [made, sums],
             query=Arg(query), key=Arg(key), value=Arg(value), is_causal=True, window=self.window,
+            **self.scores,
         )  # fmt: skip
         mixed = self.turned(out, (0, 2, 1, 3))
         self.where[step.gives[0].name] = self.view(mixed, (*self.rows, step.gives[0].columns()))
@@ -308,29 +316,38 @@ class _BlockGraph:
             "scaled_dot_product_attention_backward", outputs, grad_out=Arg(gradient),
             query=Arg(query), key=Arg(key), value=Arg(value), out=Arg(out), logsumexp=Arg(lse),
             is_causal=True, window=self.window,
+            **self.scores,
         )  # fmt: skip
         for read, name in zip(step.reads, made, strict=True):
             self._gives(read, self.turned(name, (0, 2, 1, 3)))
 
     def _activation(self, step: LayerStep, read: list[str]) -> None:
         x, mlp = Arg(read[0]), self.model.mlp
-        if mlp == "swiglu":
-            silu = self.one("silu", self.like(read[0]), self=x)
-            made = self.mul(silu, read[1])
-            self.kept[step.name] = (silu,)
+        if self.model.gated:
+            op, more = self._gate()
+            opened = self.one(op, self.like(read[0]), self=x, **more)
+            made = self.mul(opened, read[1])
+            self.kept[step.name] = (opened,)
         elif mlp == "relu":
             made = self.one("relu", self.like(read[0]), self=x)
         else:
             made = self.one("gelu", self.like(read[0]), self=x, approximate=APPROXIMATE[mlp])
         self.where[step.gives[0].name] = made
 
+    def _gate(self) -> tuple[str, dict[str, Argument]]:
+        """What a gate's operator is."""
+        geglu: dict[str, Argument] = {"approximate": "tanh"}
+        return ("silu", {}) if self.model.mlp == "swiglu" else ("gelu", geglu)
+
     def _activation_back(self, step: LayerStep) -> None:
         mlp, read = self.model.mlp, [self.where[value.name] for value in step.reads]
         d = self.view(self.gradients[step.gives[0].name], self.shape(read[0]))
         value = self.like(read[0])
-        if mlp == "swiglu":
-            inner = self.mul(d, read[1])
-            by_gate = self.one("silu_backward", value, grad_output=Arg(inner), self=Arg(read[0]))
+        if self.model.gated:
+            (op, more), inner = self._gate(), self.mul(d, read[1])
+            by_gate = self.one(
+                f"{op}_backward", value, grad_output=Arg(inner), self=Arg(read[0]), **more
+            )
             self._gives(step.reads[1], self.mul(d, self.kept[step.name][0]))
             self._gives(step.reads[0], by_gate)
             return

@@ -123,7 +123,7 @@ class Library:
     # --- Activations.
 
     def activation(self, kind: ActivationKind, *inputs: Tensor) -> Tensor:
-        """The activation of x, or of SwiGLU's gate and up."""
+        """The activation of x, or of a gate and up."""
         x = inputs[0]
         entry = self._entry(
             ("activation", kind, x.shape, x.dtype),
@@ -137,7 +137,7 @@ class Library:
     ) -> tuple[Tensor, ...]:
         """Gradients by the inputs (of a ReLU its output stands for its input).
 
-        SwiGLU's output goes to `out`, which may be `gradient` itself, contiguous.
+        A gated activation's output goes to `out`, which may be `gradient` itself, contiguous.
         """
         x, again = inputs[0], out is not None
         entry = self._entry(
@@ -205,16 +205,19 @@ class Library:
         (out,) = entry(named | {"cos": cos.unsqueeze(1), "sin": sin.unsqueeze(1)})
         return out
 
-    def cross_entropy_(self, logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+    def cross_entropy_(
+        self, logits: Tensor, targets: Tensor, scale: Tensor, cap: float | None = None
+    ) -> Tensor:
         """Losses fp32 [n] of contiguous logits [n, V], which their gradient times `scale` replaces.
 
-        Targets int64 [n]: a negative one counts nothing. `scale`: one fp32 element.
+        Targets int64 [n]: a negative one counts nothing. `scale`: one fp32 element. `cap`: logits
+        are cap * tanh(logit / cap).
         """
         assert logits.is_contiguous()
         rows, columns = logits.shape
         entry = self._entry(
-            ("loss", rows, columns, logits.dtype),
-            lambda: single.cross_entropy(rows, columns, NAMES[logits.dtype]),
+            ("loss", rows, columns, logits.dtype, cap),
+            lambda: single.cross_entropy(rows, columns, NAMES[logits.dtype], cap),
         )
         named = {"logits": logits, "targets": targets.view(-1, 1), "scale": scale.view(1)}
         losses, _ = entry(named, {"by_logits": logits})

@@ -81,6 +81,12 @@ def _layer_norm_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     return tuple(r for r, want in zip(results, wanted, strict=True) if want)
 
 
+def _factor(b: Builder, node: KernelNode) -> Val:
+    """What an RMSNorm multiplies by: its weight, or 1 + weight (`single.py`; not of torch's)."""
+    weight = b.argument(node, "weight", normed_shape(b, node, "input"))
+    return b.apply("add", weight, 1.0) if node.arguments.get("plus_one") else weight
+
+
 @ROWS.of("_fused_rms_norm")
 def _rms_norm(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     shape = normed_shape(b, node, "input")
@@ -93,7 +99,7 @@ def _rms_norm(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     rstd = b.apply("rsqrt", b.apply("add", square, epsilon))
     out = b.apply("mul", x, rstd)
     if node.arguments.get("weight") is not None:
-        out = b.apply("mul", out, b.argument(node, "weight", shape))
+        out = b.apply("mul", out, _factor(b, node))
     return out, rstd
 
 
@@ -105,7 +111,7 @@ def _rms_norm_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     normed = b.apply("mul", x, rstd)
     by_weight = b.apply("mul", d, normed)
     if node.arguments.get("weight") is not None:
-        d = b.apply("mul", d, b.argument(node, "weight", shape))
+        d = b.apply("mul", d, _factor(b, node))
     along = _mean(b, b.apply("mul", d, normed), shape[-1])
     by_x = b.apply("mul", b.apply("sub", d, b.apply("mul", normed, along)), rstd)
     results = (by_x, b.over_column(by_weight))
@@ -178,17 +184,23 @@ def _cross_entropy(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     """Losses and their gradient by the logits; torch has no such operator, see `single.py`.
 
     A negative target counts nothing. A target beyond the columns is in another rank's logits, so
-    the loss lacks the target's logit.
+    the loss lacks the target's logit. With a `cap` logits are cap * tanh(logit / cap).
     """
-    shape = shape_of(b, node, "self")
+    shape, cap = shape_of(b, node, "self"), number_of(node, "cap", 0.0)
     x, rows = b.argument(node, "self", shape), (*shape[:-1], 1)
     target = b.integers(node, "target", rows)
     picked = b.gathered(x, target)  # before its gradient takes the logit's place
+    bent = b.apply("tanh", b.apply("div", x, cap)) if cap else x
+    if cap:
+        x = b.apply("mul", bent, cap)
+        picked = b.apply("mul", b.apply("tanh", b.apply("div", picked, cap)), cap)
     lse = b.over_row("lse_row", x)
     here = b.apply("eq", b.columns(), target)._replace(shape=shape)
     ignored = b.apply("lt", target, 0.0)
     loss = b.apply("where", ignored, 0.0, b.apply("sub", lse, picked))
     powers = b.apply("exp", b.apply("sub", x, lse))
     gradient = b.apply("sub", powers, b.apply("where", here, 1.0, 0.0))
+    if cap:
+        gradient = b.apply("mul", gradient, b.apply("sub", 1.0, b.apply("mul", bent, bent)))
     scale = b.apply("where", ignored, 0.0, b.argument(node, "scale", rows))
     return loss, b.apply("mul", gradient, scale)

@@ -22,9 +22,10 @@ from bigplan.kernels.graph import (
     frozen,
 )
 
-NormKind = Literal["rmsnorm", "layernorm"]
-ActivationKind = Literal["swiglu", "gelu", "gelu_tanh", "relu"]
-APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
+NormKind = Literal["rmsnorm", "rmsnorm_plus_one", "layernorm"]  # by weight, or by 1 + weight
+GateKind = Literal["swiglu", "geglu"]
+ActivationKind = Literal[GateKind, "gelu", "gelu_tanh", "relu"]
+APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh", "geglu": "tanh"}
 TensorShape = tuple[int, ...]
 Operands = Mapping[str, Argument]
 
@@ -68,7 +69,11 @@ def _weights(make: _Maker, kind: NormKind, columns: int, dtype: str, biased: boo
     arguments: dict[str, Argument] = {"weight": Arg(make.given("weight", (columns,), dtype))}
     if kind == "layernorm":
         arguments["bias"] = Arg(make.given("bias", (columns,), dtype)) if biased else None
-    return arguments
+    return {**arguments, **_plus_one(kind)}
+
+
+def _plus_one(kind: NormKind) -> Operands:
+    return {"plus_one": True} if kind == "rmsnorm_plus_one" else {}
 
 
 def norm(
@@ -124,6 +129,7 @@ def norm_backward(
     make.node(
         op, (dense("by_x", shape, dtype), *outputs), grad_out=Arg(gradient), input=Arg(x),
         normalized_shape=(columns,), weight=Arg(weight), output_mask=mask, **statistics,
+        **_plus_one(kind),
     )  # fmt: skip
     if not beside:
         return make.single("by_x", *vectors)
@@ -132,14 +138,22 @@ def norm_backward(
     return make.single("total", *vectors)
 
 
+GATES: tuple[ActivationKind, ...] = ("swiglu", "geglu")
+
+
+def _opened(make: _Maker, kind: ActivationKind, x: Arg, shape: TensorShape, dtype: str) -> Arg:
+    """What a gate multiplies by."""
+    op, more = ("silu", {}) if kind == "swiglu" else ("gelu", {"approximate": APPROXIMATE[kind]})
+    return Arg(make.one(op, dense(op, shape, dtype), self=x, **more))
+
+
 def activation(kind: ActivationKind, shape: TensorShape, dtype: str) -> Single:
-    """The activation of x; for SwiGLU silu(x) * y."""
+    """The activation of x; a gated one is silu(x) * y, or gelu(x) * y."""
     make, out = _Maker(), dense("out", shape, dtype)
     x = Arg(make.given("x", shape, dtype))
-    if kind == "swiglu":
+    if kind in GATES:
         y = Arg(make.given("y", shape, dtype))
-        silu = make.one("silu", dense("silu", shape, dtype), self=x)
-        make.one("mul", out, self=Arg(silu), other=y)
+        make.one("mul", out, self=_opened(make, kind, x, shape, dtype), other=y)
     elif kind == "relu":
         make.one("relu", out, self=x)
     else:
@@ -150,7 +164,7 @@ def activation(kind: ActivationKind, shape: TensorShape, dtype: str) -> Single:
 def activation_backward(
     kind: ActivationKind, shape: TensorShape, dtype: str, *, again: bool = False
 ) -> Single:
-    """The gradient by x, of SwiGLU that by y, and with `again` SwiGLU's output.
+    """The gradient by x, of a gated activation that by y, and with `again` its output.
 
     A ReLU's x is its output, which has the same signs.
     """
@@ -162,18 +176,22 @@ def activation_backward(
     if kind == "relu":
         make.one("threshold_backward", by_x, grad_output=gradient, self=x, threshold=0)
         return make.single("by_x")
-    if kind != "swiglu":
+    if kind not in GATES:
         approximate = APPROXIMATE[kind]
         make.one("gelu_backward", by_x, grad_output=gradient, self=x, approximate=approximate)
         return make.single("by_x")
     y = Arg(make.given("y", shape, dtype))
     inner = Arg(make.one("mul", dense("inner", shape, dtype), self=gradient, other=y))
-    silu = Arg(make.one("silu", dense("silu", shape, dtype), self=x))
-    make.one("silu_backward", by_x, grad_output=inner, self=x)
-    make.one("mul", dense("by_y", shape, dtype), self=gradient, other=silu)
+    opened = _opened(make, kind, x, shape, dtype)
+    if kind == "swiglu":
+        make.one("silu_backward", by_x, grad_output=inner, self=x)
+    else:
+        approximate = APPROXIMATE[kind]
+        make.one("gelu_backward", by_x, grad_output=inner, self=x, approximate=approximate)
+    make.one("mul", dense("by_y", shape, dtype), self=gradient, other=opened)
     if not again:
         return make.single("by_x", "by_y")
-    make.one("mul", dense("out", shape, dtype), self=silu, other=y)
+    make.one("mul", dense("out", shape, dtype), self=opened, other=y)
     return make.single("by_x", "by_y", "out")
 
 
@@ -238,8 +256,10 @@ def rotary(
     return make.single("out")
 
 
-def cross_entropy(rows: int, columns: int, dtype: str) -> Single:
+def cross_entropy(rows: int, columns: int, dtype: str, cap: float | None = None) -> Single:
     """Losses fp32 [rows, 1] of logits, and their gradient times `scale` [1], dtype of the logits.
+
+    With a cap the logits are cap * tanh(logit / cap).
 
     One pass takes the logarithm of the sum of exponentials. A second pass writes the gradient; it
     reads the row from the L2 cache if the row is still there.
@@ -249,7 +269,10 @@ def cross_entropy(rows: int, columns: int, dtype: str) -> Single:
     targets = Arg(make.given("targets", (rows, 1), "int64"))
     scale = Arg(make.given("scale", (1,), "fp32"))
     outputs = dense("losses", (rows, 1), "fp32"), dense("by_logits", (rows, columns), dtype)
-    make.node("cross_entropy_and_gradient", outputs, self=logits, target=targets, scale=scale)
+    make.node(
+        "cross_entropy_and_gradient", outputs, self=logits, target=targets, scale=scale,
+        cap=cap or 0.0,
+    )  # fmt: skip
     return make.single("losses", "by_logits")
 
 

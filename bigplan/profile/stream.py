@@ -14,7 +14,7 @@ from bigplan.graph.build import build_graph
 from bigplan.graph.operators import Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.profile.bench import Bench, rounded, source, threads
-from bigplan.runtime.operators import rms_norm, rotary, swiglu
+from bigplan.runtime.operators import RmsRule, rms_norm, rotary, swiglu
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
@@ -102,7 +102,7 @@ def _streaming() -> Callable[[], object]:
 
     def run() -> None:
         outputs = (
-            *rms_norm(x, weight, LAYER.norm_epsilon),
+            *rms_norm(x, weight, RmsRule(LAYER.norm_epsilon)),
             rotary(q, cos, sin),
             rotary(k, cos, sin),
             swiglu(gate, up),

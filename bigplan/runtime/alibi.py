@@ -2,7 +2,7 @@
 
 Head h adds slope(h) * (j - i) to the score of query i and key j. No [s, s] mask is ever in memory.
 
-On CUDA a kernel of 16-bit heads adds the biases (bigplan/kernels/alibi.py). Elsewhere any fused
+On CUDA a kernel of 16-bit heads adds the biases (bigplan/kernels/attention.py). Elsewhere any fused
 causal kernel does. Softmax ignores a term that all keys share, so slope(h) * j has the same effect,
 and this bias is a product of a factor of the head and a factor of the key. So heads get
 ALIBI_COLUMNS more columns: queries have the slope there, and keys have their place. Saved tensors
@@ -100,23 +100,23 @@ class _InKernel(Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        from bigplan.kernels import alibi as kernel
+        from bigplan.kernels import attention as kernel
 
         *heads, slopes, window = arguments
         q, k, v = (each.contiguous() for each in heads)
-        ctx.window = fused.narrower(window, q.shape[1])
-        output, sums = kernel.forward(q, k, v, slopes, ctx.window)
+        within = fused.narrower(window, q.shape[1])
+        ctx.rule = kernel.ScoreRule(q.shape[-1] ** -0.5, window=within)
+        output, sums = kernel.forward((q, k, v), ctx.rule, slopes)
         ctx.save_for_backward(q, k, v, slopes, output, sums)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        from bigplan.kernels import alibi as kernel
+        from bigplan.kernels import attention as kernel
 
         q, k, v, slopes, *results = ctx.saved_tensors  # each may be asked for once
-        found = kernel.backward(
-            gradients[0].contiguous(), (q, k, v), slopes, (results[0], results[1]), ctx.window
-        )
+        by_out, results = gradients[0].contiguous(), (results[0], results[1])
+        found = kernel.backward(by_out, (q, k, v), results, ctx.rule, slopes)
         return *found, None, None
 
 

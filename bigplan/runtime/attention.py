@@ -18,18 +18,22 @@ from bigplan.runtime import window as windowed
 aten = torch.ops.aten
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, window: int | None = None, scale: float | None = None
+) -> Tensor:
     """Causal attention of q [b, s, heads, d], k and v [b, s, kv heads, d]: [b, s, heads, d].
 
     With a window of fewer than s tokens, a token sees so many: itself and those just before it.
+    `scale`: factor of products of queries and keys; None: 1 / root of d.
     """
     if (within := narrower(window, q.shape[1])) is not None:
-        return _Windowed.apply(q, k, v, within)  # type: ignore[no-any-return, no-untyped-call]
+        return _Windowed.apply(q, k, v, within, scale or q.shape[-1] ** -0.5)  # type: ignore[no-any-return, no-untyped-call]
     # The transposes stay views: the kernels answer in q's layout, [b, s, heads, d] in memory, so
     # flattening copies nothing and o_proj saves the storage that attention saves.
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
-    )
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True,
+        scale=scale,
+    )  # fmt: skip
     return out.transpose(1, 2)
 
 
@@ -42,12 +46,12 @@ class _Windowed(Function):
     """Attention within a window."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
         heads = [each.transpose(1, 2) for each in (q, k, v)]
-        out, *others = windowed.forward(heads, q.shape[-1] ** -0.5, window)
+        out, *others = windowed.forward(heads, scale, window)
         output: Tensor = out.transpose(1, 2)
         ctx.save_for_backward(q, k, v, output, *others)
-        ctx.window = window
+        ctx.window, ctx.scale = window, scale
         return output
 
     @staticmethod
@@ -55,9 +59,8 @@ class _Windowed(Function):
         q, k, v, output, *others = ctx.saved_tensors  # each may be asked for once
         heads = [each.transpose(1, 2) for each in (q, k, v)]
         by_output, output = (each.transpose(1, 2) for each in (gradients[0], output))
-        scale = q.shape[-1] ** -0.5
-        found = windowed.backward(by_output, heads, (output, *others), scale, ctx.window)
-        return *(each.transpose(1, 2) for each in found), None
+        found = windowed.backward(by_output, heads, (output, *others), ctx.scale, ctx.window)
+        return *(each.transpose(1, 2) for each in found), None, None
 
 
 # torch's own functions below F.scaled_dot_product_attention, with their backward, for those who

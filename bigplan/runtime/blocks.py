@@ -6,7 +6,6 @@ of a layer's buffer under the names of ModelSpec.kinds().
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,30 +15,40 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
-from bigplan.runtime import alibi, generated, mixture
+from bigplan.runtime import alibi, capped, generated, mixture
 from bigplan.runtime.attention import attention
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import NormRule
 from bigplan.runtime.mixture import Mixture
-from bigplan.runtime.operators import layer_norm, rms_norm, rotary, swiglu
+from bigplan.runtime.operators import (
+    GateKind,
+    RmsRule,
+    geglu,
+    layer_norm,
+    rms_norm,
+    rotary,
+    swiglu,
+    unread_sum,
+)
+from bigplan.runtime.positions import Positions
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
-from bigplan.runtime.words import cross_entropy, own_rows
-from bigplan.spec.architecture import RopeScaling
+from bigplan.runtime.words import Words, cross_entropy, own_rows
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
 
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library
+    from bigplan.kernels.single import NormKind
 
 Parameters = Mapping[str, Tensor]
-Tables = tuple[Tensor, ...]  # of position_tables; the first has a row for each position
 Forget = Callable[..., None]  # told a result, and the function and inputs that give it again
 # Runs products of one tensor as plain_linears does.
 Linears = Callable[[Parameters, tuple[str, ...], Tensor], tuple[Tensor, ...]]
-# Adds a product to a tensor, as Ways.close does; the second that of silu(gate) * up.
+# Adds a product to a tensor, as Ways.close does. `Gated` does so with a gated activation; without
+# a tensor, it gives the product alone.
 Closing = Callable[[Parameters, str, Tensor, Tensor], Tensor]
 Alone = Callable[[Parameters, str, Tensor], Tensor]  # the product by itself
-Gated = Callable[[Parameters, str, Tensor, Tensor, Tensor], Tensor]
+Gated = Callable[[Parameters, str, "Tensor | None", tuple[Tensor, ...], GateKind], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]  # the sum of cross-entropies of logits [n, V] by targets
 
 
@@ -52,8 +61,9 @@ def embedding(
 ) -> Tensor:
     """Rows of embed_tokens.weight [V, h] for int64 tokens [b, s]: [b, s, h], the table's dtype.
 
-    Learned positions add row `position_offset + i` of embed_positions.weight to token i of a
-    sequence, of which `context` has a part. If ranks share out the table, each looks up its own
+    They are multiplied by the model's embedding_scale. Learned positions add row
+    `position_offset + i` of embed_positions.weight to token i of a sequence, of which `context` has
+    a part. If ranks share out the table, each looks up its own
     words, and one adds the positions. If the model has a norm of the sum, that is `embedding_norm`.
     """
     table = p[TABLE]
@@ -65,7 +75,16 @@ def embedding(
     if model.positions == "learned" and ranks.first:
         start = model.position_offset + context.first(tokens.shape[1])
         output = output + p["embed_positions.weight"][start : start + tokens.shape[1]]
-    return output if ranks.alone else ranks.sum(output)()
+    if not ranks.alone:
+        output = ranks.sum(output)()
+    return scaled(output, model)
+
+
+def scaled(rows: Tensor, model: ModelSpec) -> Tensor:
+    """Rows of the token table times the model's factor, which Gemma rounds to the rows' dtype."""
+    if model.embedding_scale == 1:
+        return rows
+    return rows * float(torch.tensor(model.embedding_scale, dtype=rows.dtype))
 
 
 def embedding_norm(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways | None = None) -> Tensor:
@@ -103,6 +122,7 @@ class Ways(NamedTuple):
     closing: Closing | None = None  # products added to the residual stream; None: by `linears`
     last: Closing | None = None  # as `closing`; nothing in the block reads this sum; None: closing
     gated: Gated | None = None  # the last product with its gated activation; None: separately
+    unread: bool = False  # nothing reads the block's output: its backward alone is wanted
     kernels: Library | None = None  # generated kernels; None: torch's operators
     alone: Alone | None = None  # the product without the sum; None: by `linears`
     loss: Loss | None = None  # None: by words.cross_entropy
@@ -119,15 +139,22 @@ class Ways(NamedTuple):
 PLAIN = Ways()
 
 
-def block(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways: Ways = PLAIN) -> Tensor:
+def block(
+    p: Parameters,
+    x: Tensor,
+    model: ModelSpec,
+    positions: Positions,
+    ways: Ways = PLAIN,
+) -> Tensor:
     """One pre-norm transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
 
-    `tables` are position_tables for this s. Ways of tensor-parallel ranks take x as a rank has it,
-    and p with its heads and its part of the MLP. Those of context-parallel ranks take a part of s.
+    `positions` are position_tables for this s and this block's attention. Ways of tensor-parallel
+    ranks take x as a rank has it, and p with its heads and its part of the MLP. Those of
+    context-parallel ranks take a part of s.
     """
     last = ways.last or ways.close
     normed, x = _norm(p, "input_norm", x, model, ways, over=True)
-    mixed = _attention(p, normed, model, tables, ways)
+    mixed = _attention(p, normed, model, positions, ways)
     if model.parallel_residual:
         normed, x = _norm(p, "post_norm", x, model, ways)
         x = last(p, "o_proj", x, mixed)
@@ -136,8 +163,10 @@ def block(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways: Ways
     if model.experts:
         return mixture.mlp(p, x, normed, model, ways.experts)
     inputs = _mlp_inputs(p, normed, model, ways)
-    if ways.gated and model.mlp == "swiglu":
-        return ways.gated(p, "down_proj", x, *inputs)
+    if model.norms == "around":
+        return _normed_and_added(p, x, inputs, model, ways)
+    if ways.gated and model.mlp in ("swiglu", "geglu"):
+        return ways.gated(p, "down_proj", x, inputs, model.mlp)
     return last(p, "down_proj", x, _activation(inputs, model, ways))
 
 
@@ -160,7 +189,7 @@ def head_loss(
     scores = logits(p, x, model, ways, ranks).flatten(0, -2)
     if ways.loss is not None:
         return ways.loss(scores, targets.flatten())
-    return cross_entropy(scores, targets.flatten(), model.vocab, ranks)
+    return cross_entropy(scores, targets.flatten(), Words(model.vocab, model.logit_cap), ranks)
 
 
 def logits(
@@ -170,91 +199,47 @@ def logits(
     ways: Ways = PLAIN,
     ranks: TensorParallel = ONE,
 ) -> Tensor:
-    """Scores of every word, [..., V] in the dtype of x [..., h]; p and `ranks` as in head_loss."""
+    """Scores of every word, [..., V] in the dtype of x [..., h]; p and `ranks` as in head_loss.
+
+    They are not capped yet.
+    """
     table = "embed_tokens" if model.tied_embeddings else "lm_head"
     normed = _norm(p, "norm", x, model, ways)[0]
     return ways.linears(p, (table,), ranks.gathered(normed))[0]
 
 
-def position_tables(
+def _attention(
+    p: Parameters,
+    x: Tensor,
     model: ModelSpec,
-    sequence_length: int,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    ranks: TensorParallel = ONE,
-    context: ContextParallel = WHOLE,
-) -> Tables:
-    """What attention knows positions by: rope_table's pair, or linear biases (ALiBi).
-
-    Pairs are of this rank's tokens of a sequence among `context`. Biases are those of the heads
-    that this rank has within attention. If positions are learned, a table only tells how many
-    tokens there are.
-    """
-    if model.positions != "alibi":
-        # Whole sequences' tables would lie on the GPU until this rank's part is cut out.
-        pair = rope_table(model, sequence_length, "cpu", dtype)
-        return tuple(context.group.own(table).clone().to(device) for table in pair)
-    found = alibi.biases(model.heads, model.head_dim, sequence_length, device, dtype)
-    parts = context.group.size
-    return found.of_rank(ranks.group.place * parts + context.group.place, ranks.group.size * parts)
-
-
-def rope_table(
-    model: ModelSpec, sequence_length: int, device: torch.device | str, dtype: torch.dtype
-) -> Tables:
-    """Cos and sin of every position and frequency, [s, rotary_width / 2] each in `dtype`.
-
-    Computed in fp32 on the CPU, so that every device rotates by the same angles. Both halves of the
-    columns that are rotated, a head's first, share frequencies (the rotate-half convention of
-    Hugging Face's Llama), hence half a row.
-    """
-    exponents = torch.arange(0, model.rotary_width, 2, dtype=torch.float32) / model.rotary_width
-    positions = torch.arange(sequence_length, dtype=torch.float32)
-    angles = torch.outer(positions, _scaled(1.0 / model.rope_theta**exponents, model.rope_scaling))
-    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
-
-
-def _scaled(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
-    """Angles a position by frequency, for longer texts where the model says so.
-
-    As Llama 3.1's own code has it: with n = original_length f / (2 pi) waves in the length of the
-    pre-training, frequencies of n <= low are divided by the factor, those of n >= high stay, and
-    between them the part (n - low) / (high - low) of a frequency stays.
-    """
-    if scaling is None:
-        return frequencies
-    assert scaling.factor is not None, scaling
-    if scaling.name == "linear":
-        return frequencies / scaling.factor
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    assert scaling.name == "llama3" and scaling.original_length and low and high, scaling
-    waves = scaling.original_length * frequencies / (2 * math.pi)
-    stays = ((waves - low) / (high - low)).clamp(0.0, 1.0)
-    return frequencies * (stays + (1.0 - stays) / scaling.factor)
-
-
-def _attention(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways: Ways) -> Tensor:
+    positions: Positions,
+    ways: Ways,
+) -> Tensor:
     """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
+    tables, attends = positions
     # Linear biases are for whole sequences, other tables for the tokens that this rank has.
     parts = ways.context.group.size if model.positions == "alibi" else 1
     shape = len(tables[0]) // parts, model.head_dim
     q, k, v = (_heads(y, *shape) for y in ways.linears(p, ("q_proj", "k_proj", "v_proj"), x))
     if model.qk_norm:
-        q = _rms_normed(q, p["q_norm.weight"], model.norm_epsilon, ways.kernels)
-        k = _rms_normed(k, p["k_norm.weight"], model.norm_epsilon, ways.kernels)
-    if model.positions == "rope":
+        q = _rms_normed(q, p["q_norm.weight"], _rms_rule(model), ways.kernels)
+        k = _rms_normed(k, p["k_norm.weight"], _rms_rule(model), ways.kernels)
+    if attends.rope_theta is not None:
         turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
         q, k = turned(q, *tables), turned(k, *tables)
     q, k, v = map(ways.context.whole_sequences, (q, k, v))
     if repeats_heads(x.element_size(), model.heads, model.kv_heads):
         groups = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
-    window = model.sliding_window
+    window, by_kernel = attends.window, ways.kernels is not None
     if model.positions == "alibi":
-        by_kernel, biases = ways.kernels is not None, alibi.Biases(*tables)
+        biases = alibi.Biases(*tables)
         mixed = alibi.attention(q, k, v, biases, window, generated=by_kernel)
+    elif model.score_cap is not None:
+        scores = capped.Scores(model.scale_of_scores, model.score_cap, window)
+        mixed = capped.attention(q, k, v, scores, generated=by_kernel)
     else:
-        mixed = attention(q, k, v, window)
+        mixed = attention(q, k, v, window, model.score_scale)
     return ways.context.own_tokens(mixed).flatten(2)
 
 
@@ -268,8 +253,16 @@ def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple
     """The inputs of the MLP's activation, [b, s, f] each, for x [b, s, h]."""
     if model.mlp == "relu":
         return ways.linears(p, ("up_proj",), x)  # nobody reads it once its ReLU is there
-    names = ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",)
+    names = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
     return (ways.widening or ways.linears)(p, names, x)
+
+
+_ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
+    "swiglu": swiglu,
+    "geglu": geglu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 def _activation(inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways) -> Tensor:
@@ -282,8 +275,7 @@ def _activation(inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways) -> Ten
         return output
     if model.mlp == "relu":
         return F.relu(inputs[0])  # its output is all that it needs itself
-    approximation = "tanh" if model.mlp == "gelu_tanh" else "none"
-    function = swiglu if model.mlp == "swiglu" else partial(F.gelu, approximate=approximation)
+    function = _ACTIVATIONS[model.mlp]
     output = function(*inputs)
     ways.forget(output, function, *inputs)
     return output
@@ -304,19 +296,19 @@ def _norm(
     `over` it writes the sum over that gradient, so nothing else may hold the gradient then. A
     block's caller may hold a block's gradient.
     """
-    weight, epsilon, forget = p[f"{name}.weight"], model.norm_epsilon, ways.forget
+    weight, forget = p[f"{name}.weight"], ways.forget
     if ways.kernels is not None:
-        weights = _norm_weights(p, name)
-        rule = NormRule(ways.kernels, model.norm, epsilon)
+        weights, rule = _norm_weights(p, name), _norm_rule(model, ways.kernels)
         normed, x = generated.norm(rule, x, *weights, over=over)
         forget(normed, partial(generated.normed, rule), x, *weights)
         return normed, x
     if model.norm == "rmsnorm":
-        normed, x = rms_norm(x, weight, epsilon, over=over)
-        forget(normed, partial(_rms_normed, epsilon=epsilon), x, weight)
+        rms = _rms_rule(model)
+        normed, x = rms_norm(x, weight, rms, over=over)
+        forget(normed, partial(_rms_normed, rule=rms), x, weight)
         return normed, x
     inputs = (x, *_norm_weights(p, name))
-    norm = partial(layer_norm, epsilon=epsilon)
+    norm = partial(layer_norm, epsilon=model.norm_epsilon)
     normed = norm(*inputs)
     forget(normed, norm, *inputs)
     return normed, x
@@ -328,28 +320,61 @@ def _norm_weights(p: Parameters, name: str) -> tuple[Tensor, ...]:
     return (p[f"{name}.weight"],) if bias is None else (p[f"{name}.weight"], bias)
 
 
+def _norm_rule(model: ModelSpec, kernels: Library) -> NormRule:
+    kind: NormKind = "rmsnorm_plus_one" if model.norm_plus_one else model.norm
+    return NormRule(kernels, kind, model.norm_epsilon)
+
+
+def _rms_rule(model: ModelSpec) -> RmsRule:
+    return RmsRule(model.norm_epsilon, model.norm_plus_one)
+
+
+def _alone(p: Parameters, name: str, inner: Tensor, ways: Ways) -> Tensor:
+    """The product that is added to the residual stream, before it is."""
+    return ways.alone(p, name, inner) if ways.alone else ways.linears(p, (name,), inner)[0]
+
+
 def _closed_and_normed(
     p: Parameters, x: Tensor, mixed: Tensor, model: ModelSpec, ways: Ways
 ) -> tuple[Tensor, Tensor]:
     """The norm after attention, and the sum that it reads: x and the product of `mixed`.
 
-    A generated kernel adds and norms in one pass.
+    That product has a norm of its own where norms stand around. A generated kernel adds and norms
+    in one pass.
     """
-    if ways.kernels is None:
+    around = model.norms == "around"
+    if ways.kernels is None and not around:
         return _norm(p, "post_norm", ways.close(p, "o_proj", x, mixed), model, ways)
-    weights = _norm_weights(p, "post_norm")
-    rule = NormRule(ways.kernels, model.norm, model.norm_epsilon)
-    product = (
-        ways.alone(p, "o_proj", mixed) if ways.alone else ways.linears(p, ("o_proj",), mixed)[0]
-    )
-    normed, x = generated.added_norm(rule, x, product, *weights)
+    added = _alone(p, "o_proj", mixed, ways)
+    if around:
+        added = _norm_alone(p, "attention_closing_norm", added, model, ways)
+    if ways.kernels is None:
+        return _norm(p, "post_norm", x + added, model, ways)
+    weights, rule = _norm_weights(p, "post_norm"), _norm_rule(model, ways.kernels)
+    normed, x = generated.added_norm(rule, x, added, *weights)
     ways.forget(normed, partial(generated.normed, rule), x, *weights)
     return normed, x
 
 
-def _rms_normed(
-    x: Tensor, weight: Tensor, epsilon: float, kernels: Library | None = None
+def _normed_and_added(
+    p: Parameters, x: Tensor, inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways
 ) -> Tensor:
+    """The sum of x and the norm of what the MLP gives, by its activation's inputs."""
+    if ways.gated and model.mlp in ("swiglu", "geglu"):
+        product = ways.gated(p, "down_proj", None, inputs, model.mlp)
+    else:
+        product = _alone(p, "down_proj", _activation(inputs, model, ways), ways)
+    normed = _norm_alone(p, "mlp_closing_norm", product, model, ways)
+    return unread_sum(x, normed) if ways.unread else x + normed
+
+
+def _norm_alone(p: Parameters, name: str, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
+    """A norm whose result is added and not saved, and whose input nobody else reads."""
+    return _norm(p, name, x, model, ways._replace(forget=keep))[0]
+
+
+def _rms_normed(x: Tensor, weight: Tensor, rule: RmsRule, kernels: Library | None = None) -> Tensor:
     if kernels is not None:
-        return generated.normed(NormRule(kernels, "rmsnorm", epsilon), x, weight)
-    return rms_norm(x, weight, epsilon)[0]
+        kind: NormKind = "rmsnorm_plus_one" if rule.plus_one else "rmsnorm"
+        return generated.normed(NormRule(kernels, kind, rule.epsilon), x, weight)
+    return rms_norm(x, weight, rule)[0]

@@ -40,7 +40,8 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
     `training.weights` is checked whole here, before any of it is read or memory is taken. Raises
     InputError, and RefusedError for what is not read.
     """
-    drawn = partial(random_values, seed=training.seed)
+    norm = 0.0 if model.norm_plus_one else 1.0
+    drawn = partial(random_values, seed=training.seed, norm=norm)
     if training.weights is None:
         return drawn
     folder = HfFolder.open(Path(training.weights).expanduser(), model)
@@ -78,9 +79,9 @@ def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter
 
 
 def random_values(
-    kind: str, layer: int, parameter: Parameter, rectangle: Rectangle, seed: int
+    kind: str, layer: int, parameter: Parameter, rectangle: Rectangle, seed: int, norm: float = 1.0
 ) -> Tensor:
-    """Normal (std 0.02) matrices, norm weights one, biases zero: fp32 on the CPU [rows, columns].
+    """Normal (std 0.02) matrices, norms' weights, zero biases: fp32 on the CPU [rows, columns].
 
     Of adapters A is uniform within +- 1 / sqrt(in), as torch.nn.Linear begins, and B is zero.
 
@@ -92,7 +93,7 @@ def random_values(
     if parameter.name.endswith((".bias", ".lora_B")):
         return torch.zeros(shape)
     if len(parameter.shape) == 1:
-        return torch.ones(shape)
+        return torch.full(shape, norm)
     values, everything = torch.empty(shape), all_of(parameter)
     at_once = rows_at_once(everything.columns)
     for band in rectangle.bands(at_once):

@@ -151,7 +151,7 @@ class _AddedNorm(Function):
 
 
 class _Activation(Function):
-    """GELU, ReLU or SwiGLU; saves its inputs, a ReLU its output."""
+    """GELU, ReLU, SwiGLU or GeGLU; saves its inputs, a ReLU its output."""
 
     @staticmethod
     def forward(ctx: Any, library: Library, kind: ActivationKind, *inputs: Tensor) -> Tensor:
@@ -181,21 +181,27 @@ class _GeneratedRotary(Function):
         return None, ctx.library.rotary(gradients[0], cos, sin, back=True), None, None
 
 
+class LossRule(NamedTuple):
+    """What runs the loss, the factor of its gradient (one fp32 element), and logits' cap."""
+
+    library: Library
+    scale: Tensor
+    cap: float | None = None
+
+
 class _CrossEntropy(Function):
     """Sum of the losses of logits [n, V], whose memory has their gradient when it is known."""
 
     @staticmethod
-    def forward(
-        ctx: Any, library: Library, scale: Tensor, logits: Tensor, targets: Tensor
-    ) -> Tensor:
-        losses = library.cross_entropy_(logits, targets, scale)
+    def forward(ctx: Any, rule: LossRule, logits: Tensor, targets: Tensor) -> Tensor:
+        losses = rule.library.cross_entropy_(logits, targets, rule.scale, rule.cap)
         ctx.save_for_backward(logits)
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         (by_logits,) = ctx.saved_tensors
-        return None, None, by_logits, None
+        return None, by_logits, None
 
 
 def norm(
@@ -218,7 +224,7 @@ def added_norm(
 
 
 def activation(library: Library, kind: ActivationKind, *inputs: Tensor) -> Tensor:
-    """The activation of x [..., f], or of SwiGLU's gate and up."""
+    """The activation of x [..., f], or of a gate and up."""
     return _Activation.apply(library, kind, *inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -241,13 +247,13 @@ def rows_of(library: Library | None) -> RowOperators:
     return RowOperators(sent, combined, library.weighted, library.weighted_backward, library.put)
 
 
-def cross_entropy(library: Library, scale: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(rule: LossRule, logits: Tensor, targets: Tensor) -> Tensor:
     """Sum over rows of logits [n, V] by targets int64 [n]; a negative one counts nothing. fp32.
 
-    One kernel writes the gradient over the logits at once. So the factor of the gradient, `scale`
-    (one fp32 element), must be known by then; the gradient that autograd brings is ignored.
+    One kernel writes the gradient over the logits at once. So the factor of the gradient must be
+    known by then; the gradient that autograd brings is ignored.
     """
-    return _CrossEntropy.apply(library, scale, logits, targets)  # type: ignore[no-any-return, no-untyped-call]
+    return _CrossEntropy.apply(rule, logits, targets)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def scale_of(value: float, device: torch.device) -> Tensor:

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from bigplan.graph.graph import Recompute
+from bigplan.graph.graph import BLOCK, Recompute
 from bigplan.mechanics import sums_in_products
 from bigplan.runtime import blocks, generated
-from bigplan.runtime.blocks import PLAIN, Tables, Ways
+from bigplan.runtime.blocks import PLAIN, Ways
 from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import library_for
 from bigplan.runtime.kept import KeptActivations, differentiate
+from bigplan.runtime.positions import Positions, Sharing, position_tables
 from bigplan.runtime.products import Products, Sums, as_stored
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
@@ -29,6 +30,7 @@ from bigplan.runtime.words import own_rows
 from bigplan.spec.layers import TABLE
 from bigplan.spec.lora import Lora
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.pattern import BlockAttention
 
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library
@@ -58,30 +60,40 @@ class Losses:
 
 def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     """The objects for all layers of the model, first to last."""
-    graph, training = context.graph, context.training
-    in_product = sums_in_products(graph.sizes.gradient)
-    ranks, parts, length = (
-        context.tensor_parallel,
-        context.context_parallel,
-        training.sequence_length,
-    )
-    tables = blocks.position_tables(
-        context.model, length, context.device, context.parameter_dtype, ranks, parts
-    )
+    graph, kernels = context.graph, library_for(context.training, context.device)
+    in_product, ranks = sums_in_products(graph.sizes.gradient), context.tensor_parallel
     batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
-    kernels = library_for(training, context.device)
-    block = Block(context.model, tables, ranks, parts, in_product=in_product, kernels=kernels)
-    block.lora = training.lora
-    block.balance = _balance(context, losses)
-    embedding = Embedding(context.model, batches, ranks, parts, kernels)
+    embedding = Embedding(context.model, batches, ranks, context.context_parallel, kernels)
     head = Head(context, batches, losses, in_product=in_product, kernels=kernels)
-    embedding.frozen = head.frozen = training.lora is not None
-    kinds: dict[str, Layer] = {
+    embedding.frozen = head.frozen = graph.frozen
+    ends: dict[str, Layer] = {
         "embedding": embedding,
-        "block": block,
         "head": head,
     }
-    return tuple(kinds[kind] for kind in graph.layers)
+    blocks_of = {one: _block(context, one, losses) for one in context.model.attention_shares}
+    attentions = iter(context.model.attentions)
+    return tuple(
+        blocks_of[next(attentions)] if kind == BLOCK else ends[kind] for kind in graph.layers
+    )
+
+
+def _block(context: Context, attends: BlockAttention, losses: Losses) -> Block:
+    """What computes the blocks with this attention."""
+    ranks, parts = context.tensor_parallel, context.context_parallel
+    length, dtype = context.training.sequence_length, context.parameter_dtype
+    sharing = Sharing(ranks, parts)
+    positions = position_tables(context.model, length, context.device, dtype, sharing, attends)
+    block = Block(
+        context.model,
+        positions,
+        ranks,
+        parts,
+        in_product=sums_in_products(context.graph.sizes.gradient),
+        kernels=library_for(context.training, context.device),
+    )
+    block.lora = context.training.lora
+    block.balance = _balance(context, losses)
+    return block
 
 
 def _balance(context: Context, losses: Losses) -> Callable[[], float] | None:
@@ -139,20 +151,21 @@ class Embedding:
     @torch.no_grad()
     def _embedded(self, visit: Visit, tokens: Tensor) -> Tensor:
         if visit.by_rows:
-            return visit.embedded_rows()
+            return blocks.scaled(visit.embedded_rows(), self._model)
         return blocks.embedding(visit.parameters(), tokens, self._model, self._ranks, self._context)
 
     def backward(self, visit: Visit, kept: KeptActivations) -> None:
         """Adds rows to the tables' sums, or leaves them for sums in host memory."""
         gradient, tokens = visit.gradient(), kept.kept_input()
         if visit.by_rows:
-            visit.send_rows_home(gradient, tokens)
+            visit.send_rows_home(blocks.scaled(gradient, self._model), tokens)
             return
         visit.open(kept.sums)
         if self._model.embedding_norm:
             kept.weights = visit.weights()
             gradient, by_norm = kept.gradients(gradient)
             kept.sums.add(_without(by_norm, self._elsewhere))
+        gradient = blocks.scaled(gradient, self._model)
         tables = blocks.looked_up(tokens, self._model, self._context)
         words = tables.pop(TABLE)
         for name in tables.keys() - self._elsewhere:
@@ -174,7 +187,7 @@ class Block:
     def __init__(
         self,
         model: ModelSpec,
-        tables: Tables,
+        positions: Positions,
         ranks: TensorParallel = ONE,
         context: ContextParallel = WHOLE,
         *,
@@ -182,10 +195,10 @@ class Block:
         kernels: Library | None = None,
     ) -> None:
         """`in_product`: the products of the backward add the weights' gradients to their sums."""
-        self._model, self._tables, self._in_product = model, tables, in_product
+        self._model, self._positions, self._in_product = model, positions, in_product
         self._kernels, self._context = kernels, context
         self._ranks, self._elsewhere = ranks, ranks.counted_elsewhere(model.steps("block"))
-        self._constants = frozenset(t.untyped_storage().data_ptr() for t in tables)
+        self._constants = frozenset(t.untyped_storage().data_ptr() for t in positions.tables)
 
     def forward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Keeps the input where all is recomputed, else a graph."""
@@ -216,7 +229,7 @@ class Block:
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
         ways = self._products().ways._replace(context=self._context)
         with torch.no_grad():
-            return blocks.block(self._parameters(visit), x, self._model, self._tables, ways)
+            return blocks.block(self._parameters(visit), x, self._model, self._positions, ways)
 
     def backward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Through the graph, which is recorded first where the input alone was kept."""
@@ -248,8 +261,8 @@ class Block:
             leaves = _leaves(parameters, in_product=self._in_product)
         kept.parameters = _differentiated(leaves)
         kept.constants = self._constants
-        model, tables, ways = self._model, self._tables, self._ways(kept, recompute)
-        return kept.record(lambda x: blocks.block(leaves, x, model, tables, ways), x)
+        model, positions, ways = self._model, self._positions, self._ways(kept, recompute)
+        return kept.record(lambda x: blocks.block(leaves, x, model, positions, ways), x)
 
     def _ways(self, kept: KeptActivations, recompute: Recompute) -> Ways:
         in_sums = self._in_product or self.lora is not None
@@ -263,7 +276,8 @@ class Block:
         ways = products.ways._replace(context=self._context, experts=mixture)
         if recompute is Recompute.FULL:
             last = partial(products.closing, unread=True)
-            return ways._replace(last=last, gated=partial(products.gated, unread=True))
+            gated = partial(products.gated, unread=True)
+            return ways._replace(last=last, gated=gated, unread=True)
         if recompute is not Recompute.NONE:
             ways = ways._replace(forget=kept.forget, gated=products.gated)
         if recompute is Recompute.MLP:
@@ -338,7 +352,8 @@ class Head:
         share = self._losses.share * self._losses.scale
         if self._kernels is not None and self._ranks.alone:  # its kernel multiplies by the share
             one = generated.scale_of(share, x.device)
-            ways = ways._replace(loss=partial(generated.cross_entropy, self._kernels, one))
+            rule = generated.LossRule(self._kernels, one, self._model.logit_cap)
+            ways = ways._replace(loss=partial(generated.cross_entropy, rule))
         with torch.enable_grad():
             loss = self._loss(parameters, x, targets, ways)
         scale = torch.full_like(loss, share)

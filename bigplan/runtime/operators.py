@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+GateKind = Literal["swiglu", "geglu"]
 _left_out = False
 
 
@@ -37,6 +38,17 @@ def kernels_for(x: Tensor) -> bool:
     return x.is_cuda and has_triton() and not _left_out
 
 
+class RmsRule(NamedTuple):
+    """What an RMSNorm adds to the mean of squares, and whether it multiplies by 1 + weight."""
+
+    epsilon: float
+    plus_one: bool = False
+
+    def factors(self, weight: Tensor) -> Tensor:
+        """What it multiplies by, fp32."""
+        return weight.float() + 1.0 if self.plus_one else weight.float()
+
+
 class _RmsNorm(Function):
     """x * rstd * weight over the last dimension, in fp32, and x; saves x and rstd (fp32 [..., 1]).
 
@@ -47,13 +59,13 @@ class _RmsNorm(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, epsilon: float, over: bool = False
+        ctx: Any, x: Tensor, weight: Tensor, rule: RmsRule, over: bool = False
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.over = over
+        ctx.rule, ctx.over = rule, over
         wide = x.float()
-        rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-        out = (wide * rstd * weight.float()).to(x.dtype)
+        rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + rule.epsilon)
+        out = (wide * rstd * rule.factors(weight)).to(x.dtype)
         ctx.save_for_backward(x, weight, rstd)
         return out, x.view_as(x)
 
@@ -65,7 +77,7 @@ class _RmsNorm(Function):
         normed, by_weight = x.float() * rstd, None
         if ctx.needs_input_grad[1]:
             by_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
-        gradient = gradient * weight.float()
+        gradient = gradient * ctx.rule.factors(weight)
         projection = (gradient * normed).mean(-1, keepdim=True)
         by_x = rstd * (gradient - normed * projection)
         if beside is not None:
@@ -131,36 +143,76 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((*turned, rest), dim=-1).to(x.dtype)
 
 
-def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, without a graph."""
-    return F.silu(gate).mul_(up)
+def gated(gate: Tensor, up: Tensor, kind: GateKind = "swiglu") -> Tensor:
+    """silu(gate) * up, or of geglu gelu(gate) * up, without a graph."""
+    return _opened(gate, kind).mul_(up)
+
+
+def _opened(gate: Tensor, kind: GateKind) -> Tensor:
+    return F.silu(gate) if kind == "swiglu" else F.gelu(gate, approximate="tanh")
 
 
 def gated_backward(
-    gate: Tensor, up: Tensor, gradient: Tensor, out: Tensor | None = None
+    gate: Tensor,
+    up: Tensor,
+    gradient: Tensor,
+    out: Tensor | None = None,
+    kind: GateKind = "swiglu",
 ) -> tuple[Tensor, Tensor]:
     """Gradients by gate and up; gated(gate, up) goes to `out`, which may be `gradient`."""
-    # torch's own derivative of silu, in fp32 inside for bf16
-    by_gate: Tensor = torch.ops.aten.silu_backward(gradient * up, gate)
-    silu = F.silu(gate)
-    by_up = silu * gradient
+    # torch's own derivatives, in fp32 inside for bf16
+    if kind == "swiglu":
+        by_gate: Tensor = torch.ops.aten.silu_backward(gradient * up, gate)
+    else:
+        by_gate = torch.ops.aten.gelu_backward(gradient * up, gate, approximate="tanh")
+    opened = _opened(gate, kind)
+    by_up = opened * gradient
     if out is not None:
-        torch.mul(silu, up, out=out)
+        torch.mul(opened, up, out=out)
     return by_gate, by_up
 
 
-class _SwiGlu(Function):
-    """silu(gate) * up; saves gate and up and computes silu again in the backward."""
+class _GatedActivation(Function):
+    """silu(gate) * up, or with gelu; saves gate and up and computes the former again."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, kind: GateKind, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.kind = kind
         ctx.save_for_backward(gate, up)
-        return gated(gate, up)
+        return gated(gate, up, kind)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[None, Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        return None, *gated_backward(gate, up, gradients[0], kind=ctx.kind)
+
+
+class _UnreadSum(Function):
+    """Stands for x + y where the backward alone is wanted: every element is one and the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x.new_empty(()).expand_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        return gated_backward(gate, up, gradients[0])
+        return gradients[0], gradients[0]
+
+
+class _Cap(Function):
+    """cap * tanh(x / cap); saves its result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cap: float) -> Tensor:
+        out = (x / cap).tanh_().mul_(cap)
+        ctx.save_for_backward(out)
+        ctx.cap = cap
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        (out,) = ctx.saved_tensors
+        return gradients[0] * (1.0 - (out / ctx.cap).square_()), None
 
 
 def row_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,14 +246,14 @@ def by_logits_(logits: Tensor, targets: Tensor, lse: Tensor, gradient: Tensor) -
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor, epsilon: float, *, over: bool = False
+    x: Tensor, weight: Tensor, rule: RmsRule, *, over: bool = False
 ) -> tuple[Tensor, Tensor]:
     """RMSNorm of x [..., h], and x for all others to read.
 
     The backward adds the gradient by that x to the norm's own gradient; with `over` it writes the
     sum over the gradient by that x.
     """
-    return _RmsNorm.apply(x, weight, epsilon, over)  # type: ignore[no-any-return, no-untyped-call]
+    return _RmsNorm.apply(x, weight, rule, over)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def layer_norm(
@@ -221,9 +273,24 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
-    return _SwiGlu.apply(gate, up)  # type: ignore[no-any-return, no-untyped-call]
+    return _GatedActivation.apply("swiglu", gate, up)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum over rows of logits [n, V] by targets int64 [n]; -100 counts nothing. fp32."""
-    return F.cross_entropy(logits.float(), targets, reduction="sum")
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu(gate) * up, by gelu's tanh approximation."""
+    return _GatedActivation.apply("geglu", gate, up)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def unread_sum(x: Tensor, y: Tensor) -> Tensor:
+    """X + y for its backward: nobody may read what it gives."""
+    return _UnreadSum.apply(x, y)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def capped(x: Tensor, cap: float | None) -> Tensor:
+    """Cap * tanh(x / cap), without a cap x itself."""
+    return x if cap is None else _Cap.apply(x, cap)  # type: ignore[no-untyped-call]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
+    """Sum over rows of logits [n, V], capped, by targets int64 [n]; -100 counts nothing. fp32."""
+    return F.cross_entropy(capped(logits.float(), cap), targets, reduction="sum")

@@ -26,8 +26,8 @@ from bigplan.runtime.blocks import PLAIN, Parameters, Ways
 from bigplan.runtime.generated import rows_of
 from bigplan.runtime.lookup import add_rows
 from bigplan.runtime.mixture import Mixture
+from bigplan.runtime.operators import GateKind, gated_backward
 from bigplan.runtime.operators import gated as gated_activation
-from bigplan.runtime.operators import gated_backward
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 
 if TYPE_CHECKING:
@@ -199,44 +199,48 @@ class _Gated(Function):
     """x + F.linear(silu(gate) * up, weight, bias), whose activation is never kept.
 
     The pass that takes the gradients of gate and up also writes the activation again. Recomputing
-    it before would take one more pass. Ranks, `factor` and `unread` as in _Closing.
+    it before would take one more pass. Ranks, x, `factor` and `unread` as in _Closing.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, unread: bool, products: Products, x: Tensor, gate: Tensor, up: Tensor,
-        *factor: Any,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, way: GatedWay, x: Tensor | None, gate: Tensor, up: Tensor, *factor: Any
+    ) -> Tensor:
         weight, _, ctx.add, ctx.open, ctx.adapters = factor
         *_, ctx.asked, ctx.biased, _, _, _ = ctx.needs_input_grad
         ctx.save_for_backward(gate, up, weight)
-        ctx.ranks, ctx.kernels = products.ranks, products.kernels
-        if unread:
+        ctx.ranks, ctx.way, ctx.added = way.products.ranks, way, x is not None
+        if way.unread and x is not None:
             return _nothing(x)
-        run = gated_activation if ctx.kernels is None else partial(ctx.kernels.activation, "swiglu")
-        return x + _summed(ctx.ranks, run(gate, up), factor)
+        kernels, kind = way.products.kernels, way.kind
+        inner = gated_activation(gate, up, kind) if kernels is None else (
+            kernels.activation(kind, gate, up)
+        )  # fmt: skip
+        product = _summed(ctx.ranks, inner, factor)
+        return product if x is None else x + product
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         gate, up, weight = ctx.saved_tensors
-        (by_output,) = gradients
+        (by_output,), kernels, kind = gradients, ctx.way.products.kernels, ctx.way.kind
         gradient, adapters = ctx.ranks.gather(by_output)().flatten(0, -2), ctx.adapters
         inner = gradient @ ctx.open(weight)
         if adapters is not None:
             by_narrow = adapters.by_narrow([gradient])
             inner.addmm_(by_narrow, adapters.down)
         inner = inner.view(gate.shape)
-        if ctx.kernels is None:
-            by_gate, by_up = gated_backward(gate, up, inner, out=inner)
+        if kernels is None:
+            by_gate, by_up = gated_backward(gate, up, inner, out=inner, kind=kind)
         else:
-            by_gate, by_up = ctx.kernels.activation_backward("swiglu", inner, gate, up, out=inner)
+            by_gate, by_up = kernels.activation_backward(kind, inner, gate, up, out=inner)
         del gate, up  # which may have been computed again, and are as large
         rows = inner.flatten(0, -2)
         by_weight = _by_weight(ctx.add, gradient, rows, asked=ctx.asked)
         if adapters is not None:
             adapters.add_gradients([gradient], by_narrow, rows)
         by_bias = by_output.flatten(0, -2).sum(0) if ctx.biased else None
-        return None, None, by_output, by_gate, by_up, by_weight, by_bias, None, None, None
+        by_x = by_output if ctx.added else None
+        return None, by_x, by_gate, by_up, by_weight, by_bias, None, None, None
 
 
 @dataclass(slots=True)
@@ -301,6 +305,14 @@ class Sums:
         return starts
 
 
+class GatedWay(NamedTuple):
+    """How a product with its gated activation runs."""
+
+    products: Products
+    kind: GateKind
+    unread: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Products:
     """A layer's products with weights: who shares them out, and who gets the weights' gradients.
@@ -354,15 +366,21 @@ class Products:
         self,
         p: Parameters,
         name: str,
-        x: Tensor,
-        gate: Tensor,
-        up: Tensor,
+        x: Tensor | None,
+        inputs: tuple[Tensor, ...],
+        kind: GateKind,
         *,
         unread: bool = False,
     ) -> Tensor:
-        """Likewise of silu(gate) * up; keeps gate and up."""
-        factor = *self._factor(p, name), self.adapters(p, (name,))
-        return _Gated.apply(unread, self, x, gate, up, *factor)  # type: ignore[no-any-return, no-untyped-call]
+        """Likewise of a gated activation of `inputs`, gate and up, which it keeps.
+
+        Without x the product alone.
+        """
+        way, factor = (
+            GatedWay(self, kind, unread),
+            (*self._factor(p, name), self.adapters(p, (name,))),
+        )
+        return _Gated.apply(way, x, *inputs, *factor)  # type: ignore[no-any-return, no-untyped-call]
 
     def _factor(self, p: Parameters, name: str) -> Factor:
         weight = f"{name}.weight"

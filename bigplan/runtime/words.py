@@ -8,7 +8,7 @@ of that rank's words and, if the target is among them, the target's logit.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,18 +25,29 @@ def own_rows(words: Tensor, rows: int, ranks: TensorParallel) -> tuple[Tensor, T
     return own.masked_fill(others, 0), others
 
 
+class Words(NamedTuple):
+    """A vocabulary, and the cap of its words' scores, if any."""
+
+    number: int
+    cap: float | None = None
+
+
 class _SharedCrossEntropy(Function):
     """Loss of every token, fp32 [n], of a rank's part of the logits [n, rows]: the same on all.
 
-    The backward overwrites the logits. Rows that fill the table up count as words of probability 0.
+    Logits are capped where they lie, and the backward overwrites them. Rows that fill the table up
+    count as words of probability 0.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, vocab: int, ranks: TensorParallel
+        ctx: Any, logits: Tensor, targets: Tensor, words: Words, ranks: TensorParallel
     ) -> Tensor:
         rows = logits.shape[1]
-        real = min(max(0, vocab - ranks.group.place * rows), rows)
+        real = min(max(0, words.number - ranks.group.place * rows), rows)
+        if words.cap is not None:
+            logits.div_(words.cap).tanh_().mul_(words.cap)
+        ctx.cap, ctx.real = words.cap, real
         logits[:, real:] = -torch.inf
         own, others = own_rows(targets, rows, ranks)
         own = torch.where(targets < 0, targets, own.masked_fill(others, rows))
@@ -50,17 +61,22 @@ class _SharedCrossEntropy(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
         logits, own, lse = ctx.saved_tensors
-        return operators.by_logits_(logits, own, lse, gradients[0]), None, None, None
+        if ctx.cap is None:
+            return operators.by_logits_(logits, own, lse, gradients[0]), None, None, None
+        slope = (logits / ctx.cap).square_().neg_().add_(1.0)
+        slope[:, ctx.real :] = 0.0
+        by_capped = operators.by_logits_(logits, own, lse, gradients[0])
+        return by_capped.mul_(slope), None, None, None
 
 
 def cross_entropy(
-    logits: Tensor, targets: Tensor, vocab: int, ranks: TensorParallel = ONE
+    logits: Tensor, targets: Tensor, words: Words, ranks: TensorParallel = ONE
 ) -> Tensor:
     """Sum over tokens of logits [n, V] by targets int64 [n]; -100 counts nothing. fp32.
 
     If ranks share out the words, each has a part of each token's logits, and the whole sum.
     """
     if ranks.alone:
-        return operators.cross_entropy(logits, targets)
-    losses: Tensor = _SharedCrossEntropy.apply(logits, targets, vocab, ranks)  # type: ignore[no-untyped-call]
+        return operators.cross_entropy(logits, targets, words.cap)
+    losses: Tensor = _SharedCrossEntropy.apply(logits, targets, words, ranks)  # type: ignore[no-untyped-call]
     return losses.sum()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.files.document import LONGEST_NAME, Spec
+from bigplan.spec.pattern import BlockAttention, expanded, of_blocks, shares_of
 
 MOST_LAYERS = 1000
 
@@ -89,10 +91,16 @@ class Architecture(Spec):
     norm_epsilon: float = Field(default=1e-5, gt=0)
     norm_bias: bool = True
     """layernorm adds a bias (rmsnorm never has one); MPT's does not"""
+    norm_plus_one: bool = False
+    """rmsnorm multiplies by 1 + weight, as in Gemma; its weights begin at 0"""
+    norms: Literal["before", "around"] = "before"
+    """norms stand before attention and MLP, or before and after, as in Gemma 2"""
     embedding_norm: bool = False
     """a norm after the token table, as in BLOOM"""
-    mlp: Literal["swiglu", "gelu", "gelu_tanh", "relu"] = "swiglu"
-    """gelu_tanh is GPT-2's approximation of gelu"""
+    embedding_scale: float = Field(default=1.0, gt=0)
+    """rows of the token table are multiplied by it: the root of `hidden` in Gemma"""
+    mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu"] = "swiglu"
+    """swiglu and geglu are gated; gelu_tanh is GPT-2's approximation of gelu, which geglu takes"""
     positions: Literal["rope", "learned", "alibi"] = "rope"
     """rope rotates queries and keys, learned adds a table, alibi biases scores by distance"""
     position_offset: int = Field(default=0, ge=0, le=10**6)
@@ -113,6 +121,22 @@ class Architecture(Spec):
     """RMSNorm on each head's queries and keys, as in Qwen3"""
     sliding_window: int | None = Field(default=None, gt=0, le=10**9)
     """tokens that a token attends to: itself and those just before it; null: all before it"""
+    attention_pattern: tuple[str, ...] = ()
+    """runs of local and global blocks, over and over, such as [5 local, 1 global]
+
+    Local blocks have the sliding window and `local_rope_theta`. Global ones see all tokens. Without
+    a pattern, all blocks are alike.
+    """
+    local_rope_theta: float | None = Field(default=None, gt=0)
+    """rope's base in local blocks, whose angles are not scaled; null: that of global ones"""
+    global_rope: bool = True
+    """false: rope turns nothing in global blocks, as in SmolLM3"""
+    score_scale: float | None = Field(default=None, gt=0)
+    """factor of products of queries and keys; null: 1 / root of `head_dim`"""
+    score_cap: float | None = Field(default=None, gt=0)
+    """scores s become cap * tanh(s / cap), as in Gemma 2; null: not"""
+    logit_cap: float | None = Field(default=None, gt=0)
+    """the same of the scores of words"""
     source: str = Field(min_length=1)
     """where the dimensions come from"""
 
@@ -124,6 +148,8 @@ class Architecture(Spec):
                 "state `head_dim`, or change one of them"
             )
         self._check_experts()
+        self._check_pattern()
+        self._check_norms()
         if self.heads % self.kv_heads:
             raise InputError(
                 f"`heads` {self.heads} is not a multiple of `kv_heads` {self.kv_heads}; "
@@ -171,8 +197,89 @@ class Architecture(Spec):
                 "without biases, after attention; change that, or remove `experts`"
             )
 
+    def _check_pattern(self) -> None:
+        local = expanded(self.attention_pattern, self.layers)
+        own = {
+            "sliding_window": self.sliding_window is not None,
+            "local_rope_theta": self.local_rope_theta is not None,
+            "global_rope": not self.global_rope,
+        }
+        if not local:
+            if needless := [f"`{key}`" for key in ("local_rope_theta", "global_rope") if own[key]]:
+                raise InputError(
+                    f"{' and '.join(needless)} without `attention_pattern`, which says which "
+                    "blocks are local and which global; state it, or remove them"
+                )
+            return
+        if len({run.partition(" ")[2] for run in self.attention_pattern}) == 1:
+            raise InputError(
+                f"`attention_pattern` {', '.join(self.attention_pattern)} makes all blocks alike; "
+                "remove it"
+            )
+        if not any(own.values()):
+            raise InputError(
+                "`attention_pattern` without what local and global blocks differ in; state "
+                "`sliding_window`, `local_rope_theta` or `global_rope`, or remove it"
+            )
+        if self.positions != "rope" and (own["local_rope_theta"] or own["global_rope"]):
+            raise InputError(
+                "`local_rope_theta` and `global_rope` are of rope, but `positions` is "
+                f"{self.positions}; remove them"
+            )
+
+    def _check_norms(self) -> None:
+        if self.norm_plus_one and self.norm != "rmsnorm":
+            raise InputError(f"`norm_plus_one` is of rmsnorm, but `norm` is {self.norm}; remove it")
+        if self.norms != "before" and (self.parallel_residual or self.experts):
+            beside = "parallel_residual" if self.parallel_residual else "experts"
+            raise InputError(
+                f"`norms` {self.norms} with `{beside}`, whose norms stand before; change one"
+            )
+        if self.embedding_scale != 1 and self.positions == "learned":
+            raise InputError(
+                f"`embedding_scale` {self.embedding_scale:g} with `positions: learned`, which are "
+                "not scaled; remove one"
+            )
+        changed = [key for key in ("score_scale", "score_cap") if getattr(self, key) is not None]
+        if changed and self.positions == "alibi":
+            raise InputError(
+                f"`{changed[0]}` with `positions: alibi`, whose scores have their own form; "
+                "remove one"
+            )
+
+    @property
+    def attentions(self) -> tuple[BlockAttention, ...]:
+        """The attention of every block."""
+        far = BlockAttention(
+            None,
+            self.rope_theta if self.positions == "rope" and self.global_rope else None,
+            self.rope_scaling is not None and self.global_rope,
+        )
+        turned = self.positions == "rope"
+        near = BlockAttention(
+            self.sliding_window,
+            (self.local_rope_theta or self.rope_theta) if turned else None,
+            self.rope_scaling is not None and self.local_rope_theta is None,
+        )
+        return of_blocks(self.attention_pattern, self.layers, near, far)
+
+    @property
+    def attention_shares(self) -> Mapping[BlockAttention, float]:
+        """The part of the blocks that has each kind of attention, of the first block's first."""
+        return shares_of(self.attentions)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP's activation is a product of two inputs."""
+        return self.mlp in ("swiglu", "geglu")
+
+    @property
+    def scale_of_scores(self) -> float:
+        """Factor of products of queries and keys."""
+        return self.score_scale or self.head_dim**-0.5
+
     def window_within(self, length: int) -> int | None:
-        """The sliding window, if it hides a token of a sequence of this length."""
+        """The narrowest window, if it hides a token of a sequence of this length."""
         window = self.sliding_window
         return window if window is not None and window < length else None
 

@@ -7,6 +7,7 @@ graph/block.py. capabilities.py says which parts the native runtime executes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.step import LayerStep, Parameter, StepOp, StepValue, product
@@ -32,6 +33,10 @@ def _embedding(model: Architecture) -> tuple[LayerStep, ...]:
         table = Parameter("embed_positions.weight", shape, "replicated", True)
         placed = _hidden(model, "placed rows")
         steps.append(LayerStep(StepOp.LOOK_UP, "positions", (rows,), (placed,), (table,)))
+    if model.embedding_scale != 1:
+        given = steps[-1].gives[0]
+        scaled = _hidden(model, "scaled rows")
+        steps.append(LayerStep(StepOp.SCALE, "embedding scale", (given,), (scaled,)))
     if model.embedding_norm:
         given = steps[-1].gives[0]
         steps.append(_norm(model, "embed_norm", "embedding norm", given, "normed rows"))
@@ -41,17 +46,28 @@ def _embedding(model: Architecture) -> tuple[LayerStep, ...]:
 def _block(model: Architecture) -> tuple[LayerStep, ...]:
     """Attention and MLP, each after a norm and added to the residual stream.
 
-    With a parallel residual both norms read the block's input.
+    With a parallel residual both norms read the block's input. Norms that stand after attention and
+    MLP, too, norm what these add.
     """
     x = _hidden(model, "input")
     first = _norm(model, "input_norm", "input norm", x, "attention input")
     attention = _attention(model, first.gives[0])
+    attention += _closing_norm(model, "attention", attention[-1].gives[0])
     between = _sum("attention residual", x, attention[-1].gives[0], "between")
     read = x if model.parallel_residual else between.gives[0]
     second = _norm(model, "post_norm", "post norm", read, "mlp input")
     mlp = (_experts if model.experts else _mlp)(model, second.gives[0])
+    mlp += _closing_norm(model, "mlp", mlp[-1].gives[0])
     last = _sum("mlp residual", between.gives[0], mlp[-1].gives[0], "output")
     return (first, *attention, between, second, *mlp, last)
+
+
+def _closing_norm(model: Architecture, part: str, given: StepValue) -> list[LayerStep]:
+    """The norm of what a part of a block adds, where the model has one; nobody saves its result."""
+    if model.norms == "before":
+        return []
+    norm = _norm(model, f"{part}_closing_norm", f"{part} closing norm", given, f"normed {part}")
+    return [replace(norm, cheap=False)]
 
 
 def _norm(model: Architecture, module: str, name: str, x: StepValue, gives: str) -> LayerStep:
@@ -119,7 +135,7 @@ def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:
 
 def _mlp(model: Architecture, x: StepValue) -> list[LayerStep]:
     """A gated MLP, or one with a plain activation. ReLU's derivative needs only its output."""
-    names = ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",)
+    names = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
     modules = {name: StepValue(name.removesuffix("_proj"), model.ffn) for name in names}
     inner, inputs = StepValue("inner", model.ffn), tuple(modules.values())
     by_output = model.mlp == "relu"

@@ -100,6 +100,7 @@ class StepOp(StrEnum):
     """What a step does."""
 
     LOOK_UP = "look-up"  # rows of a table, added to what it reads
+    SCALE = "scale"  # a factor of what it reads
     NORM = "norm"
     PRODUCT = "product"  # of one value with a matrix for each value given
     ROUTE = "route"  # copies each token for each expert that it passes, one expert's behind another

@@ -18,7 +18,7 @@ class PlainBlock(nn.Module):
         self.sizes = [model.heads * d, model.kv_heads * d, model.kv_heads * d]
         self.qkv = nn.Linear(h, sum(self.sizes), bias=model.qkv_bias)
         self.out = nn.Linear(self.sizes[0], h, bias=model.attention_output_bias)
-        gated = model.mlp == "swiglu"
+        gated = model.gated
         self.up = nn.Linear(h, model.ffn * (1 + gated), bias=model.mlp_bias)
         self.down = nn.Linear(model.ffn, h, bias=model.mlp_bias)
         self.norm_1, self.norm_2 = self._norm(), self._norm()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 pytest.importorskip("torch")
@@ -17,7 +19,8 @@ from bigplan.kernels.library import Library
 from bigplan.kernels.optimised import Optimiser
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.runtime import blocks, generated
+from bigplan.runtime import blocks, generated, positions
+from bigplan.runtime.generated import LossRule
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.products import Products
@@ -43,6 +46,8 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "bloom": ("bloom-176b", {}),
     "llama": ("llama-3-8b", {}),
     "qwen3": ("llama-3-8b", {"qk_norm": True}),
+    "gemma": ("gemma-2-9b", {"sliding_window": 3}),
+    "gemma3": ("gemma-3-4b", {"sliding_window": 3}),
     "mixtral": ("mixtral-8x7b", {"experts": 4}),
     "qwen3-moe": ("qwen3-30b-a3b", {"experts": 5, "experts_per_token": 3}),
 }
@@ -86,7 +91,7 @@ def _gradients(result: Tensor, p: dict[str, Tensor], x: Tensor, given: Tensor) -
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Library) -> None:
     model = _small(name)
-    tables = blocks.position_tables(model, 5, DEVICE, torch.float32)
+    tables = positions.position_tables(model, 5, DEVICE, torch.float32)
     p, x = _parameters(model, "block"), random(50, 1, 5, 48).requires_grad_()
     given = random(51, 1, 5, 48)
     before = given.clone()
@@ -100,7 +105,8 @@ def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Libra
     p, targets = _parameters(model, "head"), torch.arange(5, device=DEVICE)[None] * 20 - 1
     scale = generated.scale_of(0.25, x.device)
     ways = blocks.PLAIN._replace(
-        kernels=library, loss=lambda *a: generated.cross_entropy(library, scale, *a)
+        kernels=library,
+        loss=partial(generated.cross_entropy, LossRule(library, scale, model.logit_cap)),
     )
     targets[targets < 0] = -100
     plain = blocks.head_loss(p, x, targets, model)
@@ -118,13 +124,15 @@ def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Libra
         ("llama", Recompute.SELECTIVE),
         ("neox", Recompute.MLP),
         ("qwen3", Recompute.MLP),
+        ("gemma", Recompute.MLP),
+        ("gemma", Recompute.SELECTIVE),
         ("mixtral", Recompute.NONE),
         ("qwen3-moe", Recompute.MLP),
     ],
 )
 def test_a_block_keeps_the_same_bytes(name: str, recompute: Recompute, library: Library) -> None:
     model = _small(name)
-    tables = blocks.position_tables(model, 8, DEVICE, torch.float32)
+    tables = positions.position_tables(model, 8, DEVICE, torch.float32)
     p = _parameters(model, "block")
     flat = torch.cat([t.detach().flatten() for t in p.values()])
     parts = torch.split(flat, [t.numel() for t in p.values()])

@@ -8,7 +8,8 @@ from typing import Any, cast
 import torch
 import transformers
 
-from bigplan.runtime import blocks
+from bigplan.runtime import blocks, positions
+from bigplan.runtime.operators import capped
 from bigplan.spec.hf.config import from_hf_config
 from bigplan.spec.hf.weights import hf_tensors, stored
 from bigplan.spec.model import ModelSpec
@@ -69,6 +70,27 @@ QWEN3_MOE = LLAMA | {
     "num_experts": 6,
     "num_experts_per_tok": 3,
 }
+NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+GEMMA = (
+    {key: value for key, value in LLAMA.items() if key != "rope_parameters"}
+    | NO_TOKENS
+    | {"head_dim": 16, "num_hidden_layers": 3}
+)
+GEMMA2 = GEMMA | {
+    "sliding_window": WINDOW,
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 0.7,  # which scores of random weights reach
+    "final_logit_softcapping": 1.5,
+}
+GEMMA3 = GEMMA | {
+    "sliding_window": WINDOW,
+    "query_pre_attn_scalar": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -84,6 +106,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"tie_word_embeddings": False, "use_sliding_window": True}
         | {"sliding_window": WINDOW, "max_window_layers": 0},
     ),
+    "qwen2-some-windows": (
+        "qwen2",
+        LLAMA
+        | {"use_sliding_window": True, "num_hidden_layers": 3}
+        | {"sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "smollm3": ("smollm3", LLAMA | NO_TOKENS | {"no_rope_layer_interval": 2}),
+    "gemma": ("gemma", GEMMA),
+    "gemma-untied-bias": ("gemma", GEMMA | {"tie_word_embeddings": False, "attention_bias": True}),
+    "gemma2": ("gemma2", GEMMA2),
+    "gemma2-uncapped": (
+        "gemma2",
+        GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3": ("gemma3_text", GEMMA3),
+    "gemma3-capped": ("gemma3_text", GEMMA3 | {"final_logit_softcapping": 1.5}),
     "qwen3": ("qwen3", LLAMA | {"head_dim": 16, "tie_word_embeddings": False}),
     "phi3": ("phi3", PHI3),
     "phi3-window": ("phi3", PHI3 | {"sliding_window": WINDOW, "num_key_value_heads": 6}),
@@ -198,9 +236,10 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
 def states(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tensor:
     """The hidden states [b, s, h] that the head is given."""
     dtype = layers[0]["embed_tokens.weight"].dtype
-    rope = blocks.position_tables(model, tokens.shape[1], "cpu", dtype)
     x = blocks.embedding_norm(layers[0], blocks.embedding(layers[0], tokens, model), model)
-    for parameters in layers[1:-1]:
+    for parameters, attends in zip(layers[1:-1], model.attentions, strict=True):
+        length = tokens.shape[1]
+        rope = positions.position_tables(model, length, "cpu", dtype, attends=attends)
         x = blocks.block(parameters, x, model, rope)
     return x
 
@@ -220,4 +259,5 @@ def loss(
 
 def logits(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tensor:
     """Scores [b, s, V]."""
-    return blocks.logits(head(model, layers), states(model, layers, tokens), model)
+    scores = blocks.logits(head(model, layers), states(model, layers, tokens), model)
+    return capped(scores, model.logit_cap)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bigplan.content import ADAPTERS
 from bigplan.plan import Plan
 from bigplan.rectangle import all_of
-from bigplan.runtime import blocks, four_bits
+from bigplan.runtime import blocks, four_bits, positions
 from bigplan.runtime.adapter_rows import NAME, adapter_parameters
 from bigplan.runtime.blocks import Ways
 from bigplan.runtime.data import BatchSource, data_path
@@ -105,7 +105,11 @@ class LoraLoop:
         model, lora = self.plan.model, self.plan.training.lora
         assert lora is not None
         ways = plain_ways(lora.scale)
-        tables = blocks.position_tables(model, tokens.shape[1], "cpu", torch.float32)
+        length = tokens.shape[1]
+        tables = {
+            one: positions.position_tables(model, length, "cpu", torch.float32, attends=one)
+            for one in model.attention_shares
+        }
         x = blocks.embedding(self.frozen[0], tokens, model)
         x = blocks.embedding_norm(self.frozen[0], x, model)
         for number in range(model.layers):
@@ -113,7 +117,8 @@ class LoraLoop:
             own = {
                 n.removeprefix(prefix): a for n, a in self.adapters.items() if n.startswith(prefix)
             }
-            x = blocks.block({**self.frozen[number + 1], **own}, x, model, tables, ways)
+            at = tables[model.attentions[number]]
+            x = blocks.block({**self.frozen[number + 1], **own}, x, model, at, ways)
         head = self.frozen[-1]
         if model.tied_embeddings:
             head = {**head, "embed_tokens.weight": self.frozen[0]["embed_tokens.weight"]}

@@ -147,15 +147,40 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
             "parallel_residual": draw(flag),
             "embedding_norm": draw(flag),
         }
+    if kind == 0 and draw(flag):
+        style = _of_gemma(draw)
+    style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
     return tiny_model(
-        layers=draw(st.integers(1, 3)),
+        layers=draw(st.integers(2 if "attention_pattern" in style else 1, 3)),
         kv_heads=draw(st.sampled_from(kv_heads)),
         tied_embeddings=draw(flag),
         qk_norm=draw(flag),
         qkv_bias=draw(flag),
-        sliding_window=draw(st.sampled_from((None, None, 1, 5, LENGTH))),
         **style,
     )
+
+
+def _of_gemma(draw: st.DrawFn) -> dict[str, object]:
+    """Parts of Gemma's models, each or not, and attention that differs between blocks."""
+    style: dict[str, object] = {
+        "mlp": draw(st.sampled_from(("geglu", "swiglu", "gelu_tanh"))),
+        "norms": draw(st.sampled_from(("around", "before"))),
+        "norm_plus_one": draw(st.booleans()),
+        "embedding_scale": draw(st.sampled_from((1.0, 3.0))),
+        "score_scale": draw(st.sampled_from((None, 0.3))),
+        "score_cap": draw(st.sampled_from((None, 0.8))),
+        "logit_cap": draw(st.sampled_from((None, 0.8))),
+    }
+    if draw(st.booleans()):
+        style |= {
+            "attention_pattern": draw(
+                st.sampled_from((("1 local", "1 global"), ("1 global", "2 local")))
+            ),
+            "sliding_window": 5,
+            "local_rope_theta": draw(st.sampled_from((None, 50.0))),
+            "global_rope": draw(st.booleans()),
+        }
+    return style
 
 
 @st.composite

@@ -57,7 +57,7 @@ from torch import Tensor
 from bigplan.graph.graph import Graph
 from bigplan.placement import LayerPlacement, Tier
 from bigplan.plan import Plan, graph_of
-from bigplan.runtime import blocks, experts, products
+from bigplan.runtime import blocks, experts, positions, products
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.runtime.mixture import EXPERTS, Mixture
@@ -150,7 +150,10 @@ class PlainLoop:
         self._dtype = DTYPES[training.precision]
         self._gradient_dtype = DTYPES[training.gradient_precision]
         length = training.sequence_length
-        self._tables = blocks.position_tables(plan.model, length, "cpu", self._dtype)
+        self._positions = {
+            one: positions.position_tables(plan.model, length, "cpu", self._dtype, attends=one)
+            for one in plan.model.attention_shares
+        }
         self._sources = [
             BatchSource(
                 data_path(training.data),
@@ -273,7 +276,7 @@ class PlainLoop:
             p = used(layer)
             if summed(layer) is not None:  # as in _Summed.linears
                 p |= {name: p[name].detach() for name in EXPERTS if name in p}
-            x = blocks.block(p, x, model, self._tables, ways)
+            x = blocks.block(p, x, model, self._positions[model.attentions[layer - 1]], ways)
         last = len(kinds) - 1
         if model.tied_embeddings:
             return blocks.head_loss(
@@ -448,7 +451,11 @@ class _Summed:
     def embedding(self, p: Mapping[str, Tensor], tokens: Tensor, model: ModelSpec) -> Tensor:
         """As blocks.embedding; a micro-batch's rows are added up in fp32, then to the sums."""
         x = blocks.embedding({name: t.detach() for name, t in p.items()}, tokens, model)
-        add = partial(self._look_up, blocks.looked_up(tokens, model))
+        looked_up = blocks.looked_up(tokens, model)
+
+        def add(gradient: Tensor) -> None:
+            self._look_up(looked_up, blocks.scaled(gradient, model))
+
         x.requires_grad_().register_hook(add)  # type: ignore[no-untyped-call]
         return x
 

@@ -46,6 +46,20 @@ LONGER += ["tp2-everywhere", "tp2-gpt2"]
 
 
 # Most of a gradient is the balance's, so that a weight of it that is off is found.
+GEMMA = {
+    "mlp": "geglu",
+    "norms": "around",
+    "norm_plus_one": True,
+    "qk_norm": True,
+    "embedding_scale": 2.0,
+    "score_scale": 0.3,
+    "score_cap": 0.8,
+    "logit_cap": 1.5,
+    "sliding_window": 5,
+    "attention_pattern": ("1 local", "1 global"),
+    "local_rope_theta": 50.0,
+    "tied_embeddings": True,
+}
 EXPERTS = {"ffn": 32, "experts": 4, "experts_per_token": 2, "router_loss": 0.1}
 
 
@@ -225,6 +239,12 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
             group,
             everywhere,
         ),
+        "gemma": plan_of(
+            tiny_model(layers=3, **GEMMA),
+            tiny_training(4 * ranks, clip_norm=0.5),
+            group,
+            placed_everywhere(zero, tied=True),
+        ),
         MASKED: plan_of(model, masked_training(4 * ranks, data), group, everywhere),
     }
 
@@ -292,6 +312,10 @@ def tied_pipelines(ranks: int) -> dict[str, Plan]:
             placement = all_resident(build_graph(model, training, layout))
             name = f"tied-{name_of(layout)}-{micro_batches}"
             plans["same-" * exact + name] = plan_of(model, training, layout, placement)
+            if ranks == 2:
+                gemma = tiny_model(layers=4, **GEMMA)
+                name = f"gemma-{name_of(layout)}-{micro_batches}"
+                plans["same-" * exact + name] = plan_of(gemma, training, layout, placement)
     return plans
 
 
@@ -330,6 +354,9 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     for name, layout in (("tp2", two), ("tp2-whole", whole)):
         experts = tiny_model(layers=3, **EXPERTS)
         found[f"{name}-experts"] = plan_of(experts, clipped, layout, everywhere)
+    gemma = tiny_model(layers=3, **GEMMA)
+    for name, layout in (("tp2", two), ("tp2-whole", whole)):
+        found[f"{name}-gemma"] = plan_of(gemma, clipped, layout, placed_everywhere(3, tied=True))
     normed = tiny_model(layers=3, qk_norm=True, qkv_bias=True)
     for recompute in Recompute:
         again = kind_placement(3).model_copy(update={"activations": {recompute: {Tier.GPU: 3}}})

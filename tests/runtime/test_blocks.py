@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 import torch
 
-from bigplan.runtime import blocks
+from bigplan.runtime import blocks, positions
 from bigplan.runtime.hf_export import joined
 from bigplan.spec.hf.weights import ParameterPiece, hf_tensors
 from tests.runtime.hf_models import CASES, LENGTH, loss, named, ours_of, reference, spec_of
@@ -80,7 +80,7 @@ def test_a_block_does_not_write_over_its_callers_gradient() -> None:
     }
     x, given = torch.randn(2, 9, 48, requires_grad=True), torch.randn(2, 9, 48)
     before = given.clone()
-    rope = blocks.position_tables(model, 9, "cpu", torch.float32)
+    rope = positions.position_tables(model, 9, "cpu", torch.float32)
     blocks.block(p, x, model, rope).backward(given)  # type: ignore[no-untyped-call]
     assert torch.equal(given, before)
     assert x.grad is not None

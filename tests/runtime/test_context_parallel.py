@@ -19,7 +19,7 @@ from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
-from bigplan.runtime import blocks
+from bigplan.runtime import positions
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.group import RankGroup
 from bigplan.runtime.kept import KeptActivations
@@ -108,8 +108,8 @@ class _Layer:
 
     def run(self, recompute: Recompute, context: ContextParallel = WHOLE) -> tuple[Tensor, ...]:
         """Output, gradient by the input, bytes kept, and gradients by parameters, of its tokens."""
-        tables = blocks.position_tables(
-            self.model, self.size[1], "cpu", torch.float32, ONE, context
+        tables = positions.position_tables(
+            self.model, self.size[1], "cpu", torch.float32, positions.Sharing(ONE, context)
         )
         block = Block(self.model, tables, ONE, context, in_product=False)
         sizes = [value.numel() for value in self.parameters.values()]

@@ -18,7 +18,7 @@ from bigplan.graph.build import build_graph
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import PAGE
-from bigplan.runtime import blocks
+from bigplan.runtime import positions
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.kept import SMALL, KeptActivations
 from bigplan.runtime.layers import Block
@@ -44,7 +44,7 @@ class _Layer:
         self.model, self.dtype = model, DTYPES[precision]
         training = tiny_training(1, sequence_length=length, precision=precision)
         self.kind: LayerKind = build_graph(model, training, Strategy(dp=1)).kinds["block"]
-        rope = blocks.position_tables(model, length, "cpu", self.dtype)
+        rope = positions.position_tables(model, length, "cpu", self.dtype)
         self.block = Block(model, rope, in_product=in_product)
         generator = torch.Generator().manual_seed(length)
         flat = torch.randn(self.kind.parameters, generator=generator) * 0.1

@@ -29,7 +29,7 @@ from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Gemm, Operator
 from bigplan.graph.strategy import Strategy, splits_over_tensor_parallel
 from bigplan.mechanics import repeats_heads
-from bigplan.runtime import blocks
+from bigplan.runtime import blocks, positions
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.products import Products
@@ -136,7 +136,9 @@ class _Layer:
     ) -> None:
         self.model, self.ranks = model, ranks
         self._where: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.rope = blocks.position_tables(model, size[1], device, dtype, ranks)
+        self.rope = positions.position_tables(
+            model, size[1], device, dtype, positions.Sharing(ranks)
+        )
         self.x = self.make(*ranks.hidden(*size, model.hidden)).requires_grad_()
         # The same on every rank, which only sums what comes of it.
         self.tokens = torch.arange(size[0] * size[1], device=device).view(size) % model.vocab
@@ -192,10 +194,15 @@ def _counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: added})
 
 
+def _attends(operator: str) -> bool:
+    """Products of batches are those of capped scores, which attention makes itself."""
+    return "attention" in operator or "bmm" in operator
+
+
 def _counted(counter: FlopCounterMode) -> int:
     """FLOP of products that torch ran, attention apart: the counter takes its whole square."""
     counts = counter.get_flop_counts()["Global"]
-    return sum(n for operator, n in counts.items() if "attention" not in str(operator))
+    return sum(n for operator, n in counts.items() if not _attends(str(operator)))
 
 
 def _graph(
@@ -234,7 +241,7 @@ def test_a_layer_computes_the_products_of_its_operators(
 def _saved(layer: _Layer) -> Counter[int]:
     """Bytes of each storage that a block's graph holds on to, parameters and rope tables apart."""
     p = layer.parameters("block")
-    shared = {t.untyped_storage().data_ptr() for t in (*p.values(), *layer.rope)}
+    shared = {t.untyped_storage().data_ptr() for t in (*p.values(), *layer.rope.tables)}
     saved: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -22,7 +22,9 @@ def test_autograd_functions_have_the_right_derivative() -> None:
 def test_rms_norm_gradient_equals_torch() -> None:
     x = torch.randn(4, 33, requires_grad=True)
     weight = torch.randn(33, requires_grad=True)
-    ours = torch.autograd.grad(operators.rms_norm(x, weight, 1e-5)[0].square().sum(), (x, weight))
+    ours = torch.autograd.grad(
+        operators.rms_norm(x, weight, operators.RmsRule(1e-5))[0].square().sum(), (x, weight)
+    )
     plain = torch.nn.functional.rms_norm(x, (33,), weight, 1e-5)
     theirs = torch.autograd.grad(plain.square().sum(), (x, weight))
     for a, b in zip(ours, theirs, strict=True):
@@ -43,12 +45,14 @@ def test_layer_norm_gradient_equals_torch(biased: bool) -> None:
 
 def test_a_gradient_beside_is_added_and_may_be_written_over() -> None:
     x, weight = torch.randn(4, 33, requires_grad=True), torch.randn(33, requires_grad=True)
-    normed, same = operators.rms_norm(x, weight, 1e-5)
+    normed, same = operators.rms_norm(x, weight, operators.RmsRule(1e-5))
     by_norm, by_same = torch.randn(2, 4, 33).unbind()
     expected = torch.autograd.grad((normed, same), (x, weight), (by_norm, by_same.clone()))
-    alone = torch.autograd.grad(operators.rms_norm(x, weight, 1e-5)[0], x, by_norm)
+    alone = torch.autograd.grad(
+        operators.rms_norm(x, weight, operators.RmsRule(1e-5))[0], x, by_norm
+    )
     torch.testing.assert_close(expected[0], alone[0] + by_same)
-    over = operators.rms_norm(x, weight, 1e-5, over=True)
+    over = operators.rms_norm(x, weight, operators.RmsRule(1e-5), over=True)
     kept = by_same.clone()
     found = torch.autograd.grad(over, (x, weight), (by_norm, kept))
     assert found[0].data_ptr() == kept.data_ptr()

@@ -22,14 +22,15 @@ from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Collective, Operator
 from bigplan.graph.strategy import Strategy, splits_over_tensor_parallel
 from bigplan.rectangle import held
-from bigplan.runtime import blocks
+from bigplan.runtime import positions
 from bigplan.runtime.group import RankGroup
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block, Embedding, Head, Layer, Losses
+from bigplan.runtime.operators import capped
 from bigplan.runtime.products import Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
-from bigplan.runtime.words import cross_entropy
+from bigplan.runtime.words import Words, cross_entropy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from tests.examples import examples
@@ -171,7 +172,9 @@ def _object(layer: _Layer, ranks: TensorParallel, losses: Losses, *, in_product:
     if layer.kind == "embedding":
         return Embedding(model, batches, ranks)
     if layer.kind == "block":
-        rope = blocks.position_tables(model, LENGTH, layer.x.device, torch.float32, ranks)
+        rope = positions.position_tables(
+            model, LENGTH, layer.x.device, torch.float32, positions.Sharing(ranks)
+        )
         return Block(model, rope, ranks, in_product=in_product)
     graph = SimpleNamespace(loss_chunk=CHUNK, tied=model.tied_embeddings)
     context = SimpleNamespace(model=model, graph=graph, tensor_parallel=ranks)
@@ -316,10 +319,16 @@ def _check_collectives(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@given(st.integers(1, 6), st.integers(1, 40), st.sampled_from((2, 3, 4, 8)), st.integers(0, 99))
+@given(
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.sampled_from((2, 3, 4, 8)),
+    st.integers(0, 99),
+    st.sampled_from((None, 20.0)),
+)
 @settings(max_examples=examples(40), derandomize=True, deadline=None)
 def test_a_loss_over_shared_words_is_that_over_all(
-    device: str, tokens: int, vocab: int, size: int, seed: int
+    device: str, tokens: int, vocab: int, size: int, seed: int, cap: float | None
 ) -> None:
     """Also where a rank has no word at all, and where logits are large."""
     generator = torch.Generator().manual_seed(seed)
@@ -328,7 +337,7 @@ def test_a_loss_over_shared_words_is_that_over_all(
     targets = torch.randint(-1, vocab, (tokens,), generator=generator).to(device)
     targets[targets < 0] = -100
     wide = logits.double().requires_grad_()
-    plain = torch.nn.functional.cross_entropy(wide, targets, reduction="sum")
+    plain = torch.nn.functional.cross_entropy(capped(wide, cap), targets, reduction="sum")
     (by_logits,) = torch.autograd.grad(plain, wide)
     off = 4 * float(logits.abs().max()) * UNIT  # roundings of numbers as large as logits
     filled = torch.nn.functional.pad(logits, (0, size * rows - vocab), value=1e9)
@@ -336,7 +345,7 @@ def test_a_loss_over_shared_words_is_that_over_all(
     def loss(ranks: TensorParallel) -> tuple[Tensor, Tensor]:
         first = ranks.group.place * rows
         mine = filled[:, first : first + rows].clone().requires_grad_()
-        found = cross_entropy(mine * 1.0, targets, vocab, ranks)
+        found = cross_entropy(mine * 1.0, targets, Words(vocab, cap), ranks)
         return found.detach(), torch.autograd.grad(found, mine)[0]
 
     found, _ = side_by_side(size, lambda group: loss(TensorParallel(group)))

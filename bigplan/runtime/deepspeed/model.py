@@ -14,8 +14,10 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from bigplan.runtime import blocks
+from bigplan.runtime.positions import Positions, position_tables
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.pattern import BlockAttention
 from bigplan.spec.step import Parameter
 
 # Of a kind, layer and parameter: its first value in its shape, fp32 on the CPU.
@@ -66,8 +68,13 @@ class BlockModule(LayerModule):
     """Attention and MLP: [b, s, h] to the same."""
 
     def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
-        """`tables`: position_tables."""
-        return blocks.block(self.named(), x, self._model, tables)
+        """`tables`: those of position_tables for this block's attention."""
+        return blocks.block(self.named(), x, self._model, Positions(tables, self.attends))
+
+    @property
+    def attends(self) -> BlockAttention:
+        """The block's attention."""
+        return self._model.attentions[self.layer - 1]
 
 
 class HeadModule(LayerModule):
@@ -158,26 +165,31 @@ class Model(nn.Module):
         head.chunk = chunk
         if model.tied_embeddings:
             head.share(first)
-        self._tables: blocks.Tables | None = None
+        self._positions: dict[BlockAttention, Positions] = {}
         self._spec, self._dtype = model, dtype
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The sum of the losses, fp32: int64 [b, s] each; targets of -100 count nothing."""
-        if self._tables is None:
-            self._tables = blocks.position_tables(
-                self._spec, tokens.shape[1], tokens.device, self._dtype
-            )
         first, *middle, head = self.layers
         x = first(tokens)
         for block in middle:
+            assert isinstance(block, BlockModule)
+            tables = self._tables(block.attends, tokens)
             if self._recompute and torch.is_grad_enabled():
                 # The older way: without autograd's hooks on saved tensors, under which ZeRO-3's
                 # parameters have no size.
-                x = checkpoint(block, x, *self._tables, use_reentrant=True)
+                x = checkpoint(block, x, *tables, use_reentrant=True)
             else:
-                x = block(x, *self._tables)
+                x = block(x, *tables)
         loss: Tensor = head(x, targets)
         return loss
+
+    def _tables(self, attends: BlockAttention, tokens: Tensor) -> tuple[Tensor, ...]:
+        if attends not in self._positions:
+            self._positions[attends] = position_tables(
+                self._spec, tokens.shape[1], tokens.device, self._dtype, attends=attends
+            )
+        return self._positions[attends].tables
 
     def stored(self) -> Iterator[LayerModule]:
         """Every layer, first to last."""

@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 
 from bigplan.graph.strategy import Strategy, chunk_blocks
 from bigplan.program import Lane, Op
-from bigplan.runtime import blocks
 from bigplan.runtime.data import Batch
 from bigplan.runtime.deepspeed.clock import PassClock
 from bigplan.runtime.deepspeed.model import (
@@ -33,6 +32,7 @@ from bigplan.runtime.deepspeed.model import (
     attribute,
 )
 from bigplan.runtime.deepspeed.passes import Take
+from bigplan.runtime.positions import Positions, position_tables
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
 
@@ -42,13 +42,15 @@ TIED = "table"  # the name of the parameters that two stages hold
 class StageBlock(BlockModule):
     """A block that makes its own position tables: nothing but hidden states passes stages."""
 
-    tables: blocks.Tables | None = None
+    positions: Positions | None = None
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """[b, s, h] to the same."""
-        if self.tables is None:
-            self.tables = blocks.position_tables(self._model, x.shape[1], x.device, x.dtype)
-        return super().forward(x, *self.tables)
+        if self.positions is None:
+            self.positions = position_tables(
+                self._model, x.shape[1], x.device, x.dtype, attends=self.attends
+            )
+        return super().forward(x, *self.positions.tables)
 
 
 class Due(NamedTuple):

@@ -98,6 +98,13 @@ def differences(one: ModelSpec, other: ModelSpec) -> tuple[str, ...]:
         ignored.add("norm_bias")
     if one.positions != "rope":
         ignored |= {"rope_theta", "rotary_fraction"}
+    if one.scale_of_scores == other.scale_of_scores:
+        ignored.add("score_scale")
+    if one.attentions == other.attentions:  # which several patterns and bases may give
+        ignored |= {"sliding_window", "attention_pattern", "local_rope_theta", "global_rope"}
+        ignored.add("rope_theta")
+        if not any(attends.scaled for attends in one.attentions):
+            ignored.add("rope_scaling")
     names = (name for name in ModelSpec.model_fields if name not in ignored)
     return tuple(name for name in names if getattr(one, name) != getattr(other, name))
 

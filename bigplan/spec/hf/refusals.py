@@ -90,16 +90,10 @@ def refuse_experts(config: Mapping[str, Any], where: str, families: Iterable[str
         raise RefusedError(f"{where}: `{key}` is {_shown(value)}: {told}")
 
 
-_GEMMA = (
-    "its norms add one to their weights, its embeddings are scaled, and its MLP gates with gelu"
-)
 # Dense decoders that people train, and what their blocks have that no block here has.
 _OTHER_BLOCKS = {
-    "gemma": _GEMMA,
-    "gemma2": f"{_GEMMA}; scores and logits are capped, norms stand before and after, and windows "
-    "alternate",
-    "gemma3": f"{_GEMMA}; norms stand before and after, and windows and rope's base alternate",
-    "gemma3_text": f"{_GEMMA}; norms stand before and after, and windows and rope's base alternate",
+    "gemma3": "it has a vision tower",
+    "gemma3n": "residual streams are several, and blocks have tables of words of their own",
     "phi": "attention and MLP read one norm together",
     "gptj": "attention and MLP read one norm together",
     "cohere": "attention and MLP read one norm together, and logits are scaled",
@@ -108,13 +102,17 @@ _OTHER_BLOCKS = {
     "granite": "residuals, scores and logits are scaled",
 }
 
+_INSTEAD = {
+    "gemma3": "give its `text_config` as a config.json of its own, with model_type gemma3_text"
+}
+
 
 def refuse_type(model_type: str, where: str) -> None:
     """A model type that is known, and not supported because of one thing."""
     if model_type in _OTHER_BLOCKS:
         raise RefusedError(
             f"{where}: model_type {model_type!r} is not supported: {_OTHER_BLOCKS[model_type]}; "
-            "take a model of another family"
+            + _INSTEAD.get(model_type, "take a model of another family")
         )
 
 
@@ -124,8 +122,6 @@ _FOREIGN_KEYS = (
     "add_cross_attention",
     "is_encoder_decoder",
     "scale_attn_by_inverse_layer_idx",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
     "cross_layer_sharing",
     "num_kv_shared_layers",
 )

@@ -34,6 +34,8 @@ BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
         "but `positions` is",
         "but rope rotates pairs",
         *_ROPE,
+        *("`attention_pattern` ", "are of rope", "is of rmsnorm", "whose norms stand before"),
+        *("without `attention_pattern`", "which are not scaled", "have their own form"),
         *("without `experts`", "must be from 1 to `experts`", "but experts are swiglu"),
     ),
     RopeScaling: _ROPE,

@@ -146,6 +146,25 @@ def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     return _llama_like(spec, shared)
 
 
+def _of_gemma(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The config of Gemma 2 or 3; types of layers and caps are transformers' defaults."""
+    llama |= {
+        "head_dim": spec.head_dim,
+        "query_pre_attn_scalar": round(spec.scale_of_scores**-2),
+        "sliding_window": spec.sliding_window,
+    }
+    if spec.score_cap is not None:
+        return "gemma2", llama
+    told = write_scaling(spec.rope_scaling) or {"rope_type": "default"}
+    del llama["rope_theta"]
+    return "gemma3_text", llama | {
+        "rope_parameters": {
+            "full_attention": told | {"rope_theta": spec.rope_theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": spec.local_rope_theta},
+        }
+    }
+
+
 def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     told = {"num_experts_per_tok": spec.experts_per_token, "router_aux_loss_coef": spec.router_loss}
     if not spec.qk_norm:
@@ -171,6 +190,12 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         return "phi3", llama | {"sliding_window": spec.sliding_window, "pad_token_id": None}
     if spec.experts:
         return _with_experts(spec, llama)
+    if spec.norm_plus_one:
+        return _of_gemma(spec, llama)
+    return _rope_like(spec, llama)
+
+
+def _rope_like(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if spec.qk_norm:
         return "qwen3", llama | {"head_dim": spec.head_dim}
     if spec.rope_scaling is not None:
@@ -218,6 +243,15 @@ _PUBLISHED = {
     "llama-3.1-70b": (70_553_706_496, 0),
     "llama-3.2-1b": (1_235_814_400, 0),
     "llama-3.2-3b": (3_212_749_824, 0),
+    # non-embedding parameters of arXiv 2408.00118, table 2, and 256,000 rows of the table
+    "gemma-2-2b": (2_024_517_888 + 256_000 * 2304, 0),
+    "gemma-2-9b": (8_324_201_984 + 256_000 * 3584, 0),
+    "gemma-2-27b": (26_047_480_320 + 256_000 * 4608, 0),
+    # the same of arXiv 2503.19786, table 1, in millions
+    "gemma-3-1b": (698e6 + 262_144 * 1152, 0.5e6),
+    "gemma-3-4b": (3209e6 + 262_208 * 2560, 0.5e6),
+    "gemma-3-12b": (10759e6 + 262_208 * 3840, 0.5e6),
+    "gemma-3-27b": (25600e6 + 262_208 * 5376, 0.5e6),
     "qwen3-0.6b": (596_049_920, 0),
     "qwen3-1.7b": (1_720_574_976, 0),
     "qwen3-4b": (4_022_468_096, 0),
@@ -294,8 +328,13 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
         ("qwen2_moe", {}, "is not supported: an expert is shared by all tokens; take a model of"),
         ("olmoe", {}, "is not supported: it norms queries and keys over all heads together"),
         ("deepseek_v3", {}, "is not supported: its attention is over latent vectors, some"),
-        ("gemma2", {}, "model_type 'gemma2' is not supported: its norms add one to their"),
-        ("gemma3", {"vision_config": {"depth": 2}}, "windows and rope's base alternate"),
+        (
+            "gemma3",
+            {"vision_config": {"depth": 2}},
+            "give its `text_config` as a config.json",
+        ),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "transformers' Gemma 3 caps no scores"),
+        ("gemma2", {"use_bidirectional_attention": True}, "tokens see those before them"),
         ("phi", {}, "is not supported: attention and MLP read one norm together"),
         ("falcon", {"new_decoder_architecture": False}, "`new_decoder_architecture` is False"),
         (
@@ -316,7 +355,6 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
         ("llama", {"hidden_act": "relu"}, "`hidden_act` is 'relu', which is not supported"),
         ("llama", {"vision_config": {"depth": 2}}, "`vision_config` is set"),
         ("llama", {"quantization_config": {"bits": 4}}, "`quantization_config` is set"),
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, "`max_window_layers` is 2"),
         (
             "qwen3",
             {"layer_types": ["full_attention", "sliding_attention"]},

@@ -50,7 +50,10 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
         "experts_per_token": 1 if experts else 0,
     }
     model = ModelSpec.model_validate(find_model("llama-3-8b").model_dump() | all_of_it | changes)
-    kinds = model.kinds().values()
+    kinds = [*model.kinds().values()]
+    if not experts and changes.get("qk_norm", True):
+        around = model.model_dump() | {"norms": "around"}
+        kinds += ModelSpec.model_validate(around).kinds().values()
     return {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.layer_types import read_layer_types, write_layer_types
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
@@ -24,21 +25,12 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 }
 
 
-def _read_window(reader: ConfigReader) -> int | None:
-    """Qwen slides in layers from max_window_layers on; ModelSpec can say only all or none."""
-    kinds = set(reader.texts("layer_types"))
-    if len(kinds) > 1:
-        reader.refuse("layer_types", "the same kind of attention in every layer")
-    if kinds:
-        slides = kinds == {"sliding_attention"}
-    else:
-        slides = reader.flag("use_sliding_window")
-        first = reader.count("max_window_layers", least=0)
-        if slides and first >= reader.count("num_hidden_layers"):
-            slides = False
-        elif slides and first > 0:
-            reader.refuse("max_window_layers", "0, or use_sliding_window false")
-    return reader.optional_count("sliding_window") if slides else None
+def _read_window(reader: ConfigReader) -> dict[str, Any]:
+    """Qwen slides in layers from max_window_layers on, where it does not list them."""
+    slides = reader.flag("use_sliding_window")
+    first = reader.count("max_window_layers", least=0)
+    blocks = range(reader.count("num_hidden_layers"))
+    return read_layer_types(reader, [slides and number >= first for number in blocks])
 
 
 def _write_window(model: ModelSpec) -> dict[str, Any]:
@@ -47,11 +39,12 @@ def _write_window(model: ModelSpec) -> dict[str, Any]:
         "use_sliding_window": slides,
         "sliding_window": model.sliding_window,
         "max_window_layers": 0 if slides else model.layers,
+        "layer_types": write_layer_types(model),
     }
 
 
 def _read_qwen2(reader: ConfigReader) -> dict[str, Any]:
-    return read_llama_like(reader) | {"qkv_bias": True, "sliding_window": _read_window(reader)}
+    return read_llama_like(reader) | {"qkv_bias": True} | _read_window(reader)
 
 
 def _write_qwen2(model: ModelSpec) -> dict[str, Any]:
@@ -60,12 +53,11 @@ def _write_qwen2(model: ModelSpec) -> dict[str, Any]:
 
 def _read_qwen3(reader: ConfigReader) -> dict[str, Any]:
     bias = reader.flag("attention_bias")
-    return read_llama_like(reader) | {
-        "qkv_bias": bias,
-        "attention_output_bias": bias,
-        "qk_norm": True,
-        "sliding_window": _read_window(reader),
-    }
+    return (
+        read_llama_like(reader)
+        | {"qkv_bias": bias, "attention_output_bias": bias, "qk_norm": True}
+        | _read_window(reader)
+    )
 
 
 def _write_qwen3(model: ModelSpec) -> dict[str, Any]:

@@ -40,12 +40,12 @@ def read_rope(reader: ConfigReader) -> dict[str, Any]:
     part = rope.get("partial_rotary_factor", reader.get("partial_rotary_factor"))
     return {
         "rope_theta": rope.get("rope_theta", reader.get("rope_theta")),
-        "rope_scaling": _read_scaling(rope, reader),
+        "rope_scaling": read_scaling(rope, reader),
         "rotary_fraction": 1.0 if part is None else part,
     }
 
 
-def _read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, Any] | None:
+def read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, Any] | None:
     """The fields of ModelSpec.rope_scaling; "type" is the old name of "rope_type"."""
     name = rope.get("rope_type", rope.get("type"))
     if name in (None, "default"):

@@ -1,4 +1,4 @@
-"""Attention with linear biases gives what plain torch gives in fp64: on a GPU, or interpreted."""
+"""Attention of biased or capped scores is that of plain torch in fp64: on a GPU, or interpreted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bigplan.kernels import alibi as kernel
-from bigplan.kernels.alibi import Tile, Tiles
-from bigplan.runtime import alibi
+from bigplan.kernels import attention as kernel
+from bigplan.kernels.attention import ScoreRule, Tile, Tiles
+from bigplan.runtime import alibi, capped
 from bigplan.runtime.kept import KeptActivations
 from tests.examples import examples
 from tests.kernels.generated import DEVICE, error, random
@@ -37,22 +37,32 @@ def _inputs(length: int, heads: int, kv_heads: int, width: int, dtype: torch.dty
     heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (2, 1)]),
     width=st.sampled_from([16, 24]),
     window=st.none() | st.integers(1, 99),
+    cap=st.sampled_from([None, 0.9]),
+    biased=st.booleans(),
     tiles=st.sampled_from([WIDE, TALL]),
 )
 @settings(max_examples=examples(20), derandomize=True, deadline=None)
 def test_the_result_and_its_gradients(
-    length: int, heads: tuple[int, int], width: int, window: int | None, tiles: Tiles
+    length: int,
+    heads: tuple[int, int],
+    width: int,
+    window: int | None,
+    cap: float | None,
+    biased: bool,
+    tiles: Tiles,
 ) -> None:
     dtype = torch.float16 if DEVICE == "cuda" else torch.float32
     window = None if window is None or window >= length else window
     *inputs, gradient = _inputs(length, *heads, width, dtype)
-    slopes = alibi.slopes(heads[0]).to(DEVICE)
+    slopes = alibi.slopes(heads[0]).to(DEVICE) if biased else None
+    narrow = None if slopes is None else slopes.float()
+    rule = ScoreRule(width**-0.5, cap, window)
     wide = [each.double().requires_grad_() for each in inputs]
-    expected = kernel.reference(wide[0], wide[1], wide[2], slopes, window)
+    expected = kernel.reference(wide[0], wide[1], wide[2], rule, slopes)
     theirs = expected, *torch.autograd.grad(expected, wide, gradient.double())
     q, k, v = inputs
-    results = kernel.forward(q, k, v, slopes.float(), window, tiles)
-    found = kernel.backward(gradient, (q, k, v), slopes.float(), results, window, tiles)
+    results = kernel.forward((q, k, v), rule, narrow, tiles)
+    found = kernel.backward(gradient, (q, k, v), results, rule, narrow, tiles)
     # Gradients by scores are differences of terms as large as the gradient. Of a token that sees
     # itself alone they cancel.
     least = gradient.double().norm() / 10
@@ -67,7 +77,7 @@ def test_sums_are_of_scores_with_their_biases() -> None:
     # A GPU rounds fp32 in products, fp16 not.
     q, k, v, _ = _inputs(40, 2, 2, 16, torch.float16 if DEVICE == "cuda" else torch.float32)
     slopes = alibi.slopes(2).to(DEVICE)
-    _, sums = kernel.forward(q, k, v, slopes.float(), None, WIDE)
+    _, sums = kernel.forward((q, k, v), ScoreRule(0.25), slopes.float(), WIDE)
     place = torch.arange(40, device=DEVICE)
     distance = place[None, :] - place[:, None]
     scores = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) / 4
@@ -99,6 +109,18 @@ def test_the_runtime_takes_the_kernel_with_its_own_tiles(window: int | None) -> 
     assert saved[0] == saved[1]
 
 
+@pytest.mark.parametrize("window", [None, 7])
+def test_capped_scores_of_the_widest_heads_are_those_of_plain_torch(window: int | None) -> None:
+    *inputs, gradient = _inputs(40, 4, 2, 256, torch.float16)
+    scores, found = capped.Scores(0.1, 0.9, window), []
+    for generated in (False, True):
+        leaves = [each.clone().requires_grad_() for each in inputs]
+        out = capped.attention(leaves[0], leaves[1], leaves[2], scores, generated=generated)
+        found.append((out.detach(), *torch.autograd.grad(out, leaves, gradient)))
+    for ours, others in zip(found[1], found[0], strict=True):
+        assert error(ours, others.double()) < 4 * TOLERANCE[torch.float16]
+
+
 def test_wide_heads_and_fp32_are_not_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError
@@ -119,3 +141,5 @@ def test_tiles_fit_the_gpu() -> None:
     found = [kernel.tiles_for(128, each) for each in shared]
     assert found == [kernel.HOPPER[128], kernel.SMALL, kernel.SMALL, kernel.SMALLEST]
     assert kernel.tiles_for(32, 228 << 10) == kernel.HOPPER[64]
+    assert kernel.tiles_for(256, 228 << 10) == kernel.HOPPER[256]
+    assert kernel.tiles_for(256, 100 << 10) == kernel.SMALLEST

@@ -1,10 +1,11 @@
-"""Causal attention with linear biases (ALiBi), forward and backward, by kernels of its own.
+"""Causal attention whose scores are biased (ALiBi) or capped (Gemma 2), by kernels of its own.
 
 torch's fused kernels take no bias but a matrix of scores. Heads with eight more columns carry the
 biases through them (runtime/alibi.py), but for 136 columns torch takes FlashAttention-2's kernel of
 192, and heads are copied: 1.50 and 3.32 ms for 32 heads of 128 and four sequences of 2,048 tokens
 on an H100, where these kernels take 0.41 and 1.28 and compiled flex attention 0.46 and 1.25
 (benchmarks/results/2026-11-25-h100-alibi). Here a bias is a multiplication and an addition a score.
+A capped score is cap * tanh(score / cap), whose derivative is 1 - tanh^2.
 
 The forward is FlashAttention-2's (Dao 2023, arXiv 2307.08691, algorithm 1). Its backward adds
 gradients by queries with atomics. Here they have a kernel of their own, which computes scores and
@@ -30,6 +31,24 @@ LOG2E = tl.constexpr(1.4426950408889634)  # scores are exponents of 2
 LEAST = tl.constexpr(-1e30)  # a hidden score; -inf minus itself would be no number
 
 
+class ScoreRule(NamedTuple):
+    """What becomes of products of queries and keys."""
+
+    scale: float  # their factor
+    cap: float | None = None  # of scaled ones, before a bias
+    window: int | None = None  # tokens that a token sees
+
+    @property
+    def factor(self) -> float:
+        """Of products: the kernels' scores are exponents of 2, or what tanh takes."""
+        return float(self.scale * LOG2E.value if self.cap is None else self.scale / self.cap)
+
+    @property
+    def height(self) -> float:
+        """The cap of the kernels' scores; 0: none."""
+        return float((self.cap or 0.0) * LOG2E.value)
+
+
 class Tile(NamedTuple):
     """Queries and keys whose scores a program has at a time, and how it is compiled."""
 
@@ -47,17 +66,29 @@ class Tiles(NamedTuple):
     by_keys: Tile
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, window: int | None = None) -> Tensor:
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, slopes: Tensor | None = None
+) -> Tensor:
     """The same in plain torch, in the dtype of q: a score for each pair of tokens in memory."""
-    length, heads, width = q.shape[1:]
+    length, heads = q.shape[1:3]
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     k, v = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (k, v))
     place = torch.arange(length, device=q.device)
     distance = place[None, :] - place[:, None]
-    scores = q @ k.mT / math.sqrt(width) + slopes.to(q)[:, None, None] * distance
-    hidden = (distance > 0) | (distance <= -(window or length))
+    scores = q @ k.mT * rule.scale
+    if rule.cap is not None:
+        scores = rule.cap * torch.tanh(scores / rule.cap)
+    if slopes is not None:
+        scores = scores + slopes.to(q)[:, None, None] * distance
+    hidden = (distance > 0) | (distance <= -(rule.window or length))
     weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
     return (weights @ v).transpose(1, 2)
+
+
+@triton.jit
+def _tanh(x):
+    """Of any size: the exponential of a large x is infinite, and its reciprocal 0."""
+    return 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2E)) + 1.0)
 
 
 @triton.jit
@@ -120,17 +151,34 @@ def _seeing(
 
 
 @triton.jit
+def _scores(product, factor, CAP: tl.constexpr):
+    """Of products of queries and keys."""
+    score = product * factor
+    if CAP > 0:
+        score = CAP * _tanh(score)
+    return score
+
+
+@triton.jit
+def _by_products(by_score, score, CAP: tl.constexpr):
+    """Gradients by products times their factor, of those by scores."""
+    if CAP > 0:
+        by_score = by_score * (1.0 - (score / CAP) * (score / CAP))
+    return by_score
+
+
+@triton.jit
 def _add_values(
     total, highest, weight, query, k, v, first, start, end, factor, slope, window, stride, length,
-    MASKED: tl.constexpr, WINDOWED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, D: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Values of keys start ... end by their probabilities, as online softmax adds them."""
     i = first + tl.arange(0, QUERIES)
     for at in tl.range(start, end, KEYS):
         j = at + tl.arange(0, KEYS)
         key = _rows(k, at, stride, length, KEYS, WIDTH, D)
-        score = tl.dot(query, tl.trans(key)) * factor + (slope * (j - first))[None, :]
+        score = _scores(tl.dot(query, tl.trans(key)), factor, CAP) + (slope * (j - first))[None, :]
         if MASKED:
             score = tl.where(_hides(i[:, None], j[None, :], window, WINDOWED), LEAST, score)
         new = tl.maximum(highest, tl.max(score, 1))
@@ -146,8 +194,8 @@ def _add_values(
 @triton.jit
 def _result(
     q, k, v, slopes, out, lse, factor, window, length, heads, groups,
-    WINDOWED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, D: tl.constexpr,
+    WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     # The last queries see most keys. They go first, so that no long program begins late.
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
@@ -164,15 +212,15 @@ def _result(
     if WINDOWED:
         total, highest, weight = _add_values(
             total, highest, weight, query, k + others, v + others, first, start, whole, factor,
-            slope, window, narrow, length, True, WINDOWED, QUERIES, KEYS, WIDTH, D,
+            slope, window, narrow, length, True, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
         )  # fmt: skip
     total, highest, weight = _add_values(
         total, highest, weight, query, k + others, v + others, first, whole, edge, factor,
-        slope, window, narrow, length, False, WINDOWED, QUERIES, KEYS, WIDTH, D,
+        slope, window, narrow, length, False, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
     )  # fmt: skip
     total, highest, weight = _add_values(
         total, highest, weight, query, k + others, v + others, first, edge, end, factor,
-        slope, window, narrow, length, True, WINDOWED, QUERIES, KEYS, WIDTH, D,
+        slope, window, narrow, length, True, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
     )  # fmt: skip
     _put(out + own, total / weight[:, None], first, wide, length, QUERIES, WIDTH, D)
     i = first + tl.arange(0, QUERIES)
@@ -184,7 +232,7 @@ def _result(
 @triton.jit
 def _add_keys(
     total, query, gradient, sums, delta, k, v, first, start, end, factor, slope, window, stride,
-    length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, QUERIES: tl.constexpr,
+    length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Keys start ... end by the gradients of their scores."""
@@ -193,12 +241,12 @@ def _add_keys(
         j = at + tl.arange(0, KEYS)
         key = _rows(k, at, stride, length, KEYS, WIDTH, D)
         value = _rows(v, at, stride, length, KEYS, WIDTH, D)
-        score = tl.dot(query, tl.trans(key)) * factor + (slope * (j - first))[None, :]
-        share = tl.exp2(score - sums[:, None])
+        score = _scores(tl.dot(query, tl.trans(key)), factor, CAP)
+        share = tl.exp2(score + (slope * (j - first))[None, :] - sums[:, None])
         if MASKED:
             share = tl.where(_hides(i[:, None], j[None, :], window, WINDOWED), 0.0, share)
         by_share = tl.dot(gradient, tl.trans(value))
-        by_score = share * (by_share - delta[:, None])
+        by_score = _by_products(share * (by_share - delta[:, None]), score, CAP)
         total = tl.dot(by_score.to(key.dtype), key, total)
     return total
 
@@ -206,8 +254,8 @@ def _add_keys(
 @triton.jit
 def _by_queries(
     q, k, v, slopes, out, lse, gradient, deltas, by_q, factor, scale, window, length, heads, groups,
-    WINDOWED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, D: tl.constexpr,
+    WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Gradients by queries, and `deltas`: of each query the result times its gradient, fp32."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
@@ -229,15 +277,15 @@ def _by_queries(
     if WINDOWED:
         total = _add_keys(
             total, query, by_out, sums, delta, k + others, v + others, first, start, whole, factor,
-            slope, window, narrow, length, True, WINDOWED, QUERIES, KEYS, WIDTH, D,
+            slope, window, narrow, length, True, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
         )  # fmt: skip
     total = _add_keys(
         total, query, by_out, sums, delta, k + others, v + others, first, whole, edge, factor,
-        slope, window, narrow, length, False, WINDOWED, QUERIES, KEYS, WIDTH, D,
+        slope, window, narrow, length, False, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
     )  # fmt: skip
     total = _add_keys(
         total, query, by_out, sums, delta, k + others, v + others, first, edge, end, factor,
-        slope, window, narrow, length, True, WINDOWED, QUERIES, KEYS, WIDTH, D,
+        slope, window, narrow, length, True, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
     )  # fmt: skip
     _put(by_q + own, total * scale, first, wide, length, QUERIES, WIDTH, D)
 
@@ -245,8 +293,8 @@ def _by_queries(
 @triton.jit
 def _add_queries(
     by_key, by_value, key, value, q, gradient, lse, deltas, first, start, end, factor, slope,
-    window, stride, length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
+    window, stride, length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """What queries start ... end add to the gradients. Scores are [keys, queries]."""
     j = first + tl.arange(0, KEYS)
@@ -255,15 +303,15 @@ def _add_queries(
         i = at + tl.arange(0, QUERIES)
         query = _rows(q, at, stride, length, QUERIES, WIDTH, D)
         sums = tl.load(lse + i, mask=i < length, other=0.0) + slope * (i - first)
-        score = tl.dot(key, tl.trans(query)) * factor + bias[:, None]
-        share = tl.exp2(score - sums[None, :])
+        score = _scores(tl.dot(key, tl.trans(query)), factor, CAP)
+        share = tl.exp2(score + bias[:, None] - sums[None, :])
         if MASKED:
             share = tl.where(_hides(i[None, :], j[:, None], window, WINDOWED), 0.0, share)
         by_out = _rows(gradient, at, stride, length, QUERIES, WIDTH, D)
         by_value = tl.dot(share.to(query.dtype), by_out, by_value)
         delta = tl.load(deltas + i, mask=i < length, other=0.0)
         by_share = tl.dot(value, tl.trans(by_out))
-        by_score = share * (by_share - delta[None, :])
+        by_score = _by_products(share * (by_share - delta[None, :]), score, CAP)
         by_key = tl.dot(by_score.to(query.dtype), query, by_key)
     return by_key, by_value
 
@@ -271,8 +319,8 @@ def _add_queries(
 @triton.jit
 def _by_keys(
     q, k, v, slopes, lse, gradient, deltas, by_k, by_v, factor, scale, window, length, heads,
-    GROUPS: tl.constexpr, WINDOWED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, D: tl.constexpr,
+    GROUPS: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * KEYS
     key_head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -289,18 +337,18 @@ def _by_keys(
         slope = tl.load(slopes + head) * LOG2E
         by_key, by_value = _add_queries(
             by_key, by_value, key, value, q + own, gradient + own, lse + row, deltas + row, first,
-            start, whole, factor, slope, window, wide, length, True, WINDOWED, QUERIES, KEYS,
+            start, whole, factor, slope, window, wide, length, True, WINDOWED, CAP, QUERIES, KEYS,
             WIDTH, D,
         )  # fmt: skip
         by_key, by_value = _add_queries(
             by_key, by_value, key, value, q + own, gradient + own, lse + row, deltas + row, first,
-            whole, edge, factor, slope, window, wide, length, False, WINDOWED, QUERIES, KEYS,
+            whole, edge, factor, slope, window, wide, length, False, WINDOWED, CAP, QUERIES, KEYS,
             WIDTH, D,
         )  # fmt: skip
         if WINDOWED:
             by_key, by_value = _add_queries(
                 by_key, by_value, key, value, q + own, gradient + own, lse + row, deltas + row,
-                first, edge, end, factor, slope, window, wide, length, True, WINDOWED, QUERIES,
+                first, edge, end, factor, slope, window, wide, length, True, WINDOWED, CAP, QUERIES,
                 KEYS, WIDTH, D,
             )  # fmt: skip
     _put(by_k + others, by_key * scale, first, narrow, length, KEYS, WIDTH, D)
@@ -308,8 +356,10 @@ def _by_keys(
 
 
 # The fastest of 10 to 12 tiles for each kernel on an H100, 32 heads of 128 and 64 heads of 64, four
-# sequences of 2,048 tokens (benchmarks/results/2026-11-25-h100-alibi).
+# sequences of 2,048 tokens (benchmarks/results/2026-11-25-h100-alibi). Those of 256 columns are
+# what 128 KiB of shared memory and 128 registers of sums a thread hold; no others were tried.
 HOPPER = {
+    256: Tiles(Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
     128: Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
     64: Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 128, 4, 3)),
 }
@@ -318,12 +368,15 @@ LARGE = 200 << 10  # bytes of shared memory that these tiles want: Hopper's 228 
 # been measured.
 SMALL, LEAST_SHARED = Tiles(*[Tile(64, 32, 4, 2)] * 3), 96 << 10
 SMALLEST = Tiles(*[Tile(32, 32, 4, 1)] * 3)
+SMALLEST_WIDE = Tiles(*[Tile(16, 16, 4, 1)] * 3)  # of 256 columns, whose rows are twice as long
 
 
 def tiles_for(columns: int, shared: int) -> Tiles:
     """Tiles for heads of `columns`, on a GPU of so many bytes of shared memory."""
     if shared >= LARGE:
-        return HOPPER[128 if columns > 64 else 64]
+        return HOPPER[max(64, columns)]
+    if columns > 128:
+        return SMALLEST if shared >= LEAST_SHARED else SMALLEST_WIDE
     return SMALL if shared >= LEAST_SHARED else SMALLEST
 
 
@@ -342,36 +395,40 @@ def _columns(width: int) -> int:
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slopes: Tensor,
-    window: int | None = None,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    rule: ScoreRule,
+    slopes: Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The result, as q, and each query's logarithm of its sum, to base 2, fp32 [b, heads, s].
 
-    `slopes`: fp32 [heads], by which a key's score falls with each token between it and the query.
+    `inputs`: q, k, v. `slopes`: fp32 [heads], by which a key's score falls with each token between
+    it and the query; None: by nothing.
     """
+    q, k, v = inputs
     batch, length, heads, width = q.shape
     groups, columns = heads // k.shape[2], _columns(width)
     tile, _, _ = tiles or _tiles_on(q.device, columns)
     out = torch.empty_like(q)
     lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
     _result[triton.cdiv(length, tile.queries), heads, batch](
-        q, k, v, slopes, out, lse, width**-0.5 * LOG2E.value, window or length, length, heads,
-        groups, WINDOWED=window is not None, QUERIES=tile.queries, KEYS=tile.keys, WIDTH=width,
-        D=columns, num_warps=tile.warps, num_stages=tile.stages,
+        q, k, v, _slopes(slopes, q), out, lse, rule.factor, rule.window or length, length, heads,
+        groups, WINDOWED=rule.window is not None, CAP=rule.height, QUERIES=tile.queries,
+        KEYS=tile.keys, WIDTH=width, D=columns, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out, lse
+
+
+def _slopes(slopes: Tensor | None, q: Tensor) -> Tensor:
+    return q.new_zeros(q.shape[2], dtype=torch.float32) if slopes is None else slopes
 
 
 def backward(
     gradient: Tensor,
     inputs: tuple[Tensor, Tensor, Tensor],
-    slopes: Tensor,
     results: tuple[Tensor, Tensor],
-    window: int | None = None,
+    rule: ScoreRule,
+    slopes: Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by q, k and v, the `inputs`, of forward's `results`."""
@@ -380,17 +437,17 @@ def backward(
     groups, columns = heads // k.shape[2], _columns(width)
     _, tile, other = tiles or _tiles_on(q.device, columns)
     by_q, by_k, by_v = (torch.empty_like(each) for each in inputs)
-    deltas, scale = torch.empty_like(lse), width**-0.5
-    factor = scale * LOG2E.value
+    deltas, slopes = torch.empty_like(lse), _slopes(slopes, q)
     _by_queries[triton.cdiv(length, tile.queries), heads, batch](
-        q, k, v, slopes, out, lse, gradient, deltas, by_q, factor, scale, window or length,
-        length, heads, groups, WINDOWED=window is not None, QUERIES=tile.queries, KEYS=tile.keys,
-        WIDTH=width, D=columns, num_warps=tile.warps, num_stages=tile.stages,
+        q, k, v, slopes, out, lse, gradient, deltas, by_q, rule.factor, rule.scale,
+        rule.window or length, length, heads, groups, WINDOWED=rule.window is not None,
+        CAP=rule.height, QUERIES=tile.queries, KEYS=tile.keys, WIDTH=width, D=columns,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     _by_keys[triton.cdiv(length, other.keys), k.shape[2], batch](
-        q, k, v, slopes, lse, gradient, deltas, by_k, by_v, factor, scale, window or length,
-        length, heads, GROUPS=groups, WINDOWED=window is not None, QUERIES=other.queries,
-        KEYS=other.keys, WIDTH=width, D=columns, num_warps=other.warps,
-        num_stages=other.stages,
+        q, k, v, slopes, lse, gradient, deltas, by_k, by_v, rule.factor, rule.scale,
+        rule.window or length, length, heads, GROUPS=groups, WINDOWED=rule.window is not None,
+        CAP=rule.height, QUERIES=other.queries, KEYS=other.keys, WIDTH=width, D=columns,
+        num_warps=other.warps, num_stages=other.stages,
     )  # fmt: skip
     return by_q, by_k, by_v

@@ -1,0 +1,102 @@
+"""What attention knows positions by: tables of rope's angles, or linear biases."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bigplan.runtime import alibi
+from bigplan.runtime.context_parallel import WHOLE, ContextParallel
+from bigplan.runtime.tensor_parallel import ONE, TensorParallel
+from bigplan.spec.architecture import RopeScaling
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.pattern import BlockAttention
+
+
+class Positions(NamedTuple):
+    """Tables of position_tables, and the attention of the blocks that they are for."""
+
+    tables: tuple[Tensor, ...]  # the first has a row for each position
+    attends: BlockAttention
+
+
+class Sharing(NamedTuple):
+    """Ranks that share out heads, and those that share out sequences."""
+
+    ranks: TensorParallel = ONE
+    context: ContextParallel = WHOLE
+
+
+ALONE = Sharing()
+
+
+def position_tables(
+    model: ModelSpec,
+    sequence_length: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    sharing: Sharing = ALONE,
+    attends: BlockAttention | None = None,
+) -> Positions:
+    """What attention knows positions by: rope_table's pair, or linear biases (ALiBi).
+
+    Those of blocks with the attention `attends`, by default the first block's.
+
+    Pairs are of this rank's tokens of a sequence among those that share it. Biases are those of the
+    heads that this rank has within attention. If positions are learned, a table only tells how many
+    tokens there are.
+    """
+    attends, (ranks, context) = attends or model.attentions[0], sharing
+    if model.positions != "alibi":
+        # Whole sequences' tables would lie on the GPU until this rank's part is cut out.
+        pair = rope_table(model, sequence_length, "cpu", dtype, attends)
+        own = tuple(context.group.own(table).clone().to(device) for table in pair)
+        return Positions(own, attends)
+    found = alibi.biases(model.heads, model.head_dim, sequence_length, device, dtype)
+    parts = context.group.size
+    rank = ranks.group.place * parts + context.group.place
+    return Positions(found.of_rank(rank, ranks.group.size * parts), attends)
+
+
+def rope_table(
+    model: ModelSpec,
+    sequence_length: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    attends: BlockAttention | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Cos and sin of every position and frequency, [s, rotary_width / 2] each in `dtype`.
+
+    Computed in fp32 on the CPU, so that every device rotates by the same angles. Both halves of the
+    columns that are rotated, a head's first, share frequencies (the rotate-half convention of
+    Hugging Face's Llama), hence half a row.
+    """
+    attends = attends or model.attentions[0]
+    theta = attends.rope_theta or model.rope_theta  # a block without rope reads the length alone
+    exponents = torch.arange(0, model.rotary_width, 2, dtype=torch.float32) / model.rotary_width
+    positions = torch.arange(sequence_length, dtype=torch.float32)
+    scaling = model.rope_scaling if attends.scaled else None
+    angles = torch.outer(positions, _turned(1.0 / theta**exponents, scaling))
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+def _turned(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
+    """Angles a position by frequency, for longer texts where the model says so.
+
+    As Llama 3.1's own code has it: with n = original_length f / (2 pi) waves in the length of the
+    pre-training, frequencies of n <= low are divided by the factor, those of n >= high stay, and
+    between them the part (n - low) / (high - low) of a frequency stays.
+    """
+    if scaling is None:
+        return frequencies
+    assert scaling.factor is not None, scaling
+    if scaling.name == "linear":
+        return frequencies / scaling.factor
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    assert scaling.name == "llama3" and scaling.original_length and low and high, scaling
+    waves = scaling.original_length * frequencies / (2 * math.pi)
+    stays = ((waves - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (stays + (1.0 - stays) / scaling.factor)

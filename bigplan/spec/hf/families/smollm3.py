@@ -1,0 +1,85 @@
+"""SmolLM3: a Llama some of whose blocks have no rope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.llama import (
+    LLAMA_DEFAULTS,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    read_llama_like,
+    write_llama_like,
+)
+from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.pattern import compact
+
+_DEFAULTS = LLAMA_DEFAULTS | {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rope_theta": 2000000.0,
+    "no_rope_layers": None,
+    "no_rope_layer_interval": 4,
+    "use_sliding_window": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": True,
+}
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    if reader.flag("use_sliding_window"):
+        reader.refuse("use_sliding_window", "false: blocks with windows would have no rope")
+    bias = reader.flag("attention_bias")
+    return (
+        read_llama_like(reader)
+        | _read_pattern(reader)
+        | {
+            "qkv_bias": bias,
+            "attention_output_bias": bias,
+            "mlp_bias": reader.flag("mlp_bias"),
+        }
+    )
+
+
+def _read_pattern(reader: ConfigReader) -> dict[str, Any]:
+    """Blocks with rope are local ones without a window; `no_rope_layers` has a 1 for each."""
+    blocks = reader.count("num_hidden_layers")
+    turned = reader.get("no_rope_layers")
+    if turned is None:
+        every = reader.count("no_rope_layer_interval")
+        turned = [int((block + 1) % every != 0) for block in range(blocks)]
+    known = isinstance(turned, list) and len(turned) == blocks and set(turned) <= {0, 1}
+    if not known or not any(turned):
+        reader.refuse("no_rope_layers", "1 for each block with rope, at least one, 0 for others")
+    if all(turned):
+        return {}
+    return {"attention_pattern": compact([bool(one) for one in turned]), "global_rope": False}
+
+
+def _write(model: ModelSpec) -> dict[str, Any]:
+    return write_llama_like(model, "smollm3", "SmolLM3ForCausalLM") | {
+        "no_rope_layers": [int(one.rope_theta is not None) for one in model.attentions],
+        "use_sliding_window": False,
+        "attention_bias": model.qkv_bias,
+        "mlp_bias": model.mlp_bias,
+        # transformers' defaults would be tokens that a small vocabulary lacks
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+SMOLLM3 = ModelFamily(
+    _read,
+    _DEFAULTS,
+    _write,
+    LLAMA_TENSORS,
+    LLAMA_KEYS | {"attention_pattern": ("no_rope_layers",)},
+)
