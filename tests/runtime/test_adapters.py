@@ -20,6 +20,7 @@ from bigplan.runtime import blocks
 from bigplan.runtime.adapters import side_by_side
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
+from bigplan.runtime.positions import Sharing, position_tables
 from bigplan.runtime.products import Products, Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.lora import Lora, adapters, targets_of
@@ -62,7 +63,7 @@ class _Case:
 
     def expected(self, times: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Output, gradient by the input, and the sums of the adapters' over so many passes."""
-        tables = blocks.position_tables(self.model, LENGTH, "cpu", torch.float32)
+        tables = position_tables(self.model, LENGTH, "cpu", torch.float32)
         leaves = {name: value.clone().requires_grad_() for name, value in self.trained.items()}
         x = self.x.clone().requires_grad_()
         output = blocks.block(
@@ -92,7 +93,7 @@ def _passes(
     order = case.trained if in_order else dict(reversed(case.trained.items()))
     _, trained = _flat(order)
     _, totals = _flat({name: torch.full_like(value, torch.nan) for name, value in order.items()})
-    tables = blocks.position_tables(case.model, LENGTH, "cpu", torch.float32)
+    tables = position_tables(case.model, LENGTH, "cpu", torch.float32)
     block = Block(case.model, tables, in_product=True)
     block.lora = case.lora
     output = by_input = case.x
@@ -148,7 +149,7 @@ def test_a_block_with_adapters_computes_what_the_formula_says(
 @given(_cases())
 @settings(max_examples=examples(10), derandomize=True, deadline=None)
 def test_a_forward_alone_adds_what_adapters_give(case: _Case) -> None:
-    tables = blocks.position_tables(case.model, LENGTH, "cpu", torch.float32)
+    tables = position_tables(case.model, LENGTH, "cpu", torch.float32)
     ways = Products(frozen=True, scale=case.lora.scale).ways
     with torch.no_grad():
         found = blocks.block({**case.frozen, **case.trained}, case.x, case.model, tables, ways)
@@ -228,7 +229,7 @@ def test_ranks_give_parts_of_the_gradients(
         flat, frozen = _flat({n: local(whole[n], v, rank) for n, v in case.frozen.items()})
         _, trained = _flat({n: local(described[n], v, rank) for n, v in case.trained.items()})
         _, totals = _flat({n: torch.full_like(v, torch.nan) for n, v in trained.items()})
-        tables = blocks.position_tables(model, LENGTH, "cpu", torch.float32, ranks)
+        tables = position_tables(model, LENGTH, "cpu", torch.float32, Sharing(ranks))
         block = Block(model, tables, ranks, in_product=True)
         block.lora = case.lora
         kept = KeptActivations(weights=flat.view(torch.uint8))
