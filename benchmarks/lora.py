@@ -259,7 +259,8 @@ def main() -> None:
     """All parts, or those that are named; what was found before stays in the file."""
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
+    out, wanted = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
+    parts = [part for part in PARTS if part in wanted]  # what peers leave taken is in nobody's way
     out.mkdir(parents=True, exist_ok=True)
     results = out / "lora.json"
     if not (out / "cluster.yaml").exists():

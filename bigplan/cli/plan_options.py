@@ -238,6 +238,15 @@ class PlanOptions:
             flag="--lora-alpha",
         ),
     ] = None
+    lora_frozen: Annotated[
+        str | None,
+        _option(
+            "training.lora.frozen",
+            "nf4: keep the blocks' frozen matrices in 4 bits (QLoRA).",
+            STEP,
+            flag="--lora-frozen",
+        ),
+    ] = None
     optimizer: Annotated[
         str | None,
         _option(

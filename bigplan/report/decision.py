@@ -46,7 +46,8 @@ def _size(plan: Plan) -> str:
     size = f"{format_count(model.parameter_count)} parameters"
     if lora is not None:
         trained = format_count(trained_count(model, lora))
-        return f"{size}, {trained} trained (LoRA, rank {lora.rank})"
+        bits = ", blocks in 4 bits" if lora.frozen else ""
+        return f"{size}, {trained} trained (LoRA, rank {lora.rank}{bits})"
     if not model.experts:
         return size
     return f"{size}, {format_count(model.active_parameter_count)} for a token"
