@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, gcd, inf
 
@@ -53,6 +54,16 @@ WIDEST_FLASH, EFFICIENT_FORWARD, EFFICIENT_BACKWARD = 256, 3.1, 9.3
 # The kernel that adds linear biases is FlashAttention-2's algorithm, and priced as that where a GPU
 # has no figure of it. Its backward has seven products for five (bigplan/kernels/attention.py).
 PRODUCTS_AGAIN = 7 / 5
+# Kernels for heads of 256 columns take smaller tiles: so many times the price of heads of 128,
+# forward and backward. Measured on an H200, torch 2.11, with Gemma's heads and 4,096 tokens: our
+# own kernel, capping scores; torch's, where windows of 1,024 tokens took 1.07 and 1.48 and none
+# 1.08 and 1.41 (benchmarks/results/2026-11-27-h200-gemma/operators.txt).
+WIDEST_BUT_256 = 192
+AT_256: Mapping[FlashKernel, tuple[float, float]] = {
+    "alibi": (1.28, 1.65),
+    "sdpa": (1.07, 1.44),
+    "flash2": (1.07, 1.44),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +236,8 @@ def attention_seconds(attention: Attention, device: Device) -> float:
         edges /= FLASH2_OF_STAND_IN if kernel != "flash2" else 1.0
     if wide:
         edges *= EFFICIENT_BACKWARD if attention.backward else EFFICIENT_FORWARD
+    elif gpu.runs_kernels and attention.head_dim > WIDEST_BUT_256 and kernel in AT_256:
+        edges *= AT_256[kernel][attention.backward]
     columns = 0.0 if kernel in NARROW_AS_FAST else HEAD_OVERHEAD
     narrow = (1 + columns / attention.head_dim) / (1 + columns / 128)
     window = attention.window and max(attention.window, ATTENTION_TILE)
