@@ -47,6 +47,7 @@ EFFORT = typer.Option("--effort", help="high: improve plans in up to 400 more si
 # Changes that would help are solved unasked within so many seconds from the start of planning. With
 # imports, a plan of one machine then stays below a second.
 UNASKED = 0.4
+ADAPTERS_SECONDS = 10.0  # search time for a plan that trains adapters alone, where nothing fits
 BATCH_SECONDS = 2.0  # search time for a larger batch, unasked, where this one splits badly
 
 
@@ -88,6 +89,7 @@ def plan(
     except InfeasibleError:
         if options.what_if:
             _say_what_would_fit(wanted)
+        _say_whether_adapters_fit(wanted)
         raise
     if options.out is not None:
         from bigplan.plan import save_plan
@@ -274,6 +276,34 @@ def _say_what_would_fit(experiment: Experiment) -> None:
         request = replace(request, cluster=choices(request.cluster)[-1])  # most groups of a mix
         answer = what_would_help(request, None, lambda: not waiting.interrupted, waiting.go_on)
     Console(stderr=True).print(help_report(answer))
+
+
+def _say_whether_adapters_fit(experiment: Experiment) -> None:
+    """On stderr: that adapters alone can be trained where the whole model cannot."""
+    from bigplan.errors import BigplanError
+    from bigplan.planner import Request
+    from bigplan.spec.lora import Lora, check_lora
+    from bigplan.spec.training import Training
+    from bigplan.units import format_seconds
+
+    request = Request.of(experiment)
+    given = request.training.model_dump()
+    if request.training.lora is not None or request.engine not in ("auto", "any", "native"):
+        return
+    for lora, options in (
+        (Lora(rank=16), "--lora-rank 16"),
+        (Lora(rank=16, frozen="nf4"), "--lora-rank 16 --lora-frozen nf4"),
+    ):
+        try:
+            check_lora(lora, request.model)
+            training = Training.model_validate({**given, "lora": lora})
+            alone = replace(request, training=training, engine="native")
+            seconds = plan_request(alone, ADAPTERS_SECONDS).plan.predicted.step_seconds
+        except BigplanError:  # they do not fit either, or do not go with this model
+            continue
+        told = f"{options} trains adapters alone, which fits: {format_seconds(seconds)} a step"
+        Console(stderr=True).print(f"note: {told}", highlight=False)
+        return
 
 
 def simulate(

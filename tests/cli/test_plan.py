@@ -90,3 +90,26 @@ def test_a_time_limit_still_gives_a_plan(bigplan: Run, small: tuple[object, ...]
     data = planned(bigplan, *small, "--time-limit", "0")
     assert data["simulated_gap"] >= 0
     assert bigplan("plan", *small, "--time-limit", "-1")[0] == 2
+
+
+@pytest.mark.parametrize(("host", "frozen"), [("16GB", ""), ("8GB", " --lora-frozen nf4")])
+def test_where_nothing_fits_adapters_that_do_are_named(
+    bigplan: Run, host: str, frozen: str
+) -> None:
+    desk = ("--model", "llama-3.1-8b", "--cluster", "rtx-4090-workstation", "--seq-len", "2048")
+    short = ("--tokens-per-step", "16384", "--cap", f"host={host}", "--cap", "nvme=0GB")
+    gpu = ("--cap", "gpu=8GiB") if frozen else ()
+    code, _, err = bigplan("plan", *desk, *short, *gpu)
+    assert code == 3
+    told = " ".join(err.split())
+    assert f"note: --lora-rank 16{frozen} trains adapters alone, which fits" in told
+    code, out, _ = bigplan("plan", *desk, *short, *gpu, "--lora-rank", "16", *frozen.split())
+    assert code == 0, out
+
+
+def test_adapters_are_not_named_where_they_do_not_fit_either(bigplan: Run) -> None:
+    desk = ("--model", "mixtral-8x7b", "--cluster", "rtx-4090-workstation", "--cap", "nvme=0GB")
+    code, _, err = bigplan("plan", *desk)
+    assert code == 3
+    assert "does not fit" in err
+    assert "adapters" not in err
