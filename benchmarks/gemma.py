@@ -19,6 +19,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -70,10 +71,12 @@ def operators(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
         cluster.group.gpu, model, training, Strategy(dp=1, micro_batch=MICRO_BATCH)
     )
     block, device = graph_of_shape(shape, None).kinds["block"], Device(cluster.group.gpu, "bf16")
-    found: dict[str, Any] = {}
+    parts: dict[int | None, float] = defaultdict(float)  # of the blocks, by the window that hides
     for attends, part in model.attention_shares.items():
-        within = torchs.narrower(attends.window, LENGTH)
-        leaves, run = _attends(model, attends.window)
+        parts[torchs.narrower(attends.window, LENGTH)] += part
+    found: dict[str, Any] = {}
+    for within, part in parts.items():
+        leaves, run = _attends(model, within)
         out = run()
         by_out = torch.randn_like(out)
         ahead = milliseconds(run)
@@ -91,7 +94,7 @@ def operators(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
                 for one in priced
                 if isinstance(one, Attention) and one.window == within
             ]
-            promised = 1e3 * sum(of_it) / (part if len(model.attention_shares) > 1 else 1)
+            promised = 1e3 * sum(of_it) / part
             found[f"{name}, window {within}"] = [took, promised]
     print(f"  {json.dumps(found)}", flush=True)
     return found

@@ -356,10 +356,11 @@ def _by_keys(
 
 
 # The fastest of 10 to 12 tiles for each kernel on an H100, 32 heads of 128 and 64 heads of 64, four
-# sequences of 2,048 tokens (benchmarks/results/2026-11-25-h100-alibi). Those of 256 columns are
-# what 128 KiB of shared memory and 128 registers of sums a thread hold; no others were tried.
+# sequences of 2,048 tokens (benchmarks/results/2026-11-25-h100-alibi). Those of 256 columns are the
+# fastest of 24 and 54 on an H200, 8 heads capped at 50 and sequences of 4,096 tokens
+# (2026-11-27-h200-gemma/tiles.txt).
 HOPPER = {
-    256: Tiles(Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
+    256: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 1), Tile(128, 32, 8, 2)),
     128: Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
     64: Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 128, 4, 3)),
 }
