@@ -18,10 +18,10 @@ NATIVE_PARTS = (
     *("norm_plus_one", "norms", "embedding_scale", "attention_pattern"),
     *("score_scale", "score_cap", "logit_cap"),
 )
+EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
 # Keys of a training, each with the values that the native runtime executes. Other values can be
 # planned, but not run.
 NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
-    "fp8_gemms": (False,),
     "attention": ("flash",),
     "dropout": (0.0,),
 }
@@ -86,7 +86,27 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"{' and '.join(NATIVE_ROPE_SCALINGS)} only, not {scaling.name}: use one of them, or "
             "none up to the length of the pre-training"
         )
-    return _training_refusal(training)
+    return _training_refusal(training) or _eight_bits_refusal(model, training, strategy)
+
+
+def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
+    """Products in 8 bits want every side in whole vectors of 16 bytes."""
+    if not training.fp8_gemms:
+        return None
+    sides = {
+        "hidden": model.hidden,
+        f"ffn / tp {strategy.tp}": model.ffn // strategy.tp,
+        f"heads x head_dim / tp {strategy.tp}": model.attention_width // strategy.tp,
+        f"kv_heads x head_dim / tp {strategy.tp}": max(model.head_dim, model.kv_width // strategy.tp),
+        "tokens of a micro-batch": strategy.rank_tokens(training),
+    }
+    odd = [f"{name} is {side}" for name, side in sides.items() if side % EIGHT_BIT_SIDES]
+    if not odd:
+        return None
+    return (
+        f"products in fp8 have sides that divide by {EIGHT_BIT_SIDES}, and {', '.join(odd)}: leave "
+        "fp8_gemms out"
+    )
 
 
 def _training_refusal(training: Training) -> str | None:

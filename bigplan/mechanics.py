@@ -125,6 +125,9 @@ def caps_in_kernel(element_bytes: int, head_dim: int) -> bool:
     return element_bytes == 2 and head_dim <= CAPPED_COLUMNS
 
 
+# The least value that a tensor scaled to 8 bits counts as its largest: zeros have a finite factor.
+LEAST_LARGEST = 1e-30
+
 # --- The CPU's cores (runtime/cores.py).
 
 # Part of the cores that AdamW uses while a GPU's copies run. All cores would be no faster, because

@@ -13,6 +13,7 @@ from bigplan.graph.attention import (
     flash_gradients,
     widened_bytes,
 )
+from bigplan.graph.eight_bits import cast_bytes, casts, name_of_cast
 from bigplan.graph.experts import (
     SENT,
     backward_workspace,
@@ -105,8 +106,11 @@ def block(shape: RankShape) -> LayerKind:
         forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
         + widened_bytes(shape) // 2
         + exchange_bytes(shape)
-        + unpacked_bytes(shape),
-        backward_workspace=_backward_workspace(shape, trained, saved) + unpacked_bytes(shape),
+        + unpacked_bytes(shape)
+        + cast_bytes(shape)[0],
+        backward_workspace=_backward_workspace(shape, trained, saved)
+        + unpacked_bytes(shape)
+        + cast_bytes(shape)[1],
         chained=_chained(shape),
         largest=max(shape.whole_hidden, largest_bytes(shape, tensors)),
         frozen=shape.frozen,
@@ -173,7 +177,7 @@ def _copies(streams: Sequence[Stream]) -> tuple[Stream, ...]:
 
 def _of(steps: Sequence[LayerStep], operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """The operators that run these steps, casts to fp8 and adapters included."""
-    names = {name for step in steps for name in (step.name, _cast(step.name))}
+    names = {name for step in steps for name in (step.name, name_of_cast(step.name))}
     adapted = tuple(adapters_of(step.name) for step in steps)
     return tuple(op for op in operators if op.name in names or op.name.startswith(adapted))
 
@@ -215,8 +219,9 @@ def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...
         forward, backward = adapter_products(shape, products)
         opened = tuple(unpacked(shape, step) for step in products) if shape.packed else ()
         return (*gemms, *opened, *forward), (*by_input(gemms), *opened, *backward)
-    quantised, quantised_back = _quantisation([gemm for gemm in gemms if gemm.fp8])
-    return (*gemms, *quantised), (*by_input_and_weight(gemms), *biases, *quantised_back)
+    pairs = [casts(shape, *one) for one in zip(gemms, products, strict=True) if one[0].fp8]
+    ahead, back = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return (*gemms, *ahead), (*by_input_and_weight(gemms), *biases, *back)
 
 
 def _product(shape: RankShape, step: LayerStep, *, fp8: bool) -> Gemm:
@@ -226,19 +231,6 @@ def _product(shape: RankShape, step: LayerStep, *, fp8: bool) -> Gemm:
     routes = step.name == ROUTER
     tokens, fp8 = (shape.routed, False) if routes else (shape.tokens, fp8)
     return Gemm(step.name, tokens, outputs, step.reads[0].columns(shape.tp), fp8=fp8)
-
-
-def _cast(product: str) -> str:
-    return f"{product} to fp8"
-
-
-def _quantisation(gemms: Sequence[Gemm]) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
-    """Casts of a GEMM's operands to fp8, each with its transpose: 2 bytes read, 1 + 1 written."""
-    forward = (
-        Stream(_cast(g.name), 4 * (g.m * g.k + g.n * g.k * g.groups), 2 * g.launches) for g in gemms
-    )
-    backward = (Stream(_cast(g.name), 4 * g.m * g.n, g.launches) for g in gemms)
-    return tuple(forward), tuple(backward)
 
 
 def _chained(shape: RankShape) -> Mapping[StepOp, int]:

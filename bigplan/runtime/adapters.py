@@ -17,8 +17,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from bigplan.runtime.matrices import Matrices
 
 # Takes the gradient [tokens, out] by a product's output, and its input [tokens, in].
 AddProduct = Callable[[Tensor, Tensor], None]
@@ -93,12 +94,12 @@ def adapted(outputs: Sequence[Tensor], x: Tensor, adapters: Adapters | None) -> 
 
 def adapted_linear(
     adapters: Adapters | None,
-    matrix_of: Callable[[Tensor], Tensor],
+    matrices: Matrices,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
     """F.linear of x [..., in], and what its adapter adds, without a graph."""
-    output = F.linear(x, matrix_of(weight), bias)
+    output: Tensor = matrices.product(matrices.read(x), weight, bias)
     adapted([output], x, adapters)
     return output

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.runtime import four_bits
+from bigplan.runtime import eight_bits, four_bits
+from bigplan.runtime.eight_bits import EightBits
 from bigplan.runtime.experts import Places, RowOperators
+from bigplan.runtime.matrices import AS_STORED, Matrices, Opened
 from bigplan.runtime.native import Piece
 from bigplan.spec.training import Training
 
@@ -62,6 +64,24 @@ def unpacked_by(library: Library | None) -> Callable[[Tensor], Tensor]:
     from bigplan.kernels.four_bits import unpacked
 
     return unpacked
+
+
+def casts_by(library: Library | None) -> eight_bits.CastsTo:
+    """What casts matrices to 8 bits."""
+    if library is None:
+        return eight_bits.cast
+    from bigplan.kernels.eight_bits import cast
+
+    return cast
+
+
+def matrices_for(training: Training, library: Library | None) -> Matrices:
+    """How a block's products multiply."""
+    if training.fp8_gemms:
+        return EightBits(casts_by(library))
+    if training.lora is not None and training.lora.frozen is not None:
+        return Opened(unpacked_by(library))
+    return AS_STORED
 
 
 def adamw_for(training: Training, device: torch.device) -> AdamW | None:

@@ -22,8 +22,9 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import library_for
 from bigplan.runtime.kept import KeptActivations, differentiate
+from bigplan.runtime.matrices import AS_STORED, Matrices
 from bigplan.runtime.positions import Positions, Sharing, position_tables
-from bigplan.runtime.products import Products, Sums, as_stored
+from bigplan.runtime.products import Products, Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.words import own_rows
@@ -83,15 +84,11 @@ def _block(context: Context, attends: BlockAttention, losses: Losses) -> Block:
     length, dtype = context.training.sequence_length, context.parameter_dtype
     sharing = Sharing(ranks, parts)
     positions = position_tables(context.model, length, context.device, dtype, sharing, attends)
-    block = Block(
-        context.model,
-        positions,
-        ranks,
-        parts,
-        in_product=sums_in_products(context.graph.sizes.gradient),
-        kernels=library_for(context.training, context.device),
-    )
+    kernels = library_for(context.training, context.device)
+    in_product = sums_in_products(context.graph.sizes.gradient)
+    block = Block(context.model, positions, ranks, parts, in_product=in_product, kernels=kernels)
     block.lora = context.training.lora
+    block.matrices = generated.matrices_for(context.training, kernels)
     block.balance = _balance(context, losses)
     return block
 
@@ -183,6 +180,7 @@ class Block:
 
     balance: Callable[[], float] | None = None  # of experts, as mixture.Mixture's
     lora: Lora | None = None  # adapters alone are trained; None: all of the block is
+    matrices: Matrices = AS_STORED  # how products multiply
 
     def __init__(
         self,
@@ -218,13 +216,8 @@ class Block:
         return self._alone(visit, visit.hidden())
 
     def _products(self, sums: Sums | None = None) -> Products:
-        lora = self.lora
-        if lora is None:
-            return Products(self._ranks, sums, self._kernels)
-        return Products(
-            self._ranks, sums, self._kernels, frozen=True, scale=lora.scale,
-            open=as_stored if lora.frozen is None else generated.unpacked_by(self._kernels),
-        )  # fmt: skip
+        lora, scale = self.lora, 0.0 if self.lora is None else self.lora.scale
+        return Products(self._ranks, sums, self._kernels, lora is not None, scale, self.matrices)
 
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
         ways = self._products().ways._replace(context=self._context)

@@ -15,16 +15,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime import experts
-from bigplan.runtime.adapters import Adapters, AddProduct, adapted, below_each_other, side_by_side
+from bigplan.runtime.adapters import Adapters, adapted, below_each_other, side_by_side
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.blocks import PLAIN, Parameters, Ways
 from bigplan.runtime.generated import rows_of
 from bigplan.runtime.lookup import add_rows
+from bigplan.runtime.matrices import AS_STORED, Matrices
 from bigplan.runtime.mixture import Mixture
 from bigplan.runtime.operators import GateKind, gated_backward
 from bigplan.runtime.operators import gated as gated_activation
@@ -33,36 +33,30 @@ from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library
 
-
-# A matrix [out, in] of how its weight is stored.
-Open = Callable[[Tensor], Tensor]
-
-
-def as_stored(weight: Tensor) -> Tensor:
-    """The matrix of a weight that is stored as it is."""
-    return weight
+# What adds a weight's gradient, of the output's gradient and the input as `Matrices` give them.
+Add = Callable[[Any, Any], None]
 
 
 class Factor(NamedTuple):
     """A factor of x: weight [out, in] and bias, and where the weight's gradient goes.
 
-    Without `add` autograd gets it, if it asks for it: of frozen weights nobody does. `open` makes
-    the matrix of a weight that is stored otherwise, for each product anew.
+    Without `add` autograd gets it, if it asks for it: of frozen weights nobody does. `add` takes
+    what `matrices` make of the output's gradient and the input.
     """
 
     weight: Tensor
     bias: Tensor | None
-    add: AddProduct | None = None
-    open: Open = as_stored
+    add: Add | None = None
+    matrices: Matrices = AS_STORED
 
 
 def _by_weight(
-    add: AddProduct | None, gradient: Tensor, rows: Tensor, *, asked: bool
+    matrices: Matrices, add: Add | None, factors: tuple[Any, Any], *, asked: bool
 ) -> Tensor | None:
     """The weight's gradient for autograd, where nobody else gets it and autograd asks for it."""
     if add is None:
-        return gradient.T @ rows if asked else None
-    add(gradient, rows)
+        return matrices.by_weight(*factors) if asked else None
+    add(*factors)
     return None
 
 
@@ -80,10 +74,10 @@ class _Linears(Function):
         ctx: Any,
         ranks: TensorParallel,
         x: Tensor,
-        adds: tuple[Sequence[AddProduct | None], Adapters | None, Open],
+        adds: tuple[Sequence[Add | None], Adapters | None, Matrices],
         *parameters: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        ctx.adds, ctx.adapters, ctx.open = adds
+        ctx.adds, ctx.adapters, ctx.matrices = adds
         count = len(ctx.adds)
         weights, biases = parameters[:count], parameters[count:]
         ctx.asked = ctx.needs_input_grad[-2 * count :]
@@ -91,8 +85,9 @@ class _Linears(Function):
         ctx.save_for_backward(x if read else None, *weights)
         ctx.ranks, ctx.shape = ranks, x.shape
         whole = ranks.gather(x)()
+        factor = ctx.matrices.read(whole)
         outputs = tuple(
-            F.linear(whole, ctx.open(w), b)
+            ctx.matrices.product(factor, w, b)
             for w, b in zip(weights, biases, strict=True)
             if w is not None
         )
@@ -105,27 +100,34 @@ class _Linears(Function):
         again = None if x is None else ctx.ranks.gather(x)
         del x
         by_outputs = [by_output.flatten(0, -2) for by_output in gradients]
-        by_input, by_narrow = by_outputs[0] @ ctx.open(weights[0]), None
-        for gradient, weight in zip(by_outputs[1:], weights[1:], strict=True):
-            by_input.addmm_(gradient, ctx.open(weight))
+        given, by_input, by_narrow = [], None, None
+        for gradient, weight in zip(by_outputs, weights, strict=True):
+            given.append(ctx.matrices.given(gradient))
+            by_input = ctx.matrices.by_input(given[-1], weight, by_input)
+        assert by_input is not None
         if ctx.adapters is not None:
             by_narrow = ctx.adapters.by_narrow(by_outputs)
             by_input.addmm_(by_narrow, ctx.adapters.down)
         summed = ctx.ranks.sum(by_input)
         rows = None if again is None else again().flatten(0, -2)
-        found = list(_gradients(ctx, by_outputs, rows))
+        found = list(_gradients(ctx, (by_outputs, given), rows))
         if by_narrow is not None:
             ctx.adapters.add_gradients(by_outputs, by_narrow, rows)
         return None, summed().view(ctx.shape), None, *found
 
 
 def _gradients(
-    ctx: Any, by_outputs: Sequence[Tensor], rows: Tensor | None
+    ctx: Any, outputs: tuple[Sequence[Tensor], Sequence[Any]], rows: Tensor | None
 ) -> Iterator[Tensor | None]:
-    """For autograd, by all weights and then all biases; `rows` None: nobody asks for weights'."""
+    """For autograd, by all weights and then all biases; `rows` None: nobody asks for weights'.
+
+    `outputs`: their gradients, and what the matrices make of these.
+    """
+    by_outputs, given = outputs
     weights, biases = ctx.asked[: len(by_outputs)], ctx.asked[len(by_outputs) :]
-    for add, gradient, asked in zip(ctx.adds, by_outputs, weights, strict=True):
-        yield None if rows is None else _by_weight(add, gradient, rows, asked=asked)
+    read = None if rows is None else ctx.matrices.read_again(rows)
+    for add, gradient, asked in zip(ctx.adds, given, weights, strict=True):
+        yield None if read is None else _by_weight(ctx.matrices, add, (gradient, read), asked=asked)
     for gradient, asked in zip(by_outputs, biases, strict=True):
         yield gradient.sum(0) if asked else None
 
@@ -141,8 +143,8 @@ def linears(
     With `add` a weight gets no gradient from autograd: the backward calls it with the two factors.
     x is kept where a gradient is made of it: not by frozen weights alone.
     """
-    weights, biases, adds, opens = zip(*factors, strict=True)
-    return _Linears.apply(ranks, x, (adds, adapters, opens[0]), *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
+    weights, biases, adds, matrices = zip(*factors, strict=True)
+    return _Linears.apply(ranks, x, (adds, adapters, matrices[0]), *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Closing(Function):
@@ -156,7 +158,7 @@ class _Closing(Function):
     def forward(
         ctx: Any, unread: bool, ranks: TensorParallel, x: Tensor | None, inner: Tensor, *factor: Any
     ) -> Tensor:
-        weight, _, ctx.add, ctx.open, ctx.adapters = factor
+        weight, _, ctx.add, ctx.matrices, ctx.adapters = factor
         *_, ctx.asked, ctx.biased, _, _, _ = ctx.needs_input_grad
         read = ctx.add is not None or ctx.asked or ctx.adapters is not None
         ctx.save_for_backward(inner if read else None, weight)
@@ -170,10 +172,13 @@ class _Closing(Function):
         inner, weight = ctx.saved_tensors
         (by_output,) = gradients
         gradient, by_weight = ctx.ranks.gather(by_output)().flatten(0, -2), None
+        given = ctx.matrices.given(gradient)
         if inner is not None:
             rows = inner.flatten(0, -2)
-            by_weight = _by_weight(ctx.add, gradient, rows, asked=ctx.asked)
-        by_inner = gradient @ ctx.open(weight)
+            factors = given, ctx.matrices.read_again(rows)
+            by_weight = _by_weight(ctx.matrices, ctx.add, factors, asked=ctx.asked)
+            del factors
+        by_inner = ctx.matrices.by_input(given, weight)
         if ctx.adapters is not None:
             by_narrow = ctx.adapters.by_narrow([gradient])
             by_inner.addmm_(by_narrow, ctx.adapters.down)
@@ -189,8 +194,8 @@ def _nothing(x: Tensor) -> Tensor:
 
 def _summed(ranks: TensorParallel, inner: Tensor, factor: Sequence[Any]) -> Tensor:
     """The product of all ranks' columns as a hidden state; one of them adds the bias, for all."""
-    weight, bias, _, matrix_of, adapters = factor
-    output = F.linear(inner, matrix_of(weight), bias if ranks.first else None)
+    weight, bias, _, matrices, adapters = factor
+    output = matrices.product(matrices.read(inner), weight, bias if ranks.first else None)
     adapted([output], inner, adapters)
     return ranks.sum(output)()
 
@@ -206,7 +211,7 @@ class _Gated(Function):
     def forward(
         ctx: Any, way: GatedWay, x: Tensor | None, gate: Tensor, up: Tensor, *factor: Any
     ) -> Tensor:
-        weight, _, ctx.add, ctx.open, ctx.adapters = factor
+        weight, _, ctx.add, ctx.matrices, ctx.adapters = factor
         *_, ctx.asked, ctx.biased, _, _, _ = ctx.needs_input_grad
         ctx.save_for_backward(gate, up, weight)
         ctx.ranks, ctx.way, ctx.added = way.products.ranks, way, x is not None
@@ -224,7 +229,8 @@ class _Gated(Function):
         gate, up, weight = ctx.saved_tensors
         (by_output,), kernels, kind = gradients, ctx.way.products.kernels, ctx.way.kind
         gradient, adapters = ctx.ranks.gather(by_output)().flatten(0, -2), ctx.adapters
-        inner = gradient @ ctx.open(weight)
+        given = ctx.matrices.given(gradient)
+        inner = ctx.matrices.by_input(given, weight)
         if adapters is not None:
             by_narrow = adapters.by_narrow([gradient])
             inner.addmm_(by_narrow, adapters.down)
@@ -235,7 +241,8 @@ class _Gated(Function):
             by_gate, by_up = kernels.activation_backward(kind, inner, gate, up, out=inner)
         del gate, up  # which may have been computed again, and are as large
         rows = inner.flatten(0, -2)
-        by_weight = _by_weight(ctx.add, gradient, rows, asked=ctx.asked)
+        factors = given, ctx.matrices.read_again(rows)
+        by_weight = _by_weight(ctx.matrices, ctx.add, factors, asked=ctx.asked)
         if adapters is not None:
             adapters.add_gradients([gradient], by_narrow, rows)
         by_bias = by_output.flatten(0, -2).sum(0) if ctx.biased else None
@@ -325,12 +332,13 @@ class Products:
     kernels: Library | None = None  # generated ones of what lies between products
     frozen: bool = False  # weights get no gradients: those of adapters go to `sums`
     scale: float = 0.0  # of adapters, where layers have some
-    open: Open = as_stored
+    matrices: Matrices = AS_STORED
 
     @property
     def ways(self) -> Ways:
         """How a block runs its products."""
-        if self.ranks.alone and self.sums is None and not self.frozen:
+        usual = self.matrices is AS_STORED
+        if usual and self.ranks.alone and self.sums is None and not self.frozen:
             ways = PLAIN._replace(kernels=self.kernels)
         else:
             ways = Ways(self.linears, closing=self.closing, kernels=self.kernels, alone=self.alone)
@@ -384,8 +392,16 @@ class Products:
 
     def _factor(self, p: Parameters, name: str) -> Factor:
         weight = f"{name}.weight"
-        add = partial(self.sums.add_product, weight) if self.sums and not self.frozen else None
-        return Factor(p[weight], p.get(f"{name}.bias"), add, self.open)
+        add = self._adding(weight) if self.sums and not self.frozen else None
+        return Factor(p[weight], p.get(f"{name}.bias"), add, self.matrices)
+
+    def _adding(self, weight: str) -> Add:
+        """What adds to the weight's sum: the product itself, or what follows it."""
+        assert self.sums is not None
+        sums, matrices = self.sums, self.matrices
+        if matrices.in_place:
+            return partial(sums.add_product, weight)
+        return lambda *factors: sums.add({weight: matrices.by_weight(*factors)})
 
     def adapters(self, p: Parameters, names: tuple[str, ...]) -> Adapters | None:
         """Those of products of one input, where some of these have one."""

@@ -1,0 +1,63 @@
+"""Products in 8 bits: the casts beside them, and the memory that these take."""
+
+from __future__ import annotations
+
+from bigplan.graph.operators import Gemm, Stream
+from bigplan.graph.shape import RankShape
+from bigplan.spec.step import LayerStep, StepOp
+
+# Bytes that plain torch moves for a cast, as a multiple of the kernels' 5 or 6: fp32 values are
+# made, multiplied and cast on the way, and transposed after that (runtime/eight_bits.py), 23 bytes.
+EAGER_CAST = 4.0
+LAUNCHES = 3  # of a cast: its largest value is set to zero, looked for and used
+
+
+def name_of_cast(product: str) -> str:
+    """The operator that casts a product's factors."""
+    return f"{product} to fp8"
+
+
+def casts(shape: RankShape, product: Gemm, step: LayerStep) -> tuple[Stream, Stream]:
+    """What casts a product's operands, forward and backward.
+
+    Tools cast inputs and weights in the forward and an output's gradient in the backward, each with
+    its transpose: 2 bytes read, 1 + 1 written. The native runtime casts inputs and weights in the
+    forward (2 bytes read for the largest value, 2 for the cast, 1 written), their transposes in the
+    backward, and with them the output's gradient in both forms. Weights' gradients are made in 16
+    bits, and read once more where products would have added them to their sums.
+    """
+    name = name_of_cast(product.name)
+    inputs, outputs = product.m * product.k, product.m * product.n
+    weights = product.n * product.k * product.groups
+    if not shape.fused:
+        ahead = Stream(name, 4 * (inputs + weights), 2 * product.launches)
+        return ahead, Stream(name, 4 * outputs, product.launches)
+    count, made = len(step.gives), shape.generated
+    moved, apart = 5 * (inputs + weights), shape.sums_in_products
+    back = moved + 6 * outputs + (shape.element * weights if apart else 0)
+    launches = LAUNCHES * (1 + count), LAUNCHES * (1 + 2 * count) + (count if apart else 0)
+    return (
+        Stream(name, moved, launches[0], EAGER_CAST, made),
+        Stream(name, back, launches[1], EAGER_CAST, made),
+    )
+
+
+def cast_bytes(shape: RankShape) -> tuple[int, int]:
+    """Bytes of the native runtime's casts, forward and backward, beside what a product is made of.
+
+    Forward an input and one weight, backward all outputs' gradients, transposed, one as it is, an
+    input, and a weight's gradient in 16 bits before it is added. In plain torch casts pass through
+    fp32.
+    """
+    if not (shape.training.fp8_gemms and shape.fused):
+        return 0, 0
+    forward = backward = 0
+    for step in shape.steps(StepOp.PRODUCT):
+        widths = [value.columns(shape.tp) for value in step.gives]
+        inner, widest = step.reads[0].columns(shape.tp), max(widths)
+        read, matrix = shape.tokens * inner, widest * inner
+        through = 0 if shape.generated else 8 * max(read, matrix, shape.tokens * widest)
+        forward = max(forward, read + matrix + through)
+        given = shape.tokens * (sum(widths) + widest)
+        backward = max(backward, given + read + shape.element * matrix + through)
+    return forward, backward
