@@ -1,0 +1,145 @@
+"""Products in 8 bits on one GPU: casts and products alone, and steps beside those in bf16.
+
+    python -m benchmarks.eight_bits OUT [PART ...]
+
+Parts: `casts` (GB/s of kernels/eight_bits.py by what they move), `products` (TFLOP/s of a block's
+products in bf16 and in 8 bits, with and without all of their sums in fp32, and what a block's
+products take with casts), `steps` (`bigplan launch` in bf16 and with fp8_gemms, with the plan's
+promises beside). The shape is llama-like-5.5b's. OUT gets cluster.yaml, eight_bits.json and the
+runs. Without a GPU: nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.experts import milliseconds
+from bigplan.kernels import eight_bits as kernel
+from bigplan.launcher.record import read_record
+from bigplan.runtime.eight_bits import GRADIENTS, VALUES, EightBits, multiplied
+from bigplan.runtime.matrices import AS_STORED, Matrices
+from bigplan.spec.catalog import find_model
+
+MODEL, LENGTH, BATCH, STEPS = "llama-like-5.5b", 4096, 16, 12
+TOKENS = 16384
+PARTS = ("casts", "products", "steps")
+
+
+def _make(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def casts() -> dict[str, Any]:
+    """GB/s of the bytes that each form moves."""
+    model, found = find_model(MODEL), {}
+    for width in (model.hidden, model.ffn):
+        x = _make(TOKENS, width)
+        for rows, columns in ((True, False), (False, True), (True, True)):
+            took = milliseconds(
+                lambda x=x, r=rows, c=columns: kernel.cast(x, GRADIENTS, rows=r, columns=c)
+            )
+            moved = (4 + rows + columns) * x.numel()
+            found[f"{width}, rows {rows}, columns {columns}"] = moved / took / 1e6
+    return found
+
+
+def products() -> dict[str, Any]:
+    """TFLOP/s of products alone, and milliseconds of forward and backward with casts."""
+    model, found = find_model(MODEL), {}
+    sides = (model.hidden, model.hidden), (model.hidden, model.ffn), (model.ffn, model.hidden)
+    for inner, outer in sides:
+        x, weight, gradient = _make(TOKENS, inner), _make(outer, inner), _make(TOKENS, outer)
+        flops = 2e-9 * TOKENS * inner * outer
+        small, by, given = (
+            kernel.cast(t, dtype, rows=True, columns=True)
+            for t, dtype in ((x, VALUES), (weight, VALUES), (gradient, GRADIENTS))
+        )
+        pairs = {
+            "forward": ((small[0], small[2]), (by[0], by[2])),
+            "by input": ((given[0], given[2]), (by[1], by[2])),
+            "by weight": ((given[1], given[2]), (small[1], small[2])),
+        }
+        rates = {"bf16 forward": flops / milliseconds(lambda x=x, w=weight: F.linear(x, w))}
+        for name, (left, right) in pairs.items():
+            for exact in (False, True):
+                took = milliseconds(
+                    lambda a=left, b=right, e=exact, x=x: multiplied(a, b, x, exact=e)
+                )
+                rates[f"{name}, exact {exact}"] = flops / took
+        total = torch.zeros(outer, inner, device="cuda")
+        for name, matrices in (("bf16", AS_STORED), ("8 bits", EightBits(kernel.cast))):
+            rates[f"{name}, all, ms"] = milliseconds(
+                lambda m=matrices, t=(x, weight, gradient, total): _all(m, *t)
+            )
+        found[f"{inner} to {outer}"] = rates
+    return found
+
+
+def _all(matrices: Matrices, x: Tensor, weight: Tensor, gradient: Tensor, total: Tensor) -> None:
+    matrices.product(matrices.read(x), weight, None)
+    given = matrices.given(gradient)
+    matrices.by_input(given, weight)
+    read = matrices.read_again(x)
+    if matrices.in_place:
+        torch.addmm(total, given.T, read, out_dtype=torch.float32, out=total)
+    else:
+        total.add_(matrices.by_weight(given, read))
+
+
+def steps(out: Path) -> dict[str, Any]:
+    """Seconds, promises, losses and memory of both."""
+    found: dict[str, Any] = {}
+    for low in (False, True):
+        name = "fp8" if low else "bf16"
+        _bigplan(
+            *("launch", "--model", MODEL, "--cluster", str(out / "cluster.yaml")),
+            *("--seq-len", str(LENGTH), "--global-batch", str(BATCH), "--steps", str(STEPS)),
+            *("--precision", "bf16", "--engine", "native", "--checkpoint-keep", "0"),
+            *("--fp8-gemms" if low else "--no-fp8-gemms", "--run-dir", str(out / name)),
+        )
+        record = read_record(next(iter((out / name).glob(f"{MODEL}-*"))))
+        found[name] = {
+            "seconds": median(metric.seconds for metric in record.metrics[2:]),
+            "promised": record.summary.predicted_step_seconds,
+            "losses": [metric.loss for metric in record.metrics],
+            "memory": {row.tier: [row.measured, row.predicted] for row in record.summary.memory},
+            "decisions": record.plan.strategy.model_dump(),
+        }
+    return found
+
+
+def _bigplan(*arguments: str) -> None:
+    command = "from bigplan.cli import main; main()"
+    subprocess.run([sys.executable, "-c", command, *arguments], check=True)
+
+
+def main() -> None:
+    """All parts, or those that are named."""
+    if len(sys.argv) < 2 or not torch.cuda.is_available():
+        sys.exit(__doc__)
+    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "cluster.yaml").exists():
+        _bigplan("detect", "--folder", str(out), "--out", str(out / "cluster.yaml"))
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}", flush=True)
+    results = out / "eight_bits.json"
+    found = json.loads(results.read_text()) if results.exists() else {}
+    run = {"casts": casts, "products": products, "steps": partial(steps, out)}
+    for part in parts:
+        found[part] = run[part]()
+        print(part, json.dumps(found[part], indent=1), flush=True)
+        results.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
