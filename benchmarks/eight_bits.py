@@ -5,8 +5,9 @@
 Parts: `casts` (GB/s of kernels/eight_bits.py by what they move), `products` (TFLOP/s of a block's
 products in bf16 and in 8 bits, with and without all of their sums in fp32, and what a block's
 products take with casts), `steps` (`bigplan launch` in bf16 and with fp8_gemms, with the plan's
-promises beside). The shape is llama-like-5.5b's. OUT gets cluster.yaml, eight_bits.json and the
-runs. Without a GPU: nothing.
+promises beside) and `curves` (losses of a byte model of 300 M parameters that learns the bundled
+book both ways). The shape of the others is llama-like-5.5b's. OUT gets cluster.yaml,
+eight_bits.json and the runs. Without a GPU: nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -29,10 +30,13 @@ from bigplan.launcher.record import read_record
 from bigplan.runtime.eight_bits import GRADIENTS, VALUES, EightBits, multiplied
 from bigplan.runtime.matrices import AS_STORED, Matrices
 from bigplan.spec.catalog import find_model
+from bigplan.spec.files.dump import to_yaml
 
 MODEL, LENGTH, BATCH, STEPS = "llama-like-5.5b", 4096, 16, 12
-TOKENS = 16384
-PARTS = ("steps", "casts", "products")  # steps first: what this process takes they lack
+TOKENS, LAST = 16384, 20
+SMALL = {"name": "bytes-300m", "layers": 24, "hidden": 1024, "ffn": 2816, "heads": 16}
+SMALL |= {"kv_heads": 16, "head_dim": 64, "vocab": 256, "max_sequence_length": 512}
+PARTS = ("steps", "curves", "casts", "products")  # steps first: what this process takes they lack
 
 
 def _make(*shape: int) -> Tensor:
@@ -98,16 +102,33 @@ def _all(matrices: Matrices, x: Tensor, weight: Tensor, gradient: Tensor, total:
 
 def steps(out: Path) -> dict[str, Any]:
     """Seconds, promises, losses and memory of both."""
+    sizes = "--seq-len", str(LENGTH), "--global-batch", str(BATCH), "--steps", str(STEPS)
+    return _both(out, MODEL, *sizes)
+
+
+def curves(out: Path) -> dict[str, Any]:
+    """The same of a small model, and the mean of its last losses."""
+    fields = find_model(MODEL).model_dump() | SMALL
+    (out / "small.yaml").write_text(to_yaml(fields))
+    sizes = "--seq-len", "512", "--global-batch", "32", "--steps", "400"
+    rate = "--learning-rate", "3e-4", "--warmup-steps", "20"
+    found = _both(out, str(out / "small.yaml"), *sizes, *rate)
+    for each in found.values():
+        each["last"] = mean(each["losses"][-LAST:])
+    return found
+
+
+def _both(out: Path, model: str, *arguments: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for low in (False, True):
         name = "fp8" if low else "bf16"
+        runs = out / f"{Path(model).stem}-{name}"
         _bigplan(
-            *("launch", "--model", MODEL, "--cluster", str(out / "cluster.yaml")),
-            *("--seq-len", str(LENGTH), "--global-batch", str(BATCH), "--steps", str(STEPS)),
+            *("launch", "--model", model, "--cluster", str(out / "cluster.yaml"), *arguments),
             *("--precision", "bf16", "--engine", "native", "--checkpoint-keep", "0"),
-            *("--fp8-gemms" if low else "--no-fp8-gemms", "--run-dir", str(out / name)),
+            *("--fp8-gemms" if low else "--no-fp8-gemms", "--run-dir", str(runs)),
         )
-        record = read_record(next(iter((out / name).glob(f"{MODEL}-*"))))
+        record = read_record(next(runs.iterdir()))
         found[name] = {
             "seconds": median(metric.seconds for metric in record.metrics[2:]),
             "promised": record.summary.predicted_step_seconds,
@@ -134,6 +155,7 @@ def main() -> None:
     results = out / "eight_bits.json"
     found = json.loads(results.read_text()) if results.exists() else {}
     run = {"casts": casts, "products": products, "steps": partial(steps, out)}
+    run["curves"] = partial(curves, out)
     for part in parts:
         found[part] = run[part]()
         print(part, json.dumps(found[part], indent=1), flush=True)

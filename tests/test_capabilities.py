@@ -86,7 +86,7 @@ def test_pipelines_are_executed(strategy: Strategy) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"fp8_gemms": True}, "does not execute fp8_gemms True: use fp8_gemms False"),
+        ({"dropout": 0.1}, "does not execute dropout 0.1: use dropout 0.0"),
         (
             {"attention": "materialised", "dropout": 0.1},
             "attention materialised, dropout 0.1: use attention flash, dropout 0.0",

@@ -447,6 +447,32 @@ def test_only_fp8_products_are_cast(attention: str) -> None:
         assert _stream(low.backward, f"{name} to fp8").nbytes == 4 * gemm.m * gemm.n
 
 
+@pytest.mark.parametrize("gradients", ["fp32", "bf16"])
+def test_the_native_runtime_looks_for_the_largest_value_first(gradients: str) -> None:
+    """2 bytes for it, 2 for the cast, 1 written for each form that a product reads."""
+    shape = replace(_shape(fp8_gemms=True, gradient_precision=gradients), fused=True)
+    low = block(shape)
+    for name in ("query, key, value", "attention output", "mlp up", "mlp down"):
+        gemm, ahead = _gemm(low.forward, name), _stream(low.forward, f"{name} to fp8")
+        factors = gemm.m * gemm.k + gemm.k * gemm.n
+        assert ahead.nbytes == 5 * factors
+        back = _stream(low.backward, f"{name} to fp8")
+        # What a product would have added to its sum is made apart, in 16 bits, and read again.
+        apart = 2 * gemm.k * gemm.n if gradients == "fp32" else 0
+        assert back.nbytes == 5 * factors + 6 * gemm.m * gemm.n + apart
+        assert back.launches > ahead.launches
+
+
+def test_casts_have_room() -> None:
+    """Beside all that a block has in 16 bits: the widest product decides."""
+    plain, low = (block(replace(_shape(fp8_gemms=on), fused=True)) for on in (False, True))
+    tokens, hidden, ffn = LENGTH, LLAMA.hidden, LLAMA.ffn
+    assert low.saved == plain.saved
+    assert low.forward_workspace - plain.forward_workspace == ffn * (tokens + hidden)
+    given, matrix = tokens * 3 * ffn, 2 * ffn * hidden  # of gate and up, and one as it is
+    assert low.backward_workspace - plain.backward_workspace == given + tokens * hidden + matrix
+
+
 # --- recomputation
 
 

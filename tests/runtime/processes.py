@@ -29,6 +29,7 @@ PRELOADED = [
             "held_ranks",
             "killed",
             "lora_ranks",
+            "eight_bits_ranks",
         )
     ),
     "torch.fx.experimental.symbolic_shapes",  # of the first backward: sympy, 0.6 s

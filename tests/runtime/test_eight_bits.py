@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 pytest.importorskip("torch")
@@ -12,14 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bigplan.capabilities import native_refusal
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LEAST_LARGEST
+from bigplan.placement import Tier
 from bigplan.runtime.eight_bits import GRADIENTS, VALUES, EightBits, cast
 from bigplan.runtime.products import Products, Sums
 from tests.examples import examples
+from tests.runtime.eight_bits_ranks import LAYOUTS, losses, plan, run_rank
+from tests.runtime.plans import tiny_model, tiny_training
+from tests.runtime.processes import start
+from tests.runtime.rounding import BF16_LOSS
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 runs = settings(max_examples=examples(20), derandomize=True, deadline=None)
 # Half of a unit in the last place: E4M3 has three bits of mantissa, E5M2 two.
+EIGHT_BIT_LOSS = 0.03  # 3% to 6% a rounding, averaged over the tokens of a batch
 LOST = {VALUES: 2**-4, GRADIENTS: 2**-3}
 
 
@@ -90,3 +101,63 @@ def test_every_product_is_of_cast_factors(device: str, *, summed: bool) -> None:
     for total, gradient in zip(found, by, strict=True):
         value = gradient.T @ small.flatten(0, 1)
         torch.testing.assert_close(total.double(), value, rtol=2**-7, atol=0.05)
+
+
+def test_a_run_in_eight_bits_is_near_one_in_sixteen() -> None:
+    low, plain = (losses(plan(Strategy(dp=1), fp8_gemms=low)) for low in (True, False))
+    assert low != plain
+    assert low == pytest.approx(plain, rel=EIGHT_BIT_LOSS)
+    assert low[-1] < low[0]
+
+
+@pytest.mark.parametrize("tier", [Tier.GPU, Tier.HOST, Tier.NVME])
+@pytest.mark.parametrize("recompute", list(Recompute))
+def test_neither_tiers_nor_recomputation_change_a_bit(recompute: Recompute, tier: Tier) -> None:
+    assert losses(plan(Strategy(dp=1), recompute, tier)) == losses(plan(Strategy(dp=1)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernels", ["generated", "torch"])
+def test_a_gpu_casts_as_a_cpu_does(kernels: str) -> None:
+    ours = plan(Strategy(dp=1), device="cuda", kernels=kernels)
+    assert losses(ours) == pytest.approx(losses(plan(Strategy(dp=1))), rel=BF16_LOSS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recompute", list(Recompute))
+def test_graphs_and_recomputation_change_no_bit_on_a_gpu(recompute: Recompute) -> None:
+    """Deterministic attention, as the same bits are asked for."""
+    settings = {"device": "cuda", "deterministic": True}
+    one = losses(plan(Strategy(dp=1), **settings))
+    again = plan(Strategy(dp=1), recompute, **settings)
+    captured = again.placement.model_copy(update={"captured": True})
+    for each in (again, again.model_copy(update={"placement": captured})):
+        assert losses(each) == one
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """Losses of every layout of two ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    start(run_rank, folder, 2)
+    every = [pickle.loads((folder / f"losses.{rank}").read_bytes()) for rank in range(2)]
+    assert every[0] == every[1]
+    return every[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_are_as_one(ranks: dict[str, list[float]], layout: str) -> None:
+    """Tensor-parallel ranks have scales of their own parts; others cast what one rank casts."""
+    near = EIGHT_BIT_LOSS if layout == "tp2" else BF16_LOSS
+    assert ranks[layout] == pytest.approx(losses(plan(Strategy(dp=1))), rel=near)
+
+
+def test_sides_that_tensor_cores_do_not_take_are_refused() -> None:
+    training = tiny_training(1, precision="bf16", fp8_gemms=True)
+    assert native_refusal(tiny_model(), training, Strategy(dp=1)) is None
+    told = native_refusal(tiny_model(ffn=72), training, Strategy(dp=1))
+    assert told is not None
+    assert "products in fp8 have sides that divide by 16, and ffn / tp 1 is 72" in told
+    told = native_refusal(tiny_model(ffn=48), training, Strategy(dp=1, tp=2))
+    assert told is not None
+    assert "ffn / tp 2 is 24, kv_heads x head_dim / tp 2 is 8" in told
