@@ -93,11 +93,12 @@ def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy
     """Products in 8 bits want every side in whole vectors of 16 bytes."""
     if not training.fp8_gemms:
         return None
+    tp = strategy.tp
     sides = {
         "hidden": model.hidden,
-        f"ffn / tp {strategy.tp}": model.ffn // strategy.tp,
-        f"heads x head_dim / tp {strategy.tp}": model.attention_width // strategy.tp,
-        f"kv_heads x head_dim / tp {strategy.tp}": max(model.head_dim, model.kv_width // strategy.tp),
+        f"ffn / tp {tp}": model.ffn // tp,
+        f"heads x head_dim / tp {tp}": model.attention_width // tp,
+        f"kv_heads x head_dim / tp {tp}": max(model.head_dim, model.kv_width // tp),
         "tokens of a micro-batch": strategy.rank_tokens(training),
     }
     odd = [f"{name} is {side}" for name, side in sides.items() if side % EIGHT_BIT_SIDES]
