@@ -38,6 +38,7 @@ from bigplan.graph.operators import (
     by_input_and_weight,
 )
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
+from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.step import LayerStep, StepOp
 
 # Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native
@@ -90,6 +91,7 @@ def block(shape: RankShape) -> LayerKind:
             *shape.out_of_matrix("attention output"),
             *_out_of_mlp(shape, "mlp output"),
             *exchanged(shape),
+            *wide_norms(shape),
         ),
         backward=(
             *linear_backward,
@@ -99,6 +101,7 @@ def block(shape: RankShape) -> LayerKind:
             *exchanges(shape),
             *backward_collectives,
             *exchanged(shape),
+            *wide_norms(shape),
         ),
         saved=saved,
         boundary=shape.hidden,
@@ -166,7 +169,8 @@ def _reruns(
         summed += shape.out_of_matrix("attention output")
     if all(op.name != "mlp down" for op in left_out):
         summed += _out_of_mlp(shape, "mlp output")
-    full = Rerun(shape.hidden, (*whole, *exchanges(shape), *summed, *gathered))
+    exchanged_again = (*exchanges(shape), *wide_norms(shape))
+    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 
@@ -266,6 +270,8 @@ def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
                 found.append(combining(shape, step))
             case StepOp.ACTIVATION:
                 found.append((weighting if shape.model.experts else _activation)(shape, step))
+            case StepOp.SCALE:
+                found.append((Stream(step.name, 2 * shape.hidden),) * 2)
             case StepOp.SUM:
                 found.append(_residual(shape, step))
     return tuple(found)
@@ -306,9 +312,14 @@ def _residual(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     dropped = 2 * hidden + masks if shape.training.dropout else 0
     forward = Stream(name, 3 * hidden + masks, 1, EAGER_RESIDUAL if masks else 1.0)
     normed = step.gives[0] in (norm.reads[0] for norm in shape.steps(StepOp.NORM))
+    # A norm's backward adds the other gradient of its input. Where two products read one value,
+    # autograd adds theirs.
+    first = name == "attention residual"
+    by_autograd = shape.model.norms == "after" or (shape.model.shared_norm and first)
     if shape.generated and normed:  # part of the norm's kernel, which reads and writes two tensors
         forward = Stream(name, 2 * hidden, 0, 1.5)
-    if shape.generated or (shape.fused and shape.model.norm == "rmsnorm"):
+    fused = shape.generated or (shape.fused and shape.model.norm == "rmsnorm")
+    if fused and not by_autograd:
         return forward, Stream(name, hidden, 0, 3.0)  # the norm's backward adds these bytes
     return forward, Stream(name, 3 * hidden + dropped, 1 + bool(dropped))
 
@@ -346,9 +357,9 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
         # Torch's operators make silu(gate) a separate tensor beside both gradients.
         plain = shape.fused and not shape.generated and shape.model.gated
         matrix = 0 if shape.frozen else hidden * (shape.model.ffn // shape.tp) * shape.element
-        # A norm of what the MLP gives makes a gradient of its own beside the residual stream's.
-        around = shape.hidden if shape.model.norms == "around" else 0
-        inside = (2 + plain) * inner + matrix + gathered + around
+        # A norm or factor of what the MLP gives makes a gradient beside the residual stream's.
+        beside = 0 if shape.model.adds_products else shape.hidden
+        inside = (2 + plain) * inner + matrix + gathered + beside
     again = 2 * gathered + shape.hidden - inner if gathered else 0
     copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden
     at_end = shape.new_gradients(tensors) + copies - saved

@@ -259,6 +259,13 @@ def _cap(shape: RankShape, logits: int, chunks: int) -> tuple[Stream, ...]:
     return (Stream("logit cap", moved * logits, CAP_LAUNCHES * chunks),)
 
 
+def _logit_scale(shape: RankShape, chunks: int) -> tuple[Stream, ...]:
+    """The factor of what the head's product reads, forward and backward."""
+    if shape.model.logit_scale == 1:
+        return ()
+    return (Stream("logit scale", 4 * shape.hidden, 2 * chunks),)
+
+
 def _shared_loss(shape: RankShape, chunk: int, chunks: int) -> tuple[Collective, ...]:
     """Messages between ranks about a token's loss: logsumexp and target's logit of their words."""
     if shape.tp == 1 or not shape.fused:
@@ -298,6 +305,7 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
             _loss(shape, tokens * table.rows, 2 * chunks),
             *_cap(shape, tokens * table.rows, chunks),
             Stream("final norm", 5 * shape.hidden, launches=3),
+            *_logit_scale(shape, chunks),
             *(
                 Stream(add.name, chunks * add.nbytes, chunks * add.launches, add.eager)
                 for _ in written[:1]

@@ -145,6 +145,8 @@ class _BlockGraph:
                 self._attention(step)
             case StepOp.ACTIVATION:
                 self._activation(step, read)
+            case StepOp.SCALE:
+                self.where[step.gives[0].name] = self._scaled(read[0])
             case StepOp.SUM:
                 self.where[step.gives[0].name] = self.add(read[0], read[1])
             case _:
@@ -164,6 +166,8 @@ class _BlockGraph:
                 self._attention_back(step)
             case StepOp.ACTIVATION:
                 self._activation_back(step)
+            case StepOp.SCALE:
+                self._gives(step.reads[0], self._scaled(self.gradients[step.gives[0].name]))
             case _:
                 for value in step.reads:
                     self._gives(value, self.gradients[step.gives[0].name])
@@ -182,7 +186,7 @@ class _BlockGraph:
 
     def _norm(self, step: LayerStep, x: str) -> None:
         of_heads = step.reads[0].split
-        if of_heads:
+        if of_heads and not self.model.qk_norm_whole:
             x = self._heads(x, step.reads[0])
         weights = self._parameters(step)
         columns = self.shape(x)[-1]
@@ -202,6 +206,10 @@ class _BlockGraph:
             made = self.node("native_layer_norm", outputs, **arguments)
         self.where[step.gives[0].name] = made[0]
         self.kept[step.name] = (x, *made[1:], *weights.values())
+
+    def _scaled(self, x: str) -> str:
+        """A block's only factor, of what is added to the residual stream."""
+        return self.one("mul", self.like(x), self=Arg(x), other=self.model.residual_scale)
 
     def _plus_one(self) -> dict[str, Argument]:
         """Of a norm that multiplies by 1 + weight, as `single.py` has it."""

@@ -32,6 +32,7 @@ from bigplan.runtime.operators import (
 )
 from bigplan.runtime.positions import Positions
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
+from bigplan.runtime.wide_norm import wide_norm
 from bigplan.runtime.words import Words, cross_entropy, own_rows
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
@@ -127,6 +128,7 @@ class Ways(NamedTuple):
     alone: Alone | None = None  # the product without the sum; None: by `linears`
     loss: Loss | None = None  # None: by words.cross_entropy
     context: ContextParallel = WHOLE  # ranks that have parts of the sequences
+    ranks: TensorParallel = ONE  # ranks that have parts of the heads
     experts: Mixture = mixture.PLAIN  # of the MLP, where the model has them
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
@@ -146,25 +148,29 @@ def block(
     positions: Positions,
     ways: Ways = PLAIN,
 ) -> Tensor:
-    """One pre-norm transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
+    """One transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
 
     `positions` are position_tables for this s and this block's attention. Ways of tensor-parallel
     ranks take x as a rank has it, and p with its heads and its part of the MLP. Those of
     context-parallel ranks take a part of s.
     """
     last = ways.last or ways.close
-    normed, x = _norm(p, "input_norm", x, model, ways, over=True)
+    normed = x
+    if model.norms != "after":
+        # With one norm for both, the gradient beside it is the caller's.
+        normed, x = _norm(p, "input_norm", x, model, ways, over=not model.shared_norm)
     mixed = _attention(p, normed, model, positions, ways)
     if model.parallel_residual:
-        normed, x = _norm(p, "post_norm", x, model, ways)
+        if not model.shared_norm:
+            normed, x = _norm(p, "post_norm", x, model, ways)
         x = last(p, "o_proj", x, mixed)
     else:
         normed, x = _closed_and_normed(p, x, mixed, model, ways)
     if model.experts:
         return mixture.mlp(p, x, normed, model, ways.experts)
     inputs = _mlp_inputs(p, normed, model, ways)
-    if model.norms == "around":
-        return _normed_and_added(p, x, inputs, model, ways)
+    if not model.adds_products:
+        return _closed_and_added(p, x, inputs, model, ways)
     if ways.gated and model.mlp in ("swiglu", "geglu"):
         return ways.gated(p, "down_proj", x, inputs, model.mlp)
     return last(p, "down_proj", x, _activation(inputs, model, ways))
@@ -205,6 +211,8 @@ def logits(
     """
     table = "embed_tokens" if model.tied_embeddings else "lm_head"
     normed = _norm(p, "norm", x, model, ways)[0]
+    if model.logit_scale != 1:
+        normed = normed * model.logit_scale
     return ways.linears(p, (table,), ranks.gathered(normed))[0]
 
 
@@ -220,8 +228,12 @@ def _attention(
     # Linear biases are for whole sequences, other tables for the tokens that this rank has.
     parts = ways.context.group.size if model.positions == "alibi" else 1
     shape = len(tables[0]) // parts, model.head_dim
-    q, k, v = (_heads(y, *shape) for y in ways.linears(p, ("q_proj", "k_proj", "v_proj"), x))
-    if model.qk_norm:
+    q, k, v = ways.linears(p, ("q_proj", "k_proj", "v_proj"), x)
+    if model.qk_norm_whole:
+        q = _normed_whole(p, "q_norm", q, model, ways)
+        k = _normed_whole(p, "k_norm", k, model, ways)
+    q, k, v = (_heads(y, *shape) for y in (q, k, v))
+    if model.qk_norm and not model.qk_norm_whole:
         q = _rms_normed(q, p["q_norm.weight"], _rms_rule(model), ways.kernels)
         k = _rms_normed(k, p["k_norm.weight"], _rms_rule(model), ways.kernels)
     if attends.rope_theta is not None:
@@ -241,6 +253,14 @@ def _attention(
     else:
         mixed = attention(q, k, v, window, model.score_scale)
     return ways.context.own_tokens(mixed).flatten(2)
+
+
+def _normed_whole(p: Parameters, name: str, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
+    """The RMSNorm called `name` of all heads together, of which x [..., heads * d] may be some."""
+    weight, rule = p[f"{name}.weight"], _rms_rule(model)
+    if ways.ranks.alone:
+        return _rms_normed(x, weight, rule, ways.kernels)
+    return wide_norm(x, weight, rule, ways.ranks.group)
 
 
 def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:
@@ -337,17 +357,16 @@ def _alone(p: Parameters, name: str, inner: Tensor, ways: Ways) -> Tensor:
 def _closed_and_normed(
     p: Parameters, x: Tensor, mixed: Tensor, model: ModelSpec, ways: Ways
 ) -> tuple[Tensor, Tensor]:
-    """The norm after attention, and the sum that it reads: x and the product of `mixed`.
+    """What the MLP reads, and the sum of x and of what attention adds.
 
-    That product has a norm of its own where norms stand around. A generated kernel adds and norms
-    in one pass.
+    A generated kernel adds and norms in one pass.
     """
-    around = model.norms == "around"
-    if ways.kernels is None and not around:
+    if ways.kernels is None and model.adds_products:
         return _norm(p, "post_norm", ways.close(p, "o_proj", x, mixed), model, ways)
-    added = _alone(p, "o_proj", mixed, ways)
-    if around:
-        added = _norm_alone(p, "attention_closing_norm", added, model, ways)
+    added = _closed(p, "attention", _alone(p, "o_proj", mixed, ways), model, ways)
+    if model.norms == "after":
+        x = x + added
+        return x, x
     if ways.kernels is None:
         return _norm(p, "post_norm", x + added, model, ways)
     weights, rule = _norm_weights(p, "post_norm"), _norm_rule(model, ways.kernels)
@@ -356,16 +375,32 @@ def _closed_and_normed(
     return normed, x
 
 
-def _normed_and_added(
+def _closed(p: Parameters, part: str, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
+    """What a part of the block adds, of its product x: normed and scaled as the model has it."""
+    if model.norms != "before":
+        x = _norm_alone(p, f"{part}_closing_norm", x, model, ways)
+    return x if model.residual_scale == 1 else x * model.residual_scale
+
+
+def _closed_and_added(
     p: Parameters, x: Tensor, inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways
 ) -> Tensor:
-    """The sum of x and the norm of what the MLP gives, by its activation's inputs."""
+    """The sum of x and of what the MLP adds, by its activation's inputs.
+
+    Where nothing reads that sum, nothing reads a product that is scaled alone.
+    """
+    idle = ways.unread and model.norms == "before"
+    into = x.detach() if idle else None
     if ways.gated and model.mlp in ("swiglu", "geglu"):
-        product = ways.gated(p, "down_proj", None, inputs, model.mlp)
+        product = ways.gated(p, "down_proj", into, inputs, model.mlp)
+    elif into is not None:
+        product = (ways.last or ways.close)(p, "down_proj", into, _activation(inputs, model, ways))
     else:
         product = _alone(p, "down_proj", _activation(inputs, model, ways), ways)
-    normed = _norm_alone(p, "mlp_closing_norm", product, model, ways)
-    return unread_sum(x, normed) if ways.unread else x + normed
+    if idle:
+        return unread_sum(x, product, model.residual_scale)
+    added = _closed(p, "mlp", product, model, ways)
+    return unread_sum(x, added) if ways.unread else x + added
 
 
 def _norm_alone(p: Parameters, name: str, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:

@@ -188,15 +188,17 @@ class _GatedActivation(Function):
 
 
 class _UnreadSum(Function):
-    """Stands for x + y where the backward alone is wanted: every element is one and the same."""
+    """Stands for x + scale * y if the backward alone is wanted: all elements are the same one."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
         return x.new_empty(()).expand_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
-        return gradients[0], gradients[0]
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None]:
+        by_sum = gradients[0]
+        return by_sum, by_sum if ctx.scale == 1 else by_sum * ctx.scale, None
 
 
 class _Cap(Function):
@@ -281,9 +283,9 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
     return _GatedActivation.apply("geglu", gate, up)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def unread_sum(x: Tensor, y: Tensor) -> Tensor:
-    """X + y for its backward: nobody may read what it gives."""
-    return _UnreadSum.apply(x, y)  # type: ignore[no-any-return, no-untyped-call]
+def unread_sum(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+    """X + scale * y for its backward: nobody may read what it gives."""
+    return _UnreadSum.apply(x, y, scale)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:

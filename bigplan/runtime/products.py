@@ -342,7 +342,7 @@ class Products:
             ways = PLAIN._replace(kernels=self.kernels)
         else:
             ways = Ways(self.linears, closing=self.closing, kernels=self.kernels, alone=self.alone)
-        return ways._replace(experts=self.mixture)
+        return ways._replace(experts=self.mixture, ranks=self.ranks)
 
     @property
     def mixture(self) -> Mixture:

@@ -93,12 +93,16 @@ class Architecture(Spec):
     """layernorm adds a bias (rmsnorm never has one); MPT's does not"""
     norm_plus_one: bool = False
     """rmsnorm multiplies by 1 + weight, as in Gemma; its weights begin at 0"""
-    norms: Literal["before", "around"] = "before"
-    """norms stand before attention and MLP, or before and after, as in Gemma 2"""
+    norms: Literal["before", "around", "after"] = "before"
+    """norms stand before attention and MLP, before and after (Gemma 2), or after alone (OLMo 2)"""
     embedding_norm: bool = False
     """a norm after the token table, as in BLOOM"""
     embedding_scale: float = Field(default=1.0, gt=0)
     """rows of the token table are multiplied by it: the root of `hidden` in Gemma"""
+    residual_scale: float = Field(default=1.0, gt=0)
+    """what attention and MLP add to the residual stream is multiplied by it, as in Granite"""
+    logit_scale: float = Field(default=1.0, gt=0)
+    """scores of words are multiplied by it, as in Granite and Cohere"""
     mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu"] = "swiglu"
     """swiglu and geglu are gated; gelu_tanh is GPT-2's approximation of gelu, which geglu takes"""
     positions: Literal["rope", "learned", "alibi"] = "rope"
@@ -112,6 +116,8 @@ class Architecture(Spec):
     """part of each head that rope rotates: 0.25 in GPT-NeoX"""
     parallel_residual: bool = False
     """attention and MLP read the same input, as in GPT-NeoX"""
+    shared_norm: bool = False
+    """with `parallel_residual`, one norm is before both, as in Cohere; else each has its own"""
     tied_embeddings: bool = False
     """the head reuses the token table"""
     qkv_bias: bool = False
@@ -119,6 +125,8 @@ class Architecture(Spec):
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMSNorm on each head's queries and keys, as in Qwen3"""
+    qk_norm_whole: bool = False
+    """that norm is over all heads together, as in OLMo 2"""
     sliding_window: int | None = Field(default=None, gt=0, le=10**9)
     """tokens that a token attends to: itself and those just before it; null: all before it"""
     attention_pattern: tuple[str, ...] = ()
@@ -230,11 +238,21 @@ class Architecture(Spec):
     def _check_norms(self) -> None:
         if self.norm_plus_one and self.norm != "rmsnorm":
             raise InputError(f"`norm_plus_one` is of rmsnorm, but `norm` is {self.norm}; remove it")
-        if self.norms != "before" and (self.parallel_residual or self.experts):
+        if not self.adds_products and (self.parallel_residual or self.experts):
             beside = "parallel_residual" if self.parallel_residual else "experts"
             raise InputError(
                 f"`norms` {self.norms} with `{beside}`, whose norms stand before; change one"
+                if self.norms != "before"
+                else f"`residual_scale` {self.residual_scale:g} with `{beside}`, whose results are "
+                "added as they are; remove one"
             )
+        if self.shared_norm and not self.parallel_residual:
+            raise InputError(
+                "`shared_norm` without `parallel_residual`: MLPs that come after attention have a "
+                "norm of their own; state it, or remove `shared_norm`"
+            )
+        if self.qk_norm_whole and not self.qk_norm:
+            raise InputError("`qk_norm_whole` without `qk_norm`; state it, or remove this")
         if self.embedding_scale != 1 and self.positions == "learned":
             raise InputError(
                 f"`embedding_scale` {self.embedding_scale:g} with `positions: learned`, which are "
@@ -267,6 +285,11 @@ class Architecture(Spec):
     def attention_shares(self) -> Mapping[BlockAttention, float]:
         """The part of the blocks that has each kind of attention, of the first block's first."""
         return shares_of(self.attentions)
+
+    @property
+    def adds_products(self) -> bool:
+        """Whether products of attention and MLP are added as they are, not normed or scaled."""
+        return self.norms == "before" and self.residual_scale == 1
 
     @property
     def gated(self) -> bool:

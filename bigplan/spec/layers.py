@@ -44,30 +44,46 @@ def _embedding(model: Architecture) -> tuple[LayerStep, ...]:
 
 
 def _block(model: Architecture) -> tuple[LayerStep, ...]:
-    """Attention and MLP, each after a norm and added to the residual stream.
+    """Attention and MLP, each added to the residual stream, with norms before or after.
 
-    With a parallel residual both norms read the block's input. Norms that stand after attention and
-    MLP, too, norm what these add.
+    With a parallel residual both read the block's input, normed for each or once for both.
     """
     x = _hidden(model, "input")
-    first = _norm(model, "input_norm", "input norm", x, "attention input")
-    attention = _attention(model, first.gives[0])
-    attention += _closing_norm(model, "attention", attention[-1].gives[0])
+    first = _opening_norm(model, "input_norm", "input norm", x, "attention input")
+    read = first[-1].gives[0] if first else x
+    attention = _attention(model, read)
+    attention += _closing(model, "attention", attention[-1].gives[0])
     between = _sum("attention residual", x, attention[-1].gives[0], "between")
-    read = x if model.parallel_residual else between.gives[0]
-    second = _norm(model, "post_norm", "post norm", read, "mlp input")
-    mlp = (_experts if model.experts else _mlp)(model, second.gives[0])
-    mlp += _closing_norm(model, "mlp", mlp[-1].gives[0])
+    second = list[LayerStep]()
+    if not model.shared_norm:
+        read = x if model.parallel_residual else between.gives[0]
+        second = _opening_norm(model, "post_norm", "post norm", read, "mlp input")
+        read = second[-1].gives[0] if second else read
+    mlp = (_experts if model.experts else _mlp)(model, read)
+    mlp += _closing(model, "mlp", mlp[-1].gives[0])
     last = _sum("mlp residual", between.gives[0], mlp[-1].gives[0], "output")
-    return (first, *attention, between, second, *mlp, last)
+    return (*first, *attention, between, *second, *mlp, last)
 
 
-def _closing_norm(model: Architecture, part: str, given: StepValue) -> list[LayerStep]:
-    """The norm of what a part of a block adds, where the model has one; nobody saves its result."""
-    if model.norms == "before":
-        return []
-    norm = _norm(model, f"{part}_closing_norm", f"{part} closing norm", given, f"normed {part}")
-    return [replace(norm, cheap=False)]
+def _opening_norm(
+    model: Architecture, module: str, name: str, x: StepValue, gives: str
+) -> list[LayerStep]:
+    """The norm before a part of a block, where the model has one."""
+    return [] if model.norms == "after" else [_norm(model, module, name, x, gives)]
+
+
+def _closing(model: Architecture, part: str, given: StepValue) -> list[LayerStep]:
+    """What becomes of a part's product before it is added; nobody saves the results."""
+    steps = []
+    if model.norms != "before":
+        module, name = f"{part}_closing_norm", f"{part} closing norm"
+        norm = _norm(model, module, name, given, f"normed {part}")
+        steps.append(replace(norm, cheap=False))
+        given = norm.gives[0]
+    if model.residual_scale != 1:
+        scaled = given._replace(name=f"scaled {part}")
+        steps.append(LayerStep(StepOp.SCALE, f"{part} scale", (given,), (scaled,)))
+    return steps
 
 
 def _norm(model: Architecture, module: str, name: str, x: StepValue, gives: str) -> LayerStep:
@@ -121,15 +137,24 @@ def _attention(model: Architecture, x: StepValue) -> list[LayerStep]:
 
 
 def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:
-    """An RMSNorm on each head of queries or keys."""
+    """An RMSNorm on each head of queries or keys, or on all of them together.
+
+    Ranks that have some heads each then have these heads' part of its weights.
+    """
+    weight = Parameter(f"{module}.weight", (model.head_dim,), "replicated", False)
+    scales = StepValue(f"scales of {x.name}", x.parts)
+    if model.qk_norm_whole:
+        heads = x.parts if x.repeats else 0
+        weight = Parameter(weight.name, (x.columns(),), "rows", False, heads)
+        scales = StepValue(scales.name, 1, split=False, whole=True)
     return LayerStep(
         StepOp.NORM,
         f"norm of {x.name}",
         (x,),
         (x._replace(name=f"normed {x.name}"),),
-        (Parameter(f"{module}.weight", (model.head_dim,), "replicated", False),),
+        (weight,),
         saves=(x,),
-        statistics=(StepValue(f"scales of {x.name}", x.parts),),
+        statistics=(scales,),
     )
 
 
@@ -211,8 +236,11 @@ def _of_experts(model: Architecture, module: str) -> Parameter:
 
 
 def _head(model: Architecture) -> tuple[LayerStep, ...]:
-    norm = _norm(model, "norm", "final norm", _hidden(model, "input"), "normed")
-    normed, logits = norm.gives[0], StepValue("logits", model.vocab)
+    steps = [_norm(model, "norm", "final norm", _hidden(model, "input"), "normed")]
+    if model.logit_scale != 1:  # of what the product reads, which has fewer columns than words
+        scaled = _hidden(model, "scaled")
+        steps.append(LayerStep(StepOp.SCALE, "logit scale", (steps[-1].gives[0],), (scaled,)))
+    normed, logits = steps[-1].gives[0], StepValue("logits", model.vocab)
     if model.tied_embeddings:
         lm_head = LayerStep(
             StepOp.PRODUCT, "lm head", (normed,), (logits,), shared=TABLE, saves=(normed,)
@@ -220,4 +248,4 @@ def _head(model: Architecture) -> tuple[LayerStep, ...]:
     else:
         lm_head = product("lm head", normed, {"lm_head": logits}, bias=False)
     loss = LayerStep(StepOp.LOSS, "loss", (logits,), (), saves=(logits,))
-    return (norm, lm_head, loss)
+    return (*steps, lm_head, loss)

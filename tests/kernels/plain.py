@@ -23,7 +23,9 @@ class PlainBlock(nn.Module):
         self.down = nn.Linear(model.ffn, h, bias=model.mlp_bias)
         self.norm_1, self.norm_2 = self._norm(), self._norm()
         if model.qk_norm:
-            self.q_norm, self.k_norm = (nn.RMSNorm(d, model.norm_epsilon) for _ in range(2))
+            widths = self.sizes[:2] if model.qk_norm_whole else [d, d]
+            norms = [nn.RMSNorm(width, model.norm_epsilon) for width in widths]
+            self.q_norm, self.k_norm = norms
 
     def _norm(self) -> nn.Module:
         model = self.model
@@ -33,15 +35,23 @@ class PlainBlock(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[b, s, h] to the same."""
+        if self.model.norms == "after":
+            total: Tensor = x + self.norm_1(self.out(self._attention(x, cos, sin)))
+            last: Tensor = self.norm_2(self._mlp(total))
+            return total + last
+        scale = self.model.residual_scale
         mixed = self.out(self._attention(self.norm_1(x), cos, sin))
-        total: Tensor = x + mixed
-        return total + self._mlp(self.norm_2(x if self.model.parallel_residual else total))
+        total = x + (mixed if scale == 1 else mixed * scale)
+        added = self._mlp(self.norm_2(x if self.model.parallel_residual else total))
+        return total + (added if scale == 1 else added * scale)
 
     def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         b, s, _ = x.shape
         parts = self.qkv(x).split(self.sizes, -1)
+        if self.model.qk_norm_whole:
+            parts = (self.q_norm(parts[0]), self.k_norm(parts[1]), parts[2])
         q, k, v = (part.view(b, s, -1, self.model.head_dim) for part in parts)
-        if self.model.qk_norm:
+        if self.model.qk_norm and not self.model.qk_norm_whole:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.model.positions == "rope":
             q, k = (self._turned(heads, cos, sin) for heads in (q, k))

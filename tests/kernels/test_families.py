@@ -36,6 +36,8 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "neox": ("gpt2-xl", NEOX),
     "llama": ("llama-3-8b", {}),
     "qwen3": ("llama-3-8b", {"qk_norm": True}),
+    "olmo2": ("llama-3-8b", {"norms": "after", "qk_norm": True, "qk_norm_whole": True}),
+    "granite": ("llama-3-8b", {"residual_scale": 0.3}),
 }
 
 

@@ -48,6 +48,9 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen3": ("llama-3-8b", {"qk_norm": True}),
     "gemma": ("gemma-2-9b", {"sliding_window": 3}),
     "gemma3": ("gemma-3-4b", {"sliding_window": 3}),
+    "olmo2": ("llama-3-8b", {"norms": "after", "qk_norm": True, "qk_norm_whole": True}),
+    "granite": ("llama-3-8b", {"residual_scale": 0.3, "logit_scale": 0.5}),
+    "cohere": ("mpt-7b", {"positions": "rope", "parallel_residual": True, "shared_norm": True}),
     "mixtral": ("mixtral-8x7b", {"experts": 4}),
     "qwen3-moe": ("qwen3-30b-a3b", {"experts": 5, "experts_per_token": 3}),
 }

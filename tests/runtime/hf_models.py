@@ -91,6 +91,22 @@ GEMMA3 = GEMMA | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
+GRANITE = LLAMA | {
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 3.0,
+}
+OLMO = LLAMA | NO_TOKENS
+OLMO3 = OLMO | {
+    "num_hidden_layers": 3,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+    },
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -122,6 +138,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": ("gemma3_text", GEMMA3),
     "gemma3-capped": ("gemma3_text", GEMMA3 | {"final_logit_softcapping": 1.5}),
+    "olmo2": ("olmo2", OLMO),
+    "olmo2-mha-tied": ("olmo2", OLMO | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "olmo3": ("olmo3", OLMO3),
+    "granite": ("granite", GRANITE),
+    "granite-bias-tied": (
+        "granite",
+        GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     "qwen3": ("qwen3", LLAMA | {"head_dim": 16, "tie_word_embeddings": False}),
     "phi3": ("phi3", PHI3),
     "phi3-window": ("phi3", PHI3 | {"sliding_window": WINDOW, "num_key_value_heads": 6}),

@@ -110,6 +110,18 @@ def placed(slots: int = 2, chunk: int = CHUNK, **kinds: KindPlacement) -> Placem
     return Placement(stages=(StagePlacement(kinds=kinds),), slots=slots, chunk=chunk)
 
 
+_NORMS_OF_HEADS: tuple[dict[str, object], ...] = (
+    {"qk_norm": False},
+    {"qk_norm": True},
+    {"qk_norm": True, "qk_norm_whole": True},
+)
+_RESIDUALS: tuple[dict[str, object], ...] = (
+    {"parallel_residual": False},
+    {"parallel_residual": True},
+    {"parallel_residual": True, "shared_norm": True},
+)
+
+
 @st.composite
 def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     """Tied or not, heads grouped or not, with or without biases and norms of queries and keys.
@@ -144,9 +156,8 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
             "positions": positions,
             "position_offset": 0,
             "rotary_fraction": draw(st.sampled_from((0.25, 0.5, 1.0))),
-            "parallel_residual": draw(flag),
             "embedding_norm": draw(flag),
-        }
+        } | draw(st.sampled_from(_RESIDUALS))
     if kind == 0 and draw(flag):
         style = _of_gemma(draw)
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
@@ -154,17 +165,22 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         layers=draw(st.integers(2 if "attention_pattern" in style else 1, 3)),
         kv_heads=draw(st.sampled_from(kv_heads)),
         tied_embeddings=draw(flag),
-        qk_norm=draw(flag),
+        **draw(st.sampled_from(_NORMS_OF_HEADS)),
         qkv_bias=draw(flag),
         **style,
     )
 
 
 def _of_gemma(draw: st.DrawFn) -> dict[str, object]:
-    """Parts of Gemma's models, each or not, and attention that differs between blocks."""
+    """Parts of Gemma's, OLMo's and Granite's models, each or not.
+
+    Attention may differ between blocks.
+    """
     style: dict[str, object] = {
         "mlp": draw(st.sampled_from(("geglu", "swiglu", "gelu_tanh"))),
-        "norms": draw(st.sampled_from(("around", "before"))),
+        "norms": draw(st.sampled_from(("around", "before", "after"))),
+        "residual_scale": draw(st.sampled_from((1.0, 0.3))),
+        "logit_scale": draw(st.sampled_from((1.0, 2.5))),
         "norm_plus_one": draw(st.booleans()),
         "embedding_scale": draw(st.sampled_from((1.0, 3.0))),
         "score_scale": draw(st.sampled_from((None, 0.3))),

@@ -45,8 +45,7 @@ LONGER = [f"{name}-z{zero}" for name in ("same-everywhere", "clipped") for zero 
 LONGER += ["tp2-everywhere", "tp2-gpt2"]
 
 
-# Most of a gradient is the balance's, so that a weight of it that is off is found.
-GEMMA = {
+GEMMA: dict[str, object] = {
     "mlp": "geglu",
     "norms": "around",
     "norm_plus_one": True,
@@ -60,6 +59,30 @@ GEMMA = {
     "local_rope_theta": 50.0,
     "tied_embeddings": True,
 }
+OLMO_AND_GRANITE: dict[str, object] = {
+    "norms": "after",
+    "qk_norm": True,
+    "qk_norm_whole": True,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.6,
+    "logit_scale": 2.0,
+}
+COHERE: dict[str, object] = {
+    "norm": "layernorm",
+    "norm_bias": False,
+    "parallel_residual": True,
+    "shared_norm": True,
+    "logit_scale": 0.25,
+    "sliding_window": 5,
+    "attention_pattern": ("1 local", "1 global"),
+    "global_rope": False,
+}
+# Parts of families that Llama has not, in tied models.
+FAMILIES = {
+    name: parts | {"tied_embeddings": True}
+    for name, parts in (("gemma", GEMMA), ("olmo", OLMO_AND_GRANITE), ("cohere", COHERE))
+}
+# Most of a gradient is the balance's, so that a weight of it that is off is found.
 EXPERTS = {"ffn": 32, "experts": 4, "experts_per_token": 2, "router_loss": 0.1}
 
 
@@ -239,12 +262,15 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
             group,
             everywhere,
         ),
-        "gemma": plan_of(
-            tiny_model(layers=3, **GEMMA),
-            tiny_training(4 * ranks, clip_norm=0.5),
-            group,
-            placed_everywhere(zero, tied=True),
-        ),
+        **{
+            name: plan_of(
+                tiny_model(layers=3, **parts),
+                tiny_training(4 * ranks, clip_norm=0.5),
+                group,
+                placed_everywhere(zero, tied=True),
+            )
+            for name, parts in FAMILIES.items()
+        },
         MASKED: plan_of(model, masked_training(4 * ranks, data), group, everywhere),
     }
 
@@ -313,9 +339,10 @@ def tied_pipelines(ranks: int) -> dict[str, Plan]:
             name = f"tied-{name_of(layout)}-{micro_batches}"
             plans["same-" * exact + name] = plan_of(model, training, layout, placement)
             if ranks == 2:
-                gemma = tiny_model(layers=4, **GEMMA)
-                name = f"gemma-{name_of(layout)}-{micro_batches}"
-                plans["same-" * exact + name] = plan_of(gemma, training, layout, placement)
+                for family, parts in FAMILIES.items():
+                    other = tiny_model(layers=4, **parts)
+                    name = f"{family}-{name_of(layout)}-{micro_batches}"
+                    plans["same-" * exact + name] = plan_of(other, training, layout, placement)
     return plans
 
 
@@ -354,9 +381,11 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     for name, layout in (("tp2", two), ("tp2-whole", whole)):
         experts = tiny_model(layers=3, **EXPERTS)
         found[f"{name}-experts"] = plan_of(experts, clipped, layout, everywhere)
-    gemma = tiny_model(layers=3, **GEMMA)
-    for name, layout in (("tp2", two), ("tp2-whole", whole)):
-        found[f"{name}-gemma"] = plan_of(gemma, clipped, layout, placed_everywhere(3, tied=True))
+    for family, parts in FAMILIES.items():
+        other = tiny_model(layers=3, **parts)
+        for name, layout in (("tp2", two), ("tp2-whole", whole)):
+            where = placed_everywhere(3, tied=True)
+            found[f"{name}-{family}"] = plan_of(other, clipped, layout, where)
     normed = tiny_model(layers=3, qk_norm=True, qkv_bias=True)
     for recompute in Recompute:
         again = kind_placement(3).model_copy(update={"activations": {recompute: {Tier.GPU: 3}}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from bigplan.errors import InputError, RefusedError, quoted
@@ -46,6 +47,13 @@ class ConfigReader:
     def optional_count(self, key: str) -> int | None:
         """As `count`, or None where the key is null or absent."""
         return None if self._value(key) is None else self.count(key)
+
+    def number(self, key: str) -> float:
+        """A number above 0."""
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+            raise self._wrong(key, value, "a number above 0")
+        return float(value)
 
     def flag(self, key: str) -> bool:
         """True or false; null is false."""

@@ -98,8 +98,6 @@ _OTHER_BLOCKS = {
     "gptj": "attention and MLP read one norm together",
     "cohere": "attention and MLP read one norm together, and logits are scaled",
     "cohere2": "attention and MLP read one norm together, and windows alternate",
-    "olmo2": "its norms stand after attention and MLP",
-    "granite": "residuals, scores and logits are scaled",
 }
 
 _INSTEAD = {

@@ -192,6 +192,15 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         return _with_experts(spec, llama)
     if spec.norm_plus_one:
         return _of_gemma(spec, llama)
+    if spec.norms == "after":
+        return "olmo2", llama
+    if spec.residual_scale != 1:
+        return "granite", llama | {
+            "embedding_multiplier": spec.embedding_scale,
+            "residual_multiplier": spec.residual_scale,
+            "attention_multiplier": spec.score_scale,
+            "logits_scaling": 1 / spec.logit_scale,
+        }
     return _rope_like(spec, llama)
 
 
@@ -252,6 +261,11 @@ _PUBLISHED = {
     "gemma-3-4b": (3209e6 + 262_208 * 2560, 0.5e6),
     "gemma-3-12b": (10759e6 + 262_208 * 3840, 0.5e6),
     "gemma-3-27b": (25600e6 + 262_208 * 5376, 0.5e6),
+    # what their cards say, in billions
+    "olmo-2-7b": (7.3e9, 0.05e9),
+    "olmo-2-13b": (13.7e9, 0.05e9),
+    "olmo-2-32b": (32.2e9, 0.05e9),
+    "granite-3.3-8b": (8.17e9, 0.005e9),
     "qwen3-0.6b": (596_049_920, 0),
     "qwen3-1.7b": (1_720_574_976, 0),
     "qwen3-4b": (4_022_468_096, 0),

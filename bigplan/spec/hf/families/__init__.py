@@ -11,7 +11,9 @@ from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.gemma import GEMMA, GEMMA2, GEMMA3
 from bigplan.spec.hf.families.gpt2 import GPT2
 from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
+from bigplan.spec.hf.families.granite import GRANITE
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
+from bigplan.spec.hf.families.olmo import OLMO2, OLMO3
 from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi3 import PHI3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
@@ -36,6 +38,9 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "stablelm": STABLELM,
     "falcon": FALCON,
     "starcoder2": STARCODER2,
+    "olmo2": OLMO2,
+    "olmo3": OLMO3,
+    "granite": GRANITE,
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
 }
