@@ -25,6 +25,7 @@ from bigplan.errors import InputError
 from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
 from bigplan.runtime.hf_weights import INDEX
 from bigplan.runtime.manifest import Manifest
+from bigplan.runtime.rope_pairs import side_by_side
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.config import to_hf_config
 from bigplan.spec.hf.weights import CONFIG, SINGLE, HfTensor, ParameterPiece, hf_tensors
@@ -180,7 +181,8 @@ def _piece(piece: ParameterPiece, values: Values) -> Tensor:
 
 def joined(tensor: HfTensor, parts: Sequence[Tensor]) -> Tensor:
     """The tensor, of the values of its pieces in their shapes."""
-    sized = zip(parts, tensor.runs, strict=True)
+    ordered = map(side_by_side, parts, tensor.pairs)
+    sized = zip(ordered, tensor.runs, strict=True)
     whole = torch.cat([part.view(-1, run, *part.shape[1:]) for part, run in sized], dim=1)
     whole = whole.flatten(0, 1)
     return whole.T.contiguous() if tensor.transposed else whole

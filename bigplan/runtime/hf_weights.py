@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.rectangle import Rectangle
+from bigplan.runtime.rope_pairs import apart
 from bigplan.spec.files.reading import INDEX as INDEX_BYTES
 from bigplan.spec.files.reading import read_json, require_regular
 from bigplan.spec.hf.weights import SINGLE, Stored, family_of, hf_tensors, stored
@@ -104,9 +105,23 @@ class HfFolder:
 
 
 def _read(tensor: Any, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
+    if place.pairs is not None:
+        _read_pairs(tensor, place, rectangle, into)
+        return
     for band in rectangle.bands(place.run):
         part = _part(tensor, place, band.moved(place.before(band.first_row), 0))
         into[band.within(rectangle)] = part
+
+
+def _read_pairs(tensor: Any, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
+    """As _read, by way of the whole heads that the rectangle has rows of."""
+    assert place.pairs is not None
+    head, name = place.pairs.head, rectangle.parameter
+    first, last = rectangle.first_row // head * head, -(-rectangle.last_row // head) * head
+    heads = Rectangle(name, first, last, rectangle.first_column, rectangle.last_column)
+    rows = torch.empty(heads.rows, heads.columns)
+    _read(tensor, replace(place, pairs=None), heads, rows)
+    into.copy_(apart(rows, place.pairs)[rectangle.within(heads)])
 
 
 def _read_expert(tensor: Any, place: Stored, rectangle: Rectangle, into: Tensor) -> None:

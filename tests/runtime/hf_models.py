@@ -10,6 +10,7 @@ import transformers
 
 from bigplan.runtime import blocks, positions
 from bigplan.runtime.operators import capped
+from bigplan.runtime.rope_pairs import apart
 from bigplan.spec.hf.config import from_hf_config
 from bigplan.spec.hf.weights import hf_tensors, stored
 from bigplan.spec.model import ModelSpec
@@ -107,6 +108,21 @@ OLMO3 = OLMO | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
     },
 }
+COHERE = NO_TOKENS | {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
+COHERE2 = COHERE | {
+    "num_hidden_layers": 3,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "logit_scale": 0.25,
+}
+GLM = LLAMA | NO_TOKENS | {"head_dim": 16}
+GLM["rope_parameters"] = QUARTER | {"partial_rotary_factor": 0.5}
+EXAONE4 = OLMO3 | {"rope_parameters": LLAMA["rope_parameters"], "head_dim": 16}
+EXAONE4_GLOBAL = OLMO | {
+    "sliding_window": None,
+    "sliding_window_pattern": None,
+    "layer_types": ["full_attention", "full_attention"],
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -146,6 +162,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "granite",
         GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
+    "cohere": ("cohere", COHERE),
+    "cohere-untied-bias": (
+        "cohere",
+        COHERE | {"attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.7},
+    ),
+    "cohere2": ("cohere2", COHERE2),
+    "glm": ("glm", GLM),
+    "glm-no-bias": ("glm", GLM | {"attention_bias": False, "tie_word_embeddings": True}),
+    "glm4": ("glm4", GLM),
+    "ernie4.5": ("ernie4_5", LLAMA | NO_TOKENS | {"head_dim": 16}),
+    "ernie4.5-bias": ("ernie4_5", LLAMA | NO_TOKENS | {"use_bias": True}),
+    "exaone4": ("exaone4", EXAONE4),
+    "exaone4-global": ("exaone4", EXAONE4_GLOBAL),
+    "seed-oss": ("seed_oss", LLAMA | NO_TOKENS | {"head_dim": 16, "residual_dropout": 0.0}),
     "qwen3": ("qwen3", LLAMA | {"head_dim": 16, "tie_word_embeddings": False}),
     "phi3": ("phi3", PHI3),
     "phi3-window": ("phi3", PHI3 | {"sliding_window": WINDOW, "num_key_value_heads": 6}),
@@ -246,6 +276,7 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
             matrix = value.T if place.transposed else value
             cycles = matrix.reshape(-1, place.cycle or place.run, *matrix.shape[1:])
             rows = cycles[:, place.above : place.above + place.run].flatten(0, 1)
+            rows = apart(rows, place.pairs)
             assert rows.shape == piece.shape
             empty = torch.empty(piece.parameter.shape)
             whole = layers[piece.layer].setdefault(piece.parameter.name, empty)

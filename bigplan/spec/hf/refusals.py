@@ -94,10 +94,8 @@ def refuse_experts(config: Mapping[str, Any], where: str, families: Iterable[str
 _OTHER_BLOCKS = {
     "gemma3": "it has a vision tower",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
-    "phi": "attention and MLP read one norm together",
-    "gptj": "attention and MLP read one norm together",
-    "cohere": "attention and MLP read one norm together, and logits are scaled",
-    "cohere2": "attention and MLP read one norm together, and windows alternate",
+    "phi": "its head has a bias",
+    "gptj": "its head has a bias",
 }
 
 _INSTEAD = {

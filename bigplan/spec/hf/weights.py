@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bigplan.errors import InputError
 from bigplan.spec.files.reading import read_json
@@ -18,6 +19,13 @@ from bigplan.spec.step import Parameter
 
 # Experts' matrices of which a parameter has the columns as rows (Parameter.experts).
 TURNED = ("experts.down_proj",)
+
+
+class Pairs(NamedTuple):
+    """Rows of a head, and how many of them, its first, a file has in pairs that rope turns."""
+
+    head: int
+    turned: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,7 @@ class Stored:
     cycle: int = 0  # rows of a cycle; 0: the parameter's alone
     expert: int = 0
     experts: int = 1
+    pairs: Pairs | None = None  # how the file orders the rows of each head; None: as we do
 
     def before(self, row: int) -> int:
         """Rows of other parameters above a row of this one."""
@@ -65,6 +74,7 @@ class HfTensor:
     pieces: tuple[ParameterPiece, ...]
     runs: tuple[int, ...]  # rows of each piece in a cycle
     transposed: bool
+    pairs: tuple[Pairs | None, ...]  # of each piece, as Stored's
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,25 +109,33 @@ def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> 
     name = f"{tensors.names[module].format(layer - 1)}.{part}"
     transposed, rows = part == "weight" and module in tensors.transposed, parameter.shape[0]
     group = next((modules for modules in tensors.fused if module in modules), None)
+    paired = module in tensors.paired and model.positions == "rope"
+    pairs = Pairs(model.head_dim, model.rotary_width) if paired else None
     if group is None:
-        return Stored(name, rows, transposed)
+        return Stored(name, rows, transposed, pairs=pairs)
     shapes = {p.name: p.shape for p in model.kinds()[model.layer_sequence()[layer]]}
     cycles = model.kv_heads if tensors.by_head else 1
     runs = [shapes[f"{other}.{part}"][0] // cycles for other in group]
     place = group.index(module)
-    return Stored(name, runs[place], transposed, sum(runs[:place]), sum(runs))
+    return Stored(name, runs[place], transposed, sum(runs[:place]), sum(runs), pairs=pairs)
 
 
 def hf_tensors(family: str, model: ModelSpec) -> tuple[HfTensor, ...]:
     """Every tensor of the model's files, layer by layer."""
-    pieces: dict[tuple[str, bool], list[tuple[ParameterPiece, int]]] = {}
+    pieces: dict[tuple[str, bool], list[tuple[ParameterPiece, Stored]]] = {}
     for layer, kind in enumerate(model.layer_sequence()):
         for parameter in model.kinds()[kind]:
             for place in stored(family, model, layer, parameter):
                 found = pieces.setdefault((place.tensor, place.transposed), [])
-                found.append((ParameterPiece(layer, parameter, place.expert), place.run))
+                found.append((ParameterPiece(layer, parameter, place.expert), place))
     return tuple(
-        HfTensor(name, tuple(p for p, _ in parts), tuple(run for _, run in parts), transposed)
+        HfTensor(
+            name,
+            tuple(piece for piece, _ in parts),
+            tuple(place.run for _, place in parts),
+            transposed,
+            tuple(place.pairs for _, place in parts),
+        )
         for (name, transposed), parts in pieces.items()
     )
 

@@ -116,6 +116,8 @@ def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
             "max_seq_len": spec.max_sequence_length,
             "vocab_size": spec.vocab,
         }
+    if spec.shared_norm:
+        return _of_cohere(spec)
     if spec.parallel_residual:
         return "falcon", {
             "hidden_size": spec.hidden,
@@ -173,6 +175,21 @@ def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str
     return "qwen3_moe", llama | told | {"num_experts": spec.experts, "head_dim": spec.head_dim}
 
 
+def _of_cohere(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
+    """The config of Cohere or Cohere 2; types of layers are transformers' default."""
+    told = {
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.ffn,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "max_position_embeddings": spec.max_sequence_length,
+        "rope_theta": spec.rope_theta,
+        "logit_scale": spec.logit_scale,
+    }
+    return ("cohere2" if spec.attention_pattern else "cohere"), told
+
+
 def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     llama = shared | {
         "intermediate_size": spec.ffn,
@@ -192,8 +209,23 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         return _with_experts(spec, llama)
     if spec.norm_plus_one:
         return _of_gemma(spec, llama)
-    if spec.norms == "after":
+    if found := _of_its_own(spec, llama):
+        return found
+    return _rope_like(spec, llama)
+
+
+def _of_its_own(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Families whose blocks, or whose files, no other family has."""
+    if spec.qk_norm_whole:
         return "olmo2", llama
+    if spec.norms == "after":
+        told = write_scaling(spec.rope_scaling) or {}
+        llama |= {"rope_parameters": told | {"rope_theta": spec.rope_theta}}
+        return "exaone4", llama | {"sliding_window": spec.sliding_window}
+    if spec.name.startswith("glm"):
+        return "glm", llama
+    if spec.name.startswith("seed-oss"):
+        return "seed_oss", llama | {"head_dim": spec.head_dim}
     if spec.residual_scale != 1:
         return "granite", llama | {
             "embedding_multiplier": spec.embedding_scale,
@@ -201,7 +233,7 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
             "attention_multiplier": spec.score_scale,
             "logits_scaling": 1 / spec.logit_scale,
         }
-    return _rope_like(spec, llama)
+    return None
 
 
 def _rope_like(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -266,6 +298,11 @@ _PUBLISHED = {
     "olmo-2-13b": (13.7e9, 0.05e9),
     "olmo-2-32b": (32.2e9, 0.05e9),
     "granite-3.3-8b": (8.17e9, 0.005e9),
+    "command-r-35b": (35e9, 0.5e9),
+    "command-r7b": (8.03e9, 0.005e9),
+    "glm-4-9b": (9.4e9, 0.05e9),
+    "exaone-4-32b": (30.95e9 + 2 * 102_400 * 5120, 0.005e9),
+    "seed-oss-36b": (36e9, 0.5e9),
     "qwen3-0.6b": (596_049_920, 0),
     "qwen3-1.7b": (1_720_574_976, 0),
     "qwen3-4b": (4_022_468_096, 0),
@@ -349,7 +386,9 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
         ),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "transformers' Gemma 3 caps no scores"),
         ("gemma2", {"use_bidirectional_attention": True}, "tokens see those before them"),
-        ("phi", {}, "is not supported: attention and MLP read one norm together"),
+        ("phi", {}, "is not supported: its head has a bias"),
+        ("cohere", {"use_qk_norm": True}, "its LayerNorm has weights of its own for each head"),
+        ("cohere2", {"sliding_window": None}, "`sliding_window` is None"),
         ("falcon", {"new_decoder_architecture": False}, "`new_decoder_architecture` is False"),
         (
             "falcon",

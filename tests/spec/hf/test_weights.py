@@ -70,7 +70,8 @@ def test_families_name_modules_that_there_are(family: str) -> None:
         mlp="swiglu" if experts else "gelu",
         experts=experts,
     )
-    assert least <= set(tensors.names)
+    # Norms before attention and MLP are not there in some families, or one is there for both.
+    assert least - {"input_norm", "post_norm"} <= set(tensors.names)
     fused = {module for group in tensors.fused for module in group}
     assert {*tensors.transposed, *fused} <= set(tensors.names)
 

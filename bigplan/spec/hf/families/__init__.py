@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigplan.spec.hf.families.bloom import BLOOM
+from bigplan.spec.hf.families.cohere import COHERE, COHERE2
+from bigplan.spec.hf.families.ernie import ERNIE
+from bigplan.spec.hf.families.exaone import EXAONE4
 from bigplan.spec.hf.families.experts import MIXTRAL, QWEN3_MOE
 from bigplan.spec.hf.families.falcon import FALCON
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.gemma import GEMMA, GEMMA2, GEMMA3
+from bigplan.spec.hf.families.glm import GLM, GLM4
 from bigplan.spec.hf.families.gpt2 import GPT2
 from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
 from bigplan.spec.hf.families.granite import GRANITE
@@ -17,6 +21,7 @@ from bigplan.spec.hf.families.olmo import OLMO2, OLMO3
 from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi3 import PHI3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
+from bigplan.spec.hf.families.seed_oss import SEED_OSS
 from bigplan.spec.hf.families.smollm3 import SMOLLM3
 from bigplan.spec.hf.families.stablelm import STABLELM
 from bigplan.spec.hf.families.starcoder2 import STARCODER2
@@ -41,6 +46,13 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "olmo2": OLMO2,
     "olmo3": OLMO3,
     "granite": GRANITE,
+    "cohere": COHERE,
+    "cohere2": COHERE2,
+    "glm": GLM,
+    "glm4": GLM4,
+    "exaone4": EXAONE4,
+    "seed_oss": SEED_OSS,
+    "ernie4_5": ERNIE,
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
 }

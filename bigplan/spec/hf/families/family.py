@@ -22,6 +22,9 @@ class Tensors:
     transposed: tuple[str, ...] = ()  # modules whose matrices are [in, out]
     fused: tuple[tuple[str, ...], ...] = ()  # modules stored as one matrix, one below another
     by_head: bool = False  # fused rows are grouped by key head, not by module
+    # Modules whose files have the two rows of each pair that rope turns beside each other. Ours are
+    # half of the turned columns apart; scores are the same, since queries and keys both are so.
+    paired: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,11 +88,13 @@ def _write_third(model: ModelSpec) -> dict[str, Any]:
     }
 
 
+_OPENING = ("input_norm", "post_norm")
+_NAMES = {name: there for name, there in LLAMA_TENSORS.names.items() if name not in _OPENING}
 _CLOSING = {
     "attention_closing_norm": "model.layers.{}.post_attention_layernorm",
     "mlp_closing_norm": "model.layers.{}.post_feedforward_layernorm",
 }
-_TENSORS = replace(LLAMA_TENSORS, names={**LLAMA_TENSORS.names, **_CLOSING})
+_TENSORS = replace(LLAMA_TENSORS, names=_NAMES | _CLOSING)
 OLMO2 = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, LLAMA_KEYS)
 OLMO3 = ModelFamily(
     _read_third,
