@@ -63,7 +63,7 @@ def _layers(worker: NativeWorker) -> Layers:
 
 CASES = [
     *("llama", "mistral-window", "phi3-window", "qwen3", "mixtral", "qwen3-moe", "gpt2"),
-    *("opt-untied-no-bias", "olmo2", "cohere2", "glm"),
+    *("opt-untied-no-bias", "olmo2", "cohere", "glm"),
 ]
 
 
