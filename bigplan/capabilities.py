@@ -19,6 +19,7 @@ NATIVE_PARTS = (
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
 )
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
+NATIVE_MLPS = ("geglu", "relu2")
 # Keys of a training, each with the values that the native runtime executes. Other values can be
 # planned, but not run.
 NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
@@ -52,8 +53,8 @@ def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str |
         )
     usual = ModelSpec.model_fields
     parts = [key for key in NATIVE_PARTS if getattr(model, key) != usual[key].default]
-    if parts or model.mlp == "geglu":
-        told = ", ".join(parts or ["mlp geglu"])
+    if parts or model.mlp in NATIVE_MLPS:
+        told = ", ".join(parts or [f"mlp {model.mlp}"])
         return (
             f"bigplan plans models with {told} for its own runtime alone, not for {tool}: "
             f"{model.name} has it; plan with --engine native"

@@ -338,6 +338,10 @@ class _BlockGraph:
             self.kept[step.name] = (opened,)
         elif mlp == "relu":
             made = self.one("relu", self.like(read[0]), self=x)
+        elif mlp == "relu2":
+            opened = self.one("relu", self.like(read[0]), self=x)
+            made = self.mul(opened, opened)
+            self.kept[step.name] = (opened,)
         else:
             made = self.one("gelu", self.like(read[0]), self=x, approximate=APPROXIMATE[mlp])
         self.where[step.gives[0].name] = made
@@ -358,6 +362,10 @@ class _BlockGraph:
             )
             self._gives(step.reads[1], self.mul(d, self.kept[step.name][0]))
             self._gives(step.reads[0], by_gate)
+            return
+        if mlp == "relu2":
+            slope = self.one("mul", value, self=Arg(self.kept[step.name][0]), other=2.0)
+            self._gives(step.reads[0], self.mul(d, slope))
             return
         if mlp == "relu":
             output = Arg(self.where[step.gives[0].name])

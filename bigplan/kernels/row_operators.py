@@ -55,7 +55,7 @@ def _layer_norm(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     rstd = b.apply("rsqrt", b.apply("add", variance, number_of(node, "eps", 1e-5)))
     out = b.apply("mul", centred, rstd)
     if node.arguments.get("weight") is not None:
-        out = b.apply("mul", out, b.argument(node, "weight", shape))
+        out = b.apply("mul", out, _factor(b, node))
     if node.arguments.get("bias") is not None:
         out = b.apply("add", out, b.argument(node, "bias", shape))
     return out, mean, rstd
@@ -70,7 +70,7 @@ def _layer_norm_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     normed = b.apply("mul", b.apply("sub", x, mean), rstd)
     by_weight, by_bias = b.apply("mul", d, normed), d
     if node.arguments.get("weight") is not None:
-        d = b.apply("mul", d, b.argument(node, "weight", shape))
+        d = b.apply("mul", d, _factor(b, node))
     along = _mean(b, b.apply("mul", d, normed), shape[-1])
     centred = b.apply(
         "sub", b.apply("sub", d, _mean(b, d, shape[-1])), b.apply("mul", normed, along)
@@ -82,7 +82,7 @@ def _layer_norm_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
 
 
 def _factor(b: Builder, node: KernelNode) -> Val:
-    """What an RMSNorm multiplies by: its weight, or 1 + weight (`single.py`; not of torch's)."""
+    """What a norm multiplies by: its weight, or 1 + weight (`single.py`; not of torch's)."""
     weight = b.argument(node, "weight", normed_shape(b, node, "input"))
     return b.apply("add", weight, 1.0) if node.arguments.get("plus_one") else weight
 

@@ -22,9 +22,10 @@ from bigplan.kernels.graph import (
     frozen,
 )
 
-NormKind = Literal["rmsnorm", "rmsnorm_plus_one", "layernorm"]  # by weight, or by 1 + weight
+# By weight, or by 1 + weight.
+NormKind = Literal["rmsnorm", "rmsnorm_plus_one", "layernorm", "layernorm_plus_one"]
 GateKind = Literal["swiglu", "geglu"]
-ActivationKind = Literal[GateKind, "gelu", "gelu_tanh", "relu"]
+ActivationKind = Literal[GateKind, "gelu", "gelu_tanh", "relu", "relu2"]
 APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh", "geglu": "tanh"}
 TensorShape = tuple[int, ...]
 Operands = Mapping[str, Argument]
@@ -67,13 +68,18 @@ class _Maker:
 
 def _weights(make: _Maker, kind: NormKind, columns: int, dtype: str, biased: bool) -> Operands:
     arguments: dict[str, Argument] = {"weight": Arg(make.given("weight", (columns,), dtype))}
-    if kind == "layernorm":
+    if centres(kind):
         arguments["bias"] = Arg(make.given("bias", (columns,), dtype)) if biased else None
     return {**arguments, **_plus_one(kind)}
 
 
+def centres(kind: NormKind) -> bool:
+    """Whether the norm takes the mean off: a layer norm, which keeps it and may have a bias."""
+    return kind.startswith("layernorm")
+
+
 def _plus_one(kind: NormKind) -> Operands:
-    return {"plus_one": True} if kind == "rmsnorm_plus_one" else {}
+    return {"plus_one": True} if kind.endswith("plus_one") else {}
 
 
 def norm(
@@ -92,8 +98,8 @@ def norm(
         # As torch has it: a norm reads the sum in its dtype.
         x = _rounded(make, x, shape, dtype)
     row = dense("rstd", (*rows, 1), "fp32")
-    mean = (dense("mean", (*rows, 1), "fp32"),) if kind == "layernorm" else ()
-    op = "native_layer_norm" if kind == "layernorm" else "_fused_rms_norm"
+    mean = (dense("mean", (*rows, 1), "fp32"),) if centres(kind) else ()
+    op = "native_layer_norm" if centres(kind) else "_fused_rms_norm"
     make.node(
         op, (dense("out", shape, dtype), *mean, row), input=Arg(x), normalized_shape=(columns,),
         eps=epsilon, **_weights(make, kind, columns, dtype, biased),
@@ -116,7 +122,7 @@ def norm_backward(
 
     `beside` [*rows, columns] is added to that by x.
     """
-    make, shape, layer = _Maker(), (*rows, columns), kind == "layernorm"
+    make, shape, layer = _Maker(), (*rows, columns), centres(kind)
     gradient, x = make.given("gradient", shape, dtype), make.given("x", shape, dtype)
     weight = make.given("weight", (columns,), dtype)
     names = ("mean", "rstd") if layer else ("rstd",)
@@ -156,6 +162,9 @@ def activation(kind: ActivationKind, shape: TensorShape, dtype: str) -> Single:
         make.one("mul", out, self=_opened(make, kind, x, shape, dtype), other=y)
     elif kind == "relu":
         make.one("relu", out, self=x)
+    elif kind == "relu2":
+        opened = Arg(make.one("relu", dense("relu", shape, dtype), self=x))
+        make.one("mul", out, self=opened, other=opened)
     else:
         make.one("gelu", out, self=x, approximate=APPROXIMATE[kind])
     return make.single("out")
@@ -175,6 +184,11 @@ def activation_backward(
     )
     if kind == "relu":
         make.one("threshold_backward", by_x, grad_output=gradient, self=x, threshold=0)
+        return make.single("by_x")
+    if kind == "relu2":
+        opened = Arg(make.one("relu", dense("relu", shape, dtype), self=x))
+        slope = Arg(make.one("mul", dense("slope", shape, dtype), self=opened, other=2.0))
+        make.one("mul", by_x, self=gradient, other=slope)
         return make.single("by_x")
     if kind not in GATES:
         approximate = APPROXIMATE[kind]

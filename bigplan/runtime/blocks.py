@@ -27,6 +27,7 @@ from bigplan.runtime.operators import (
     layer_norm,
     rms_norm,
     rotary,
+    squared_relu,
     swiglu,
     unread_sum,
 )
@@ -282,6 +283,7 @@ _ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
     "geglu": geglu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu2": squared_relu,
 }
 
 
@@ -328,7 +330,7 @@ def _norm(
         forget(normed, partial(_rms_normed, rule=rms), x, weight)
         return normed, x
     inputs = (x, *_norm_weights(p, name))
-    norm = partial(layer_norm, epsilon=model.norm_epsilon)
+    norm = partial(layer_norm, epsilon=model.norm_epsilon, plus_one=model.norm_plus_one)
     normed = norm(*inputs)
     forget(normed, norm, *inputs)
     return normed, x
@@ -341,7 +343,11 @@ def _norm_weights(p: Parameters, name: str) -> tuple[Tensor, ...]:
 
 
 def _norm_rule(model: ModelSpec, kernels: Library) -> NormRule:
-    kind: NormKind = "rmsnorm_plus_one" if model.norm_plus_one else model.norm
+    kinds: dict[str, NormKind] = {
+        "rmsnorm": "rmsnorm_plus_one",
+        "layernorm": "layernorm_plus_one",
+    }
+    kind = kinds[model.norm] if model.norm_plus_one else model.norm
     return NormRule(kernels, kind, model.norm_epsilon)
 
 

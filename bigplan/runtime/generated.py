@@ -142,7 +142,7 @@ def _norm_gradients(ctx: Any, by_out: Tensor, beside: Tensor | None, *, over: bo
     """Gradients by x, weight and bias: None where there is none, or where they are frozen."""
     x, weight, *statistics = ctx.saved_tensors
     library, kind, _ = ctx.rule
-    names = ("mean", "rstd") if kind == "layernorm" else ("rstd",)
+    names = ("mean", "rstd")[-len(statistics) :]
     named = {"gradient": by_out, "x": x, "weight": weight}
     named |= dict(zip(names, statistics, strict=True))
     found = library.norm_backward(

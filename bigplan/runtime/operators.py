@@ -88,11 +88,17 @@ class _RmsNorm(Function):
 
 
 class _LayerNorm(Function):
-    """torch's layer norm over the last dimension; saves x, mean and rstd (fp32 [..., 1])."""
+    """torch's layer norm over the last dimension; saves x, mean and rstd (fp32 [..., 1]).
+
+    With `plus_one` it multiplies by 1 + weight.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-        wide = _fp32_on_cpu(x, weight), None if bias is None else _fp32_on_cpu(x, bias)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, plus_one: bool
+    ) -> Tensor:
+        ctx.plus_one = plus_one
+        wide = _factors(x, weight, plus_one), None if bias is None else _fp32_on_cpu(x, bias)
         output, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], *wide, epsilon)
         ctx.save_for_backward(x, weight, bias, mean, rstd)
         return output
@@ -100,24 +106,30 @@ class _LayerNorm(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, rstd = ctx.saved_tensors
-        _, trained, biased, _ = ctx.needs_input_grad
+        _, trained, biased, *_ = ctx.needs_input_grad
         by_x, by_weight, by_bias = torch.ops.aten.native_layer_norm_backward(
             gradients[0].contiguous(),
             x,
             x.shape[-1:],
             mean,
             rstd,
-            _fp32_on_cpu(x, weight),
+            _factors(x, weight, ctx.plus_one),
             None if bias is None else _fp32_on_cpu(x, bias),
             (True, trained, biased),
         )
         found = (by_weight, by_bias)
-        return by_x, *(None if each is None else each.to(weight.dtype) for each in found), None
+        by_weights = (None if each is None else each.to(weight.dtype) for each in found)
+        return by_x, *by_weights, None, None
 
 
 def _fp32_on_cpu(x: Tensor, weight: Tensor) -> Tensor:
     """The CPU's layer norm keeps its statistics in the weight's dtype, CUDA's always in fp32."""
     return weight if x.is_cuda else weight.float()
+
+
+def _factors(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
+    wide = _fp32_on_cpu(x, weight)
+    return wide + 1.0 if plus_one else wide
 
 
 class _Rotary(Function):
@@ -185,6 +197,20 @@ class _GatedActivation(Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[None, Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         return None, *gated_backward(gate, up, gradients[0], kind=ctx.kind)
+
+
+class _SquaredRelu(Function):
+    """relu(x)^2; saves x and computes relu again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return F.relu(x).square_()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return F.relu(x).mul_(gradients[0]).mul_(2.0)
 
 
 class _UnreadSum(Function):
@@ -259,10 +285,15 @@ def rms_norm(
 
 
 def layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, epsilon: float = 1e-5
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    epsilon: float = 1e-5,
+    *,
+    plus_one: bool = False,
 ) -> Tensor:
-    """Torch's layer norm of x [..., h], statistics in fp32."""
-    return _LayerNorm.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return, no-untyped-call]
+    """Torch's layer norm of x [..., h], statistics in fp32, by weight or by 1 + weight."""
+    return _LayerNorm.apply(x, weight, bias, epsilon, plus_one)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -281,6 +312,11 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     """gelu(gate) * up, by gelu's tanh approximation."""
     return _GatedActivation.apply("geglu", gate, up)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x)^2."""
+    return _SquaredRelu.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def unread_sum(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:

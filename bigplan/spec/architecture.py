@@ -92,7 +92,7 @@ class Architecture(Spec):
     norm_bias: bool = True
     """layernorm adds a bias (rmsnorm never has one); MPT's does not"""
     norm_plus_one: bool = False
-    """rmsnorm multiplies by 1 + weight, as in Gemma; its weights begin at 0"""
+    """norms multiply by 1 + weight, as in Gemma and Nemotron; their weights begin at 0"""
     norms: Literal["before", "around", "after"] = "before"
     """norms stand before attention and MLP, before and after (Gemma 2), or after alone (OLMo 2)"""
     embedding_norm: bool = False
@@ -103,8 +103,11 @@ class Architecture(Spec):
     """what attention and MLP add to the residual stream is multiplied by it, as in Granite"""
     logit_scale: float = Field(default=1.0, gt=0)
     """scores of words are multiplied by it, as in Granite and Cohere"""
-    mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu"] = "swiglu"
-    """swiglu and geglu are gated; gelu_tanh is GPT-2's approximation of gelu, which geglu takes"""
+    mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2"] = "swiglu"
+    """swiglu and geglu are gated; gelu_tanh is GPT-2's approximation of gelu, which geglu takes
+
+    relu2 is the square of relu (So et al., arXiv 2109.08668), as in Nemotron.
+    """
     positions: Literal["rope", "learned", "alibi"] = "rope"
     """rope rotates queries and keys, learned adds a table, alibi biases scores by distance"""
     position_offset: int = Field(default=0, ge=0, le=10**6)
@@ -236,8 +239,6 @@ class Architecture(Spec):
             )
 
     def _check_norms(self) -> None:
-        if self.norm_plus_one and self.norm != "rmsnorm":
-            raise InputError(f"`norm_plus_one` is of rmsnorm, but `norm` is {self.norm}; remove it")
         if not self.adds_products and (self.parallel_residual or self.experts):
             beside = "parallel_residual" if self.parallel_residual else "experts"
             raise InputError(

@@ -51,6 +51,7 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "olmo2": ("llama-3-8b", {"norms": "after", "qk_norm": True, "qk_norm_whole": True}),
     "granite": ("llama-3-8b", {"residual_scale": 0.3, "logit_scale": 0.5}),
     "cohere": ("mpt-7b", {"positions": "rope", "parallel_residual": True, "shared_norm": True}),
+    "nemotron": ("starcoder2-7b", {"mlp": "relu2", "norm_plus_one": True}),
     "mixtral": ("mixtral-8x7b", {"experts": 4}),
     "qwen3-moe": ("qwen3-30b-a3b", {"experts": 5, "experts_per_token": 3}),
 }

@@ -123,6 +123,8 @@ EXAONE4_GLOBAL = OLMO | {
     "sliding_window_pattern": None,
     "layer_types": ["full_attention", "full_attention"],
 }
+NEMOTRON = NO_TOKENS | {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
+NEMOTRON["rope_parameters"] = QUARTER
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -176,6 +178,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", EXAONE4),
     "exaone4-global": ("exaone4", EXAONE4_GLOBAL),
     "seed-oss": ("seed_oss", LLAMA | NO_TOKENS | {"head_dim": 16, "residual_dropout": 0.0}),
+    "arcee": ("arcee", LLAMA | NO_TOKENS),
+    "arcee-bias": ("arcee", LLAMA | NO_TOKENS | {"attention_bias": True, "mlp_bias": True}),
+    "nemotron": ("nemotron", NEMOTRON),
+    "ministral": (
+        "ministral",
+        LLAMA
+        | {"num_hidden_layers": 3, "sliding_window": WINDOW, "head_dim": 16}
+        | {"layer_types": OLMO3["layer_types"]},
+    ),
     "qwen3": ("qwen3", LLAMA | {"head_dim": 16, "tie_word_embeddings": False}),
     "phi3": ("phi3", PHI3),
     "phi3-window": ("phi3", PHI3 | {"sliding_window": WINDOW, "num_key_value_heads": 6}),

@@ -198,6 +198,8 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         "rope_theta": spec.rope_theta,
     }
     llama |= {"tie_word_embeddings": spec.tied_embeddings}
+    if spec.mlp == "relu2":
+        return "nemotron", llama | {"norm_eps": spec.norm_epsilon}
     if spec.name.startswith("starcoder2"):
         told = {"norm_epsilon": spec.norm_epsilon, "sliding_window": spec.sliding_window}
         return "starcoder2", llama | told
@@ -303,6 +305,7 @@ _PUBLISHED = {
     "glm-4-9b": (9.4e9, 0.05e9),
     "exaone-4-32b": (30.95e9 + 2 * 102_400 * 5120, 0.005e9),
     "seed-oss-36b": (36e9, 0.5e9),
+    "nemotron-4-340b": (9.4e9 + 331.6e9, 0.1e9),
     "qwen3-0.6b": (596_049_920, 0),
     "qwen3-1.7b": (1_720_574_976, 0),
     "qwen3-4b": (4_022_468_096, 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bigplan.spec.hf.families.arcee import ARCEE, NEMOTRON
 from bigplan.spec.hf.families.bloom import BLOOM
 from bigplan.spec.hf.families.cohere import COHERE, COHERE2
 from bigplan.spec.hf.families.ernie import ERNIE
@@ -17,6 +18,7 @@ from bigplan.spec.hf.families.gpt2 import GPT2
 from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
 from bigplan.spec.hf.families.granite import GRANITE
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
+from bigplan.spec.hf.families.ministral import MINISTRAL
 from bigplan.spec.hf.families.olmo import OLMO2, OLMO3
 from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi3 import PHI3
@@ -53,6 +55,9 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "exaone4": EXAONE4,
     "seed_oss": SEED_OSS,
     "ernie4_5": ERNIE,
+    "arcee": ARCEE,
+    "nemotron": NEMOTRON,
+    "ministral": MINISTRAL,
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
 }
