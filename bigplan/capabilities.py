@@ -15,7 +15,8 @@ NATIVE_ROPE_SCALINGS = ("linear", "llama3")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
 # Parts of models that bigplan plans for its own runtime alone.
 NATIVE_PARTS = (
-    *("norm_plus_one", "norms", "shared_norm", "qk_norm_whole", "attention_pattern"),
+    *("norm_plus_one", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
+    "attention_pattern",
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
 )
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes

@@ -266,6 +266,13 @@ def _logit_scale(shape: RankShape, chunks: int) -> tuple[Stream, ...]:
     return (Stream("logit scale", 4 * shape.hidden, 2 * chunks),)
 
 
+def _head_bias(shape: RankShape, logits: int, chunks: int) -> tuple[Stream, ...]:
+    """The gradient by the bias of scores of words: a sum over tokens."""
+    if not shape.model.head_bias or shape.frozen:
+        return ()
+    return (Stream("lm head bias", shape.element * logits, chunks),)
+
+
 def _shared_loss(shape: RankShape, chunk: int, chunks: int) -> tuple[Collective, ...]:
     """Messages between ranks about a token's loss: logsumexp and target's logit of their words."""
     if shape.tp == 1 or not shape.fused:
@@ -306,6 +313,7 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
             *_cap(shape, tokens * table.rows, chunks),
             Stream("final norm", 5 * shape.hidden, launches=3),
             *_logit_scale(shape, chunks),
+            *_head_bias(shape, tokens * table.rows, chunks),
             *(
                 Stream(add.name, chunks * add.nbytes, chunks * add.launches, add.eager)
                 for _ in written[:1]

@@ -123,6 +123,8 @@ class Architecture(Spec):
     """with `parallel_residual`, one norm is before both, as in Cohere; else each has its own"""
     tied_embeddings: bool = False
     """the head reuses the token table"""
+    head_bias: bool = False
+    """the head's product has a bias, as in Phi-2"""
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
@@ -247,6 +249,8 @@ class Architecture(Spec):
                 else f"`residual_scale` {self.residual_scale:g} with `{beside}`, whose results are "
                 "added as they are; remove one"
             )
+        if self.head_bias and self.tied_embeddings:
+            raise InputError("`head_bias` with `tied_embeddings`, which have none; remove one")
         if self.shared_norm and not self.parallel_residual:
             raise InputError(
                 "`shared_norm` without `parallel_residual`: MLPs that come after attention have a "

@@ -246,6 +246,6 @@ def _head(model: Architecture) -> tuple[LayerStep, ...]:
             StepOp.PRODUCT, "lm head", (normed,), (logits,), shared=TABLE, saves=(normed,)
         )
     else:
-        lm_head = product("lm head", normed, {"lm_head": logits}, bias=False)
+        lm_head = product("lm head", normed, {"lm_head": logits}, bias=model.head_bias)
     loss = LayerStep(StepOp.LOSS, "loss", (logits,), (), saves=(logits,))
     return (*steps, lm_head, loss)

@@ -125,6 +125,12 @@ EXAONE4_GLOBAL = OLMO | {
 }
 NEMOTRON = NO_TOKENS | {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
 NEMOTRON["rope_parameters"] = QUARTER
+PHI = NO_TOKENS | {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
+PHI["rope_parameters"] = QUARTER | {"partial_rotary_factor": 0.5}
+GPTJ = {key: value for key, value in GPT2.items() if key != "n_head"} | {
+    "n_head": 3,
+    "rotary_dim": 4,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -199,6 +205,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon": ("falcon", FALCON),
     "falcon-untied-bias": ("falcon", FALCON | {"tie_word_embeddings": False, "bias": True}),
+    "falcon-7b": ("falcon", FALCON | {"new_decoder_architecture": False}),
+    "falcon-7b-many-keys": (
+        "falcon",
+        FALCON
+        | {"new_decoder_architecture": False, "multi_query": False, "bias": True}
+        | {"num_kv_heads": 6},
+    ),
+    "falcon-11b": ("falcon", FALCON | {"num_ln_in_parallel_attn": 1}),
+    "phi": ("phi", PHI),
+    "gptj": ("gptj", GPTJ),
     "gpt2": ("gpt2", GPT2),
     "gpt2-untied-gelu": (
         "gpt2",

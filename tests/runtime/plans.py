@@ -162,10 +162,12 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     if kind == 0 and draw(flag):
         style = _of_gemma(draw)
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
+    tied = draw(flag)
     return tiny_model(
         layers=draw(st.integers(2 if "attention_pattern" in style else 1, 3)),
         kv_heads=draw(st.sampled_from(kv_heads)),
-        tied_embeddings=draw(flag),
+        tied_embeddings=tied,
+        head_bias=not tied and draw(flag),
         **draw(st.sampled_from(_NORMS_OF_HEADS)),
         qkv_bias=draw(flag),
         **style,

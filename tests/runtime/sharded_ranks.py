@@ -386,7 +386,7 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         for name, layout in (("tp2", two), ("tp2-whole", whole)):
             where = placed_everywhere(3, tied=True)
             found[f"{name}-{family}"] = plan_of(other, clipped, layout, where)
-    normed = tiny_model(layers=3, qk_norm=True, qkv_bias=True)
+    normed = tiny_model(layers=3, vocab=257, qk_norm=True, qkv_bias=True, head_bias=True)
     for recompute in Recompute:
         again = kind_placement(3).model_copy(update={"activations": {recompute: {Tier.GPU: 3}}})
         where = placed(embedding=kind_placement(1), block=again, head=kind_placement(1))

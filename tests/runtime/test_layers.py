@@ -63,7 +63,7 @@ def small(name: str) -> ModelSpec:
         "ffn": 80,
         "heads": heads,
         "kv_heads": kv_heads,
-        "head_dim": 8,
+        "head_dim": 16,
         "vocab": 96,
         "max_sequence_length": 1024,
     }

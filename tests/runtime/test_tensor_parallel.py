@@ -109,10 +109,11 @@ class _Layer:
         for name, p in self.parameters(self.model, self.kind).items():
             local = mine[name].view(p.local(group.size))
             part = held(p, group.size, group.place)
-            filling = local if part is None else local[part.rows :]
-            assert not filling.any(), "filling has a gradient"
             if part is not None:
-                into[name][part.in_matrix] += local[: part.rows]
+                own = local[: part.rows, : part.columns]
+                into[name][part.in_matrix] += own
+                own.zero_()
+            assert not local.any(), "filling has a gradient"
 
 
 @dataclass

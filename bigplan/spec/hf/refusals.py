@@ -94,8 +94,6 @@ def refuse_experts(config: Mapping[str, Any], where: str, families: Iterable[str
 _OTHER_BLOCKS = {
     "gemma3": "it has a vision tower",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
-    "phi": "its head has a bias",
-    "gptj": "its head has a bias",
 }
 
 _INSTEAD = {

@@ -106,7 +106,8 @@ def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> t
 def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> Stored:
     tensors = FAMILIES[family].tensors
     module, _, part = parameter.name.rpartition(".")
-    name = f"{tensors.names[module].format(layer - 1)}.{part}"
+    names = {**tensors.names, **(tensors.with_shared_norm if model.shared_norm else {})}
+    name = f"{names[module].format(layer - 1)}.{part}"
     transposed, rows = part == "weight" and module in tensors.transposed, parameter.shape[0]
     group = next((modules for modules in tensors.fused if module in modules), None)
     paired = module in tensors.paired and model.positions == "rope"

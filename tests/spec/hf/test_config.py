@@ -117,7 +117,7 @@ def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
             "vocab_size": spec.vocab,
         }
     if spec.shared_norm:
-        return _of_cohere(spec)
+        return _with_one_norm(spec)
     if spec.parallel_residual:
         return "falcon", {
             "hidden_size": spec.hidden,
@@ -175,14 +175,19 @@ def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str
     return "qwen3_moe", llama | told | {"num_experts": spec.experts, "head_dim": spec.head_dim}
 
 
-def _of_cohere(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
-    """The config of Cohere or Cohere 2; types of layers are transformers' default."""
-    told = {
+def _with_one_norm(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
+    """The config of Cohere, of Phi-2 or of Falcon 7B; layers' types are transformers' default."""
+    told: dict[str, Any] = {
         "hidden_size": spec.hidden,
-        "intermediate_size": spec.ffn,
         "num_hidden_layers": spec.layers,
         "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
+    }
+    if spec.kv_heads == 1:
+        return "falcon", told
+    told |= {"intermediate_size": spec.ffn, "num_key_value_heads": spec.kv_heads}
+    if spec.head_bias:
+        return "phi", told | {"partial_rotary_factor": spec.rotary_fraction}
+    told |= {
         "max_position_embeddings": spec.max_sequence_length,
         "rope_theta": spec.rope_theta,
         "logit_scale": spec.logit_scale,
@@ -305,6 +310,8 @@ _PUBLISHED = {
     "glm-4-9b": (9.4e9, 0.05e9),
     "exaone-4-32b": (30.95e9 + 2 * 102_400 * 5120, 0.005e9),
     "seed-oss-36b": (36e9, 0.5e9),
+    "phi-2": (2_779_683_840, 0),
+    "falcon-7b": (6_921_720_704, 0),
     "nemotron-4-340b": (9.4e9 + 331.6e9, 0.1e9),
     "qwen3-0.6b": (596_049_920, 0),
     "qwen3-1.7b": (1_720_574_976, 0),
@@ -389,14 +396,15 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
         ),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "transformers' Gemma 3 caps no scores"),
         ("gemma2", {"use_bidirectional_attention": True}, "tokens see those before them"),
-        ("phi", {}, "is not supported: its head has a bias"),
+        ("phi", {"qk_layernorm": True}, "it is a layer norm with biases"),
+        ("gptj", {"tie_word_embeddings": True}, "the head has a bias"),
         ("cohere", {"use_qk_norm": True}, "its LayerNorm has weights of its own for each head"),
         ("cohere2", {"sliding_window": None}, "`sliding_window` is None"),
-        ("falcon", {"new_decoder_architecture": False}, "`new_decoder_architecture` is False"),
+        ("falcon", {"parallel_attn": False}, "`parallel_attn` is False"),
         (
             "falcon",
-            {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
-            "`num_ln_in_parallel_attn` is 1",
+            {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3},
+            "`num_ln_in_parallel_attn` is 3",
         ),
         ("falcon", {"alibi": True}, "`alibi` is True"),
         ("stablelm", {"qk_layernorm": True}, "`qk_layernorm` is True"),
@@ -619,5 +627,7 @@ def test_files(tmp_path: Path) -> None:
 
 def test_every_supported_type_is_in_the_docs() -> None:
     usage = (Path(__file__).parents[3] / "docs" / "usage.md").read_text()
-    listed = usage.partition("bigplan reads ")[2].partition(" (40B")[0].replace(" and ", ", ")
+    listed = (
+        usage.partition("bigplan reads ")[2].partition(" (not Falcon-RW")[0].replace(" and ", ", ")
+    )
     assert set(listed.split(", ")) == set(SUPPORTED_MODEL_TYPES)

@@ -16,11 +16,13 @@ from bigplan.spec.hf.families.gemma import GEMMA, GEMMA2, GEMMA3
 from bigplan.spec.hf.families.glm import GLM, GLM4
 from bigplan.spec.hf.families.gpt2 import GPT2
 from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
+from bigplan.spec.hf.families.gptj import GPTJ
 from bigplan.spec.hf.families.granite import GRANITE
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
 from bigplan.spec.hf.families.ministral import MINISTRAL
 from bigplan.spec.hf.families.olmo import OLMO2, OLMO3
 from bigplan.spec.hf.families.opt import OPT
+from bigplan.spec.hf.families.phi import PHI
 from bigplan.spec.hf.families.phi3 import PHI3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
 from bigplan.spec.hf.families.seed_oss import SEED_OSS
@@ -58,6 +60,8 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "arcee": ARCEE,
     "nemotron": NEMOTRON,
     "ministral": MINISTRAL,
+    "phi": PHI,
+    "gptj": GPTJ,
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
 }

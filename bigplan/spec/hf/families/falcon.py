@@ -1,7 +1,7 @@
-"""Falcon 40B and 180B, whose queries, keys and values are one matrix, key head by key head.
+"""Falcon, whose queries, keys and values are one matrix, key head by key head.
 
-Refused by name: Falcon 7B and 11B, which give attention and MLP one norm together, and Falcon-RW,
-which scales ALiBi's biases.
+Falcon 7B has one key head. It and Falcon 2 11B give attention and MLP one norm together, Falcon 40B
+and 180B a norm each. Refused by name: Falcon-RW, which scales ALiBi's biases.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _TENSORS = Tensors(
     },
     fused=(("q_proj", "k_proj", "v_proj"),),
     by_head=True,
+    with_shared_norm={"input_norm": "transformer.h.{}.input_layernorm"},
 )
 _KEYS = {
     "layers": ("num_hidden_layers",),
@@ -56,6 +57,8 @@ _DEFAULTS = {
     "alibi": False,
     "bias": False,
     "new_decoder_architecture": False,
+    "multi_query": True,
+    "parallel_attn": True,
     "tie_word_embeddings": True,
 }
 
@@ -68,18 +71,17 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
         reader.refuse("activation", ", ".join(GELUS))
     if reader.flag("alibi"):
         reader.refuse("alibi", "false: Falcon scales these biases, BLOOM's ALiBi does not")
-    if not reader.flag("new_decoder_architecture"):
-        reader.refuse("new_decoder_architecture", "true: as in Falcon 40B, with a norm each")
-    if (reader.optional_count("num_ln_in_parallel_attn") or 2) != 2:
-        reader.refuse("num_ln_in_parallel_attn", "2: attention and MLP have a norm each")
+    if not reader.flag("parallel_attn"):
+        reader.refuse("parallel_attn", "true: attention and MLP read the same input")
     heads, hidden = reader.count("num_attention_heads"), reader.count("hidden_size")
+    key_heads, norms = _variant(reader)
     bias = reader.flag("bias")
     return {
         "layers": reader.count("num_hidden_layers"),
         "hidden": hidden,
         "ffn": reader.optional_count("ffn_hidden_size") or 4 * hidden,
         "heads": heads,
-        "kv_heads": reader.optional_count("num_kv_heads") or heads,
+        "kv_heads": key_heads,
         "vocab": reader.count("vocab_size"),
         "max_sequence_length": reader.count("max_position_embeddings"),
         "norm": "layernorm",
@@ -88,11 +90,23 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
         "positions": "rope",
         **read_rope(reader),
         "parallel_residual": True,
+        "shared_norm": norms == 1,
         "tied_embeddings": reader.flag("tie_word_embeddings"),
         "qkv_bias": bias,
         "attention_output_bias": bias,
         "mlp_bias": bias,
     }
+
+
+def _variant(reader: ConfigReader) -> tuple[int, int]:
+    """Key heads, and norms before attention and MLP."""
+    heads = reader.count("num_attention_heads")
+    if not reader.flag("new_decoder_architecture"):
+        return (1 if reader.flag("multi_query") else heads), 1
+    norms = reader.optional_count("num_ln_in_parallel_attn") or 2
+    if norms > 2:
+        reader.refuse("num_ln_in_parallel_attn", "1 or 2")
+    return reader.optional_count("num_kv_heads") or heads, norms
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
@@ -105,7 +119,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_kv_heads": model.kv_heads,
-        "num_ln_in_parallel_attn": 2,
+        "num_ln_in_parallel_attn": 1 if model.shared_norm else 2,
         "new_decoder_architecture": True,
         "alibi": False,
         "bias": model.mlp_bias,

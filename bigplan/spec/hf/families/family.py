@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bigplan.spec.hf.reader import ConfigReader
@@ -25,6 +25,8 @@ class Tensors:
     # Modules whose files have the two rows of each pair that rope turns beside each other. Ours are
     # half of the turned columns apart; scores are the same, since queries and keys both are so.
     paired: tuple[str, ...] = ()
+    # Names of modules of models with one norm for attention and MLP, where these differ.
+    with_shared_norm: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
