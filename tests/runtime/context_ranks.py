@@ -46,6 +46,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "bloom": BLOOM,
     "mistral": {"sliding_window": 5},  # windows reach over the border of parts
     "qwen3": {"qk_norm": True},
+    "olmo2": {"qk_norm": True, "qk_norm_whole": True, "norms": "after"},
     "mixtral": {**EXPERTS, "router_loss": 0.0},  # the plain loop balances over whole sequences
 }
 

@@ -36,7 +36,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "positions": "position_embedding_type",
     "rope_theta": "rotary_base rotary_emb_base",
     "rope_scaling": "rope_parameters",
-    "rotary_fraction": "partial_rotary_factor rotary_pct rotary_percent",
+    "rotary_fraction": "partial_rotary_factor rotary_pct rotary_percent rotary_dim",
     "local_rope_theta": "rope_local_base_freq",
     "attention_pattern": "layer_types sliding_window_pattern no_rope_layers",
     "score_scale": "query_pre_attn_scalar attention_multiplier",
