@@ -1,4 +1,4 @@
-"""Gemma's blocks on a GPU: the kernel of capped scores at its real width, and whole runs."""
+"""Families' blocks on a GPU: the kernel of capped scores at its real width, and whole runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
+from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
+from bigplan.placement import Tier
 from bigplan.runtime import capped
 from tests.runtime.harness import execute
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.runtime.rounding import check_within_rounding
-from tests.runtime.sharded_ranks import GEMMA
+from tests.runtime.sharded_ranks import FAMILIES
 from tests.toys import kind_placement
 
 pytestmark = pytest.mark.gpu
@@ -43,8 +45,20 @@ def test_capped_scores_at_the_kernels_own_tiles(width: int, window: int | None) 
         assert float(apart) < APART
 
 
-def test_an_fp32_run_is_the_plain_loop() -> None:
-    placement = placed(embedding=kind_placement(1), block=kind_placement(3), head=kind_placement(1))
+NEMOTRON = {"norm": "layernorm", "norm_plus_one": True, "mlp": "relu2", "head_bias": True}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "nemotron"])
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+def test_an_fp32_run_is_the_plain_loop(family: str, recompute: Recompute) -> None:
+    again = kind_placement(3).model_copy(update={"activations": {recompute: {Tier.GPU: 3}}})
+    placement = placed(embedding=kind_placement(1), block=again, head=kind_placement(1))
     training = tiny_training(2)
-    plan = plan_of(tiny_model(layers=3, **GEMMA), training, Strategy(dp=1), placement, "cuda")
+    plan = plan_of(
+        tiny_model(layers=3, **FAMILIES.get(family, NEMOTRON)),
+        training,
+        Strategy(dp=1),
+        placement,
+        "cuda",
+    )
     check_within_rounding(plan, execute(plan))
