@@ -11,7 +11,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.spec.unplanned import unplanned
 
-NATIVE_ROPE_SCALINGS = ("linear", "llama3")
+NATIVE_ROPE_SCALINGS = ("linear", "llama3", "longrope")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
 # Parts of models that bigplan plans for its own runtime alone.
 NATIVE_PARTS = (
@@ -85,7 +85,7 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
     if scaling is not None and scaling.name not in NATIVE_ROPE_SCALINGS:
         return (
             "the native runtime executes the rope_scaling "
-            f"{' and '.join(NATIVE_ROPE_SCALINGS)} only, not {scaling.name}: use one of them, or "
+            f"{', '.join(NATIVE_ROPE_SCALINGS[:-1])} and {NATIVE_ROPE_SCALINGS[-1]} only, not {scaling.name}: use one of them, or "
             "none up to the length of the pre-training"
         )
     return _training_refusal(training) or _eight_bits_refusal(model, training, strategy)

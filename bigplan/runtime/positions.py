@@ -79,8 +79,20 @@ def rope_table(
     exponents = torch.arange(0, model.rotary_width, 2, dtype=torch.float32) / model.rotary_width
     positions = torch.arange(sequence_length, dtype=torch.float32)
     scaling = model.rope_scaling if attends.scaled else None
-    angles = torch.outer(positions, _turned(1.0 / theta**exponents, scaling))
-    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+    frequencies = 1.0 / theta**exponents
+    if scaling is not None and scaling.name == "longrope":
+        frequencies = 1.0 / (_divisors(scaling, sequence_length) * theta**exponents)
+    else:
+        frequencies = _turned(frequencies, scaling)
+    angles, factor = torch.outer(positions, frequencies), scaling.magnitude if scaling else 1.0
+    return (angles.cos() * factor).to(device, dtype), (angles.sin() * factor).to(device, dtype)
+
+
+def _divisors(scaling: RopeScaling, sequence_length: int) -> Tensor:
+    """LongRoPE's divisors of frequencies: which of the two lists is the length's to say."""
+    assert scaling.original_length, scaling
+    long = sequence_length > scaling.original_length
+    return torch.tensor(scaling.long_factors if long else scaling.short_factors)
 
 
 def _turned(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log, sqrt
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -19,7 +20,9 @@ class RopeScaling(Spec):
 
     "linear" divides all frequencies by `factor`. "llama3" divides those whose wave is longer than
     original_length / low_frequency_factor, leaves those shorter than original_length /
-    high_frequency_factor, and blends in between. Other kinds are known by name only.
+    high_frequency_factor, and blends in between. "longrope" (Ding et al., arXiv 2402.13753) divides
+    each by a factor of its own, others for sequences longer than original_length than for the rest,
+    and multiplies queries and keys. Other kinds are known by name only.
     """
 
     name: Literal["linear", "llama3", "dynamic", "yarn", "longrope"]
@@ -28,11 +31,35 @@ class RopeScaling(Spec):
     high_frequency_factor: float | None = Field(default=None, gt=0)
     original_length: int | None = Field(default=None, gt=0, le=10**9)
     """tokens in a sequence of the pre-training"""
+    short_factors: tuple[float, ...] = ()
+    """longrope: divisors of frequencies, a pair's each, of sequences up to that length"""
+    long_factors: tuple[float, ...] = ()
+    """longrope: those of longer sequences"""
+
+    @property
+    def magnitude(self) -> float:
+        """Factor of turned queries and keys: root of 1 + ln(factor) / ln(original_length)."""
+        if self.name != "longrope" or self.factor is None or self.factor <= 1:
+            return 1.0
+        assert self.original_length, self
+        return sqrt(1.0 + log(self.factor) / log(self.original_length))
 
     @model_validator(mode="after")
     def _check(self) -> RopeScaling:
-        needed = {"linear": ("factor",), "llama3": tuple(RopeScaling.model_fields)[1:]}
-        missing = [key for key in needed.get(self.name, ()) if getattr(self, key) is None]
+        waves = ("low_frequency_factor", "high_frequency_factor")
+        needed = {
+            "linear": ("factor",),
+            "llama3": ("factor", *waves, "original_length"),
+            "longrope": ("factor", "original_length", "short_factors", "long_factors"),
+        }
+        missing = [key for key in needed.get(self.name, ()) if not getattr(self, key)]
+        if (
+            self.name == "longrope"
+            and min((*self.short_factors, *self.long_factors), default=1) <= 0
+        ):
+            raise InputError(
+                "`short_factors` and `long_factors` divide frequencies; use factors above 0"
+            )
         if missing:
             told = ", ".join(f"`{key}`" for key in missing)
             raise InputError(f"rope scaling {self.name} needs {told}; add them")
@@ -178,12 +205,25 @@ class Architecture(Spec):
                 "`rope_scaling` changes rotary angles, but `positions` is "
                 f"{self.positions}; remove it"
             )
+        self._check_factors()
         if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
             raise InputError(
                 f"`head_dim` {self.head_dim} times `rotary_fraction` {self.rotary_fraction:g} is "
                 f"{self.rotary_width} columns, but rope rotates pairs; use an even number of them"
             )
         return self
+
+    def _check_factors(self) -> None:
+        scaling = self.rope_scaling
+        if scaling is None or scaling.name != "longrope":
+            return
+        pairs = self.rotary_width // 2
+        for key in ("short_factors", "long_factors"):
+            if len(getattr(scaling, key)) != pairs:
+                raise InputError(
+                    f"`rope_scaling` has {len(getattr(scaling, key))} `{key}`, but rope turns "
+                    f"{pairs} pairs of a head's columns; state one for each"
+                )
 
     def _check_experts(self) -> None:
         if not self.experts:

@@ -131,6 +131,15 @@ GPTJ = {key: value for key, value in GPT2.items() if key != "n_head"} | {
     "n_head": 3,
     "rotary_dim": 4,
 }
+# Shorter and longer sequences than the pre-training's have divisors of their own.
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 5000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 7.0],
+    "original_max_position_embeddings": 16,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -195,6 +204,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", LLAMA | {"head_dim": 16, "tie_word_embeddings": False}),
     "phi3": ("phi3", PHI3),
+    "phi3-long": ("phi3", PHI3 | {"rope_parameters": LONGROPE}),
+    "phi3-short": (
+        "phi3",
+        PHI3 | {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 32}},
+    ),
     "phi3-window": ("phi3", PHI3 | {"sliding_window": WINDOW, "num_key_value_heads": 6}),
     "stablelm": ("stablelm", STABLELM | {"use_qkv_bias": True, "rope_parameters": QUARTER}),
     "stablelm-tied": ("stablelm", STABLELM | {"tie_word_embeddings": True}),

@@ -18,6 +18,15 @@ _BASE = {
 }
 
 
+LONGROPE: dict[str, object] = {
+    "name": "longrope",
+    "factor": 2.0,
+    "original_length": 16,
+    "short_factors": [1.0] * 8,
+    "long_factors": [2.0] * 8,
+}
+
+
 def model(**changes: object) -> ModelSpec:
     return validate(_BASE | changes, ModelSpec, "test")
 
@@ -56,6 +65,15 @@ def test_llama_block() -> None:
     ("changes", "message"),
     [
         ({"rope_scaling": {"name": "linear"}}, "rope scaling linear needs `factor`; add"),
+        ({"rope_scaling": {"name": "longrope", "factor": 2.0}}, "needs `original_length`, `short"),
+        (
+            {"rope_scaling": LONGROPE | {"long_factors": [1.0]}},
+            "has 1 `long_factors`, but rope tur",
+        ),
+        (
+            {"rope_scaling": LONGROPE | {"long_factors": [0.0]}},
+            "divide frequencies; use factors ab",
+        ),
         ({"rope_scaling": {"name": "linear", "factor": 2.0}, "positions": "learned"}, "remove it"),
         (
             {

@@ -27,7 +27,7 @@ from bigplan.spec.training import LossScale, TrainingRequest, ValidationSpec
 
 # Rules between fields, names of what is shipped, and figures that no machine has: a schema of JSON
 # has no words for them. Each is a part of what is told.
-_ROPE = ("needs `", "is not below")
+_ROPE = ("needs `", "is not below", "divide frequencies", "but rope turns")
 BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
     ModelSpec: (
         "is not a multiple of",

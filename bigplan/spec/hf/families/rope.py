@@ -8,13 +8,17 @@ from typing import Any
 from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.hf.reader import ConfigReader
 
+_LENGTH = "original_max_position_embeddings"
 _PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, which holds everything
 _FIELDS = {
     "factor": "factor",
     "low_frequency_factor": "low_freq_factor",
     "high_frequency_factor": "high_freq_factor",
     "original_length": "original_max_position_embeddings",
+    "short_factors": "short_factor",
+    "long_factors": "long_factor",
 }
+_OLD_NAMES = {"su": "longrope"}
 
 
 def _within(key: str) -> tuple[str, ...]:
@@ -28,7 +32,7 @@ ROPE_KEYS: Mapping[str, tuple[str, ...]] = {
     "rope_scaling.name": (*_within("rope_type"), *_within("type")),
     **{f"rope_scaling.{field}": _within(key) for field, key in _FIELDS.items()},
 }
-_SCALINGS = (None, "default", "linear", "llama3", "dynamic", "yarn", "longrope")
+_SCALINGS = (None, "default", "linear", "llama3", "dynamic", "yarn", "longrope", "su")
 
 
 def read_rope(reader: ConfigReader) -> dict[str, Any]:
@@ -50,12 +54,25 @@ def read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, Any
     name = rope.get("rope_type", rope.get("type"))
     if name in (None, "default"):
         return None
-    length = rope.get("original_max_position_embeddings")
-    if length is None and name == "llama3":
+    name = _OLD_NAMES.get(name, name)
+    length = rope.get(_LENGTH, reader.config.get(_LENGTH))
+    if length is None and name in ("llama3", "longrope"):
         length = reader.count("max_position_embeddings")
     fields = {"name": name} | {field: rope.get(key) for field, key in _FIELDS.items()}
     fields["original_length"] = length
+    if name == "longrope":
+        fields |= _read_longrope(rope, reader, length)
     return {key: value for key, value in fields.items() if value is not None}
+
+
+def _read_longrope(rope: Mapping[str, Any], reader: ConfigReader, length: object) -> dict[str, Any]:
+    """Its factor is the ratio of the longest sequence to those of the pre-training, if not told."""
+    if rope.get("attention_factor") is not None:
+        place = next(place for place in _PLACES if reader.mapping(place))
+        reader.refuse(place, "longrope without `attention_factor`")
+    if rope.get("factor") is not None or not isinstance(length, int) or length < 1:
+        return {}
+    return {"factor": reader.count("max_position_embeddings") / length}
 
 
 def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
@@ -64,4 +81,5 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
         return None
     fields = {key: getattr(scaling, field) for field, key in _FIELDS.items()}
     fields["rope_type"] = scaling.name
-    return {key: value for key, value in fields.items() if value is not None}
+    told = {key: value for key, value in fields.items() if value not in (None, ())}
+    return {key: [*value] if isinstance(value, tuple) else value for key, value in told.items()}
