@@ -83,10 +83,10 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
         )
     scaling = model.rope_scaling
     if scaling is not None and scaling.name not in NATIVE_ROPE_SCALINGS:
+        *known, last = NATIVE_ROPE_SCALINGS
         return (
-            "the native runtime executes the rope_scaling "
-            f"{', '.join(NATIVE_ROPE_SCALINGS[:-1])} and {NATIVE_ROPE_SCALINGS[-1]} only, not {scaling.name}: use one of them, or "
-            "none up to the length of the pre-training"
+            f"the native runtime executes the rope_scaling {', '.join(known)} and {last} only, "
+            f"not {scaling.name}: use one of them, or none up to the length of the pre-training"
         )
     return _training_refusal(training) or _eight_bits_refusal(model, training, strategy)
 
