@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
@@ -42,7 +43,7 @@ def _folder(case: str, folder: Path) -> torch.nn.Module:
     return theirs
 
 
-def _plan(folder: Path, model: ModelSpec) -> Plan:
+def _plan(folder: Path, model: ModelSpec, precision: str = "fp32") -> Plan:
     """Everything that can leaves the GPU; two micro-batches of two sequences."""
     tied = model.tied_embeddings
     away = kind_placement(1, Tier.HOST, Tier.HOST, (Recompute.NONE, Tier.HOST), Tier.HOST)
@@ -55,7 +56,7 @@ def _plan(folder: Path, model: ModelSpec) -> Plan:
         if kind in layers
     }
     table = kind_placement(1, optimizer=Tier.HOST) if tied else away
-    training = tiny_training(4, weights=str(folder))
+    training = tiny_training(4, weights=str(folder), precision=precision)
     stage = StagePlacement(kinds={"embedding": table, **blocks, "head": away})
     placement = Placement(stages=(stage,), slots=2, chunk=CHUNK)
     strategy = Strategy(dp=1, micro_batch=2, accumulation_group=2)
@@ -108,6 +109,23 @@ def test_a_run_starts_where_the_folder_is_and_exports_what_it_learned(
     for name, bias in biases.items():  # which no step changes
         assert torch.equal(dict(loaded.named_buffers())[name], bias)
     assert (before - scores).abs().max() > 100 * TOLERANCE * most
+
+
+def test_a_routers_bias_keeps_its_bits_in_a_run_in_16(tmp_path: Path) -> None:
+    """In one number of bf16 it would lose two thirds of them."""
+    theirs: Any = _folder("glm4-moe-groups", tmp_path / "in")
+    plan = _plan(tmp_path / "in", load_hf_config(tmp_path / "in" / "config.json"), "bf16")
+    with started(plan) as worker:
+        worker.step()
+        worker.step()
+        worker.save(tmp_path / "checkpoints")
+    export_checkpoint(latest(tmp_path / "checkpoints"), tmp_path / "out", "bf16")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    biases = {n: b for n, b in theirs.named_buffers() if n.endswith(BIAS)}
+    assert len(biases) == 2
+    for name, bias in biases.items():
+        assert torch.equal(found[name], bias)
+        assert not torch.equal(bias.bfloat16().float(), bias)
 
 
 def _loss_of(theirs: Any, plan: Plan) -> float:

@@ -9,6 +9,8 @@ from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.hf.config import SUPPORTED_MODEL_TYPES, from_hf_config, load_hf_config
 from bigplan.spec.hf.families.rope import write_scaling
+from bigplan.spec.hf.families.shared_experts import read_deepseek_experts, write_deepseek_experts
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 from tests.wording import tells
 
@@ -593,6 +595,35 @@ def test_problems_have_the_names_and_lines_of_the_file(
     with pytest.raises(InputError) as caught:
         load_hf_config(path)
     assert f"{path}{told}" in str(caught.value)
+
+
+def test_what_deepseek_v3_says_of_experts_is_a_model() -> None:
+    """Values of its config.json (arXiv 2412.19437, section 4.2): all but its attention."""
+    config = {
+        "model_type": "deepseek_v3",
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "intermediate_size": 18432,
+    }
+    fields = read_deepseek_experts(ConfigReader(config, {}, "config.json"))
+    usual = find_model("llama-3-8b").model_dump() | {"hidden": 7168, "layers": 61}
+    model = ModelSpec.model_validate(usual | fields)
+    assert (model.dense_blocks, model.dense_ffn, model.shared_ffn) == (3, 18432, 2048)
+    assert model.routed_by.model_dump() == {
+        "scores": "sigmoid",
+        "bias": True,
+        "groups": 8,
+        "groups_per_token": 4,
+        "scale": 2.5,
+    }
+    assert write_deepseek_experts(model).items() <= config.items()
 
 
 def test_gelus() -> None:
