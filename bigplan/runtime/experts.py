@@ -87,6 +87,18 @@ def route(
     return shares.flatten()[order], Places(chosen.to(torch.int32), order)
 
 
+def router_scores(x: Tensor, router: Tensor, routing: Routing) -> Tensor:
+    """Scores of experts [tokens, experts] of x [tokens, h]; those that sigmoids read are in fp32.
+
+    So they are in DeepSeek-V3 and GLM-4.5, whose experts near ties lie close beside each other.
+    """
+    if routing.scores == "softmax" or x.dtype is torch.float32:
+        return F.linear(x, router)
+    if x.is_cuda:
+        return torch.mm(x, router.T, out_dtype=torch.float32)
+    return F.linear(x.float(), router.float())
+
+
 def shares_of(scores: Tensor, routing: Routing) -> Tensor:
     """Shares of experts in fp32, of scores [tokens, experts]."""
     wide = scores.float()
@@ -117,7 +129,7 @@ def by_scores(
     normalised: bool,
     routing: Routing = LIKELIEST,
 ) -> Tensor:
-    """The gradient by `route`'s scores, in their dtype, of that by its weights, fp32 [rows].
+    """The gradient by `route`'s scores, fp32, of that by its weights, fp32 [rows].
 
     `by_shares`, fp32 [experts], is added to the gradient by every token's probabilities.
     """
@@ -133,9 +145,8 @@ def by_scores(
     if by_shares is not None:
         by_probability += by_shares
     if routing.scores == "sigmoid":
-        return (by_probability * shares * (1.0 - shares)).to(scores.dtype)
-    found = shares * (by_probability - (by_probability * shares).sum(-1, keepdim=True))
-    return found.to(scores.dtype)
+        return by_probability * shares * (1.0 - shares)
+    return shares * (by_probability - (by_probability * shares).sum(-1, keepdim=True))
 
 
 def balance_gradient(places: Places, experts: int, coefficient: float) -> Tensor:

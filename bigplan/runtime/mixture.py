@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
@@ -111,7 +110,7 @@ class _Routed(Function):
         ctx.set_materialize_grads(False)
         (mixture, model), (router, gate, up) = passed, weights
         whole = mixture.ranks.gather(x)().flatten(0, -2)
-        scores = F.linear(whole, router)
+        scores = experts.router_scores(whole, router, model.routed_by)
         by_row, places = experts.route(
             scores,
             model.experts_per_token,
@@ -145,7 +144,7 @@ class _Routed(Function):
             by_shares,
             normalised=model.router_normalised,
             routing=model.routed_by,
-        )
+        ).to(router.dtype)
         summed = mixture.ranks.sum(by_input.addmm_(by_scores, router))
         whole = again().flatten(0, -2)
         by_router = _by_router(mixture.sums, by_scores, whole)

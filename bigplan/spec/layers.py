@@ -210,6 +210,7 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     weights = StepValue("router weights", 1, each, split=False, whole=True)
     places = tuple(weights._replace(name=name) for name in ("chosen experts", "order of rows"))
     bias = Parameter(ROUTER_BIAS, (TERMS, model.experts), "replicated", False, constant=True)
+    in_fp32 = model.routed_by.scores == "sigmoid"
     gate, up, inner = (StepValue(name, model.ffn, each) for name in ("gate", "up", "inner"))
     returned = sent._replace(name="returned")
     return [
@@ -220,8 +221,8 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
             (x, scores),
             (sent, weights),
             (bias,) if model.routed_by.bias else (),
-            saves=(x, scores),
-            statistics=(weights, *places),
+            saves=(x,) if in_fp32 else (x, scores),
+            statistics=(weights, *places, scores) if in_fp32 else (weights, *places),
         ),
         LayerStep(
             StepOp.PRODUCT,
