@@ -17,6 +17,7 @@ WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with exp
 NATIVE_PARTS = (
     *("norm_plus_one", "norms", "embedding_scale", "attention_pattern"),
     *("score_scale", "score_cap", "logit_cap"),
+    *("routing", "shared_ffn", "dense_blocks"),
 )
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
 # Keys of a training, each with the values that the native runtime executes. Other values can be
@@ -44,14 +45,15 @@ def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str |
             f"bigplan plans adapters (lora) for its own runtime alone, not for {tool}: plan with "
             "--engine native, or leave lora out"
         )
-    if model.experts and tool not in WITH_EXPERTS:
-        return (
-            "bigplan plans experts for its own runtime and for Megatron-LM alone, not for "
-            f"{tool}: {model.name} has {model.experts} in each block; plan with --engine native "
-            "or megatron"
-        )
     usual = ModelSpec.model_fields
     parts = [key for key in NATIVE_PARTS if getattr(model, key) != usual[key].default]
+    if model.experts and tool not in WITH_EXPERTS:
+        others = "" if parts else " or megatron"
+        return (
+            "bigplan plans experts for its own runtime and for Megatron-LM alone, not for "
+            f"{tool}: {model.name} has {model.experts} in each block; plan with --engine native"
+            f"{others}"
+        )
     if parts or model.mlp == "geglu":
         told = ", ".join(parts or ["mlp geglu"])
         return (
@@ -66,6 +68,16 @@ def expert_parallel_refusal(ways: object, model: ModelSpec, tool: str) -> str | 
     if str(ways) == "1" or (model.experts and tool in WITH_EXPERTS):
         return None
     return f"ep {ways}: {unplanned('ep')}"
+
+
+def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
+    """Why a stage does not have so many chunks of layers; None: it may have."""
+    if str(chunks) == "1" or not model.dense_blocks:
+        return None
+    return (
+        f"vpp {chunks}: virtual stages are not planned for models with dense_blocks, and "
+        f"{model.name} has {model.dense_blocks}: leave vpp out"
+    )
 
 
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:

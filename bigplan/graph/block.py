@@ -38,6 +38,15 @@ from bigplan.graph.operators import (
     by_input_and_weight,
 )
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
+from bigplan.graph.shared import (
+    added,
+    gated_by_score,
+    into_shared,
+    out_of_shared,
+    shared_inner_bytes,
+    shared_workspace,
+)
+from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_SUM
 from bigplan.spec.step import LayerStep, StepOp
 
 # Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native
@@ -112,7 +121,7 @@ def block(shape: RankShape) -> LayerKind:
         + unpacked_bytes(shape)
         + cast_bytes(shape)[1],
         chained=_chained(shape),
-        largest=max(shape.whole_hidden, largest_bytes(shape, tensors)),
+        largest=max(shape.whole_hidden, largest_bytes(shape, tensors), shared_inner_bytes(shape)),
         frozen=shape.frozen,
         adapters=adapters,
         waits=any(isinstance(product, Gemm) and product.apart for product in linear),
@@ -121,13 +130,15 @@ def block(shape: RankShape) -> LayerKind:
 
 
 def _into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
-    """As `into_matrix`; ranks with whole experts have no matrices of the MLP in parts."""
-    return () if shape.dispatched else shape.into_matrix(name)
+    """As `into_matrix`, and of a shared MLP; ranks with whole experts have no matrix in parts."""
+    return () if shape.dispatched else (*into_shared(shape, name), *shape.into_matrix(name))
 
 
 def _out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
-    """As `out_of_matrix`."""
-    return () if shape.dispatched else shape.out_of_matrix(name, beside=beside)
+    """As `out_of_matrix`, likewise."""
+    if shape.dispatched:
+        return ()
+    return (*out_of_shared(shape, name, beside), *shape.out_of_matrix(name, beside=beside))
 
 
 def _reruns(
@@ -154,7 +165,7 @@ def _reruns(
     # The activation's step saves results of products; a run of these products gives them again.
     wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
     widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
-    widened = sum(kept[value] for step in widening for value in step.gives)
+    widened = sum(kept[value] for step in widening for value in step.gives if value in kept)
     gathered = (*_into_mlp(shape, "mlp input"), *exchanged(shape)[:1])
     # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
     again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
@@ -201,7 +212,9 @@ def _run_again(shape: RankShape, stream: Stream) -> Stream | None:
     """
     if stream.name == "activation" and shape.model.experts:
         return None
-    if stream.name == "activation" and shape.fused and shape.model.gated:
+    gated = stream.name == "activation" and shape.model.gated
+    gated = gated or (stream.name == SHARED_ACTIVATION and not shape.model.shared_gate)
+    if gated and shape.fused:
         return Stream(stream.name, stream.nbytes / 3, 0, eager=3.0)
     return stream
 
@@ -265,7 +278,9 @@ def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
             case StepOp.COMBINE:
                 found.append(combining(shape, step))
             case StepOp.ACTIVATION:
-                found.append((weighting if shape.model.experts else _activation)(shape, step))
+                found.append(_activations(shape, step))
+            case StepOp.SUM if step.name == SHARED_SUM:
+                found.append(added(shape, step))
             case StepOp.SUM:
                 found.append(_residual(shape, step))
     return tuple(found)
@@ -288,6 +303,13 @@ def _rotary(shape: RankShape, step: LayerStep) -> Stream:
     shares = shape.model.attention_shares.items()
     turned = sum(part for one, part in shares if one.rope_theta is not None)
     return Stream(step.name, moved * turned, 1, EAGER_ROTARY)
+
+
+def _activations(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
+    """Of experts, of the MLP beside them, or of the only MLP."""
+    if step.name == SHARED_ACTIVATION:
+        return gated_by_score(shape, step) or _activation(shape, step)
+    return (weighting if shape.model.experts else _activation)(shape, step)
 
 
 def _activation(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
@@ -341,7 +363,7 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     """
     hidden, inner, gathered = shape.model.hidden, inner_bytes(shape), shape.gathered
     if shape.model.experts:
-        inside = backward_workspace(shape, tensors)
+        inside = max(backward_workspace(shape, tensors), shared_workspace(shape))
     else:
         # Torch's operators make silu(gate) a separate tensor beside both gradients.
         plain = shape.fused and not shape.generated and shape.model.gated

@@ -31,6 +31,7 @@ from bigplan.runtime.operators import (
     unread_sum,
 )
 from bigplan.runtime.positions import Positions
+from bigplan.runtime.shared import gated_by_score
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.words import Words, cross_entropy, own_rows
 from bigplan.spec.layers import TABLE
@@ -161,6 +162,8 @@ def block(
     else:
         normed, x = _closed_and_normed(p, x, mixed, model, ways)
     if model.experts:
+        if model.shared_ffn:
+            x = _shared(p, x, normed, model, ways)
         return mixture.mlp(p, x, normed, model, ways.experts)
     inputs = _mlp_inputs(p, normed, model, ways)
     if model.norms == "around":
@@ -255,6 +258,22 @@ def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple
         return ways.linears(p, ("up_proj",), x)  # nobody reads it once its ReLU is there
     names = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
     return (ways.widening or ways.linears)(p, names, x)
+
+
+def _shared(p: Parameters, x: Tensor, normed: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
+    """Add to x what the MLP beside the experts gives of `normed`."""
+    last, names = ways.last or ways.close, ["shared.gate_proj", "shared.up_proj"]
+    if model.shared_gate:
+        names.append("shared_gate")
+    inputs = (ways.widening or ways.linears)(p, tuple(names), normed)
+    if model.shared_gate:
+        gate, up, score = inputs
+        inner = gated_by_score(ways.experts.rows, (gate, up), score, ways.forget)
+    elif ways.gated:
+        return ways.gated(p, "shared.down_proj", x, inputs, "swiglu")
+    else:
+        inner = _activation(inputs, model, ways)
+    return last(p, "shared.down_proj", x, inner)
 
 
 _ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {

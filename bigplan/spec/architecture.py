@@ -10,8 +10,13 @@ from pydantic import Field, model_validator
 from bigplan.errors import InputError
 from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.pattern import BlockAttention, expanded, of_blocks, shares_of
+from bigplan.spec.routing import Routing
 
 MOST_LAYERS = 1000
+OF_EXPERTS = (  # keys that say something only where there are experts
+    *("experts", "experts_per_token", "router_normalised", "router_loss", "routing"),
+    *("shared_ffn", "shared_gate", "dense_blocks", "dense_ffn"),
+)
 
 
 class RopeScaling(Spec):
@@ -54,7 +59,7 @@ def _head_dim(data: dict[str, int]) -> int:
 
 
 class Architecture(Spec):
-    """A decoder-only transformer: embedding, `layers` equal blocks, head."""
+    """A decoder-only transformer: embedding, `layers` blocks, head."""
 
     name: str = Field(min_length=1, max_length=LONGEST_NAME)
     """what it is called in plans and reports"""
@@ -77,6 +82,16 @@ class Architecture(Spec):
     is the number of choices of expert e per token, P_e the mean of its probability (Fedus et al.,
     arXiv 2101.03961, equations 4 to 6; f_e counts all k choices, as Hugging Face's does).
     """
+    routing: Routing | None = None
+    """how a token's experts are chosen and weighted; null: the likeliest ones, by a softmax"""
+    shared_ffn: int = Field(default=0, ge=0, le=10**7)
+    """inner width of an MLP beside the experts that all tokens pass, the shared ones; 0: none"""
+    shared_gate: bool = False
+    """what that MLP gives is multiplied by the sigmoid of a score of the token, as in Qwen2-MoE"""
+    dense_blocks: int = Field(default=0, ge=0, le=MOST_LAYERS)
+    """first blocks that have one MLP for all tokens in place of experts, as in DeepSeek-V3"""
+    dense_ffn: int = Field(default=0, ge=0, le=10**7)
+    """inner width of the MLP in these"""
     heads: int = Field(gt=0, le=10**5)
     """query heads"""
     kv_heads: int = Field(default_factory=_heads, gt=0, le=10**5)
@@ -174,8 +189,13 @@ class Architecture(Spec):
 
     def _check_experts(self) -> None:
         if not self.experts:
-            left = ("experts_per_token", "router_loss")
-            unused = [f"`{key}` {getattr(self, key):g}" for key in left if getattr(self, key)]
+            values = {key: getattr(self, key) for key in OF_EXPERTS[1:]}
+            usual = {key: Architecture.model_fields[key].default for key in values}
+            unused = [
+                f"`{key}`" if key == "routing" else f"`{key}` {value:g}"
+                for key, value in values.items()
+                if value != usual[key] and key != "router_normalised"
+            ]
             if unused:
                 raise InputError(
                     f"{' and '.join(unused)} without `experts`; state `experts`, or remove it"
@@ -185,6 +205,27 @@ class Architecture(Spec):
             raise InputError(
                 f"`experts_per_token` is {self.experts_per_token}, which must be from 1 to "
                 f"`experts` {self.experts}; correct it"
+            )
+        if problem := self.routed_by.problem(self.experts, self.experts_per_token):
+            raise InputError(problem)
+        if self.routed_by.scores == "sigmoid" and self.router_loss:
+            raise InputError(
+                f"`router_loss` {self.router_loss:g} balances a softmax, but `routing.scores` is "
+                "sigmoid; remove it"
+            )
+        if self.shared_gate and not self.shared_ffn:
+            raise InputError(
+                "`shared_gate` without `shared_ffn`, the MLP that it gates; state it, or remove it"
+            )
+        if bool(self.dense_blocks) != bool(self.dense_ffn):
+            raise InputError(
+                f"`dense_blocks` is {self.dense_blocks} and `dense_ffn` {self.dense_ffn}, the "
+                "inner width of their MLP; state both, or remove both"
+            )
+        if self.dense_blocks >= self.layers:
+            raise InputError(
+                f"`dense_blocks` {self.dense_blocks} of `layers` {self.layers} leaves no block "
+                "with experts; use fewer, or remove `experts`"
             )
         unlike = {
             f"`mlp: {self.mlp}`": self.mlp != "swiglu",
@@ -272,6 +313,16 @@ class Architecture(Spec):
     def gated(self) -> bool:
         """Whether the MLP's activation is a product of two inputs."""
         return self.mlp in ("swiglu", "geglu")
+
+    @property
+    def routed_by(self) -> Routing:
+        """How a token's experts are chosen."""
+        return self.routing or Routing()
+
+    @property
+    def inner_widths(self) -> tuple[int, ...]:
+        """Inner widths of MLPs, which tensor-parallel ranks share out; 0 where there is none."""
+        return self.ffn, self.shared_ffn, self.dense_ffn
 
     @property
     def scale_of_scores(self) -> float:

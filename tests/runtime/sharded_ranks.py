@@ -7,6 +7,7 @@ import pickle
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from bigplan.graph.strategy import Replicas, Strategy
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.spec.optimizer import Optimizer
-from bigplan.spec.training import LossScale
+from bigplan.spec.training import LossScale, Training
 from tests.runtime.harness import STEPS, Run, evaluated, execute, take_gpu
 from tests.runtime.masked import masked_data, masked_training
 from tests.runtime.plans import (
@@ -37,6 +38,7 @@ from tests.runtime.reference import INACTIVE
 from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement, placements
 
+Drawn = TypeVar("Drawn")
 MASKED = "masked"
 # Of more than two ranks: two have every case with every stage of ZeRO.
 FEW = {1: "fp16", 2: "clipped", 3: MASKED}
@@ -61,6 +63,14 @@ GEMMA = {
     "tied_embeddings": True,
 }
 EXPERTS = {"ffn": 32, "experts": 4, "experts_per_token": 2, "router_loss": 0.1}
+BESIDE = EXPERTS | {
+    "router_loss": 0.0,
+    "shared_ffn": 48,
+    "shared_gate": True,
+    "dense_blocks": 1,
+    "dense_ffn": 64,
+    "routing": {"scores": "sigmoid", "bias": True, "groups": 2, "groups_per_token": 2},
+}
 
 
 def layouts(ranks: int) -> list[Strategy]:
@@ -146,9 +156,9 @@ def random_plans(
     return {f"random-{'-'.join(precisions)}-{i}": plan for i, plan in enumerate(found)}
 
 
-def drawn(plans: st.SearchStrategy[Plan], number: int) -> list[Plan]:
+def drawn(plans: st.SearchStrategy[Drawn], number: int) -> list[Drawn]:
     """So many of them, the same in every run."""
-    found: list[Plan] = []
+    found: list[Drawn] = []
 
     @settings(
         max_examples=number,
@@ -159,8 +169,8 @@ def drawn(plans: st.SearchStrategy[Plan], number: int) -> list[Plan]:
         suppress_health_check=list(HealthCheck),
     )
     @given(plans)
-    def collect(plan: Plan) -> None:
-        found.append(plan)
+    def collect(one: Drawn) -> None:
+        found.append(one)
 
     collect()
     return found
@@ -239,6 +249,7 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
             group,
             everywhere,
         ),
+        "beside": beside(tiny_training(4 * ranks, clip_norm=0.5), group),
         "gemma": plan_of(
             tiny_model(layers=3, **GEMMA),
             tiny_training(4 * ranks, clip_norm=0.5),
@@ -247,6 +258,13 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
         ),
         MASKED: plan_of(model, masked_training(4 * ranks, data), group, everywhere),
     }
+
+
+def beside(training: Training, strategy: Strategy) -> Plan:
+    """Of a model whose first block has no experts, and others more than these; anywhere."""
+    model = tiny_model(layers=3, **BESIDE)
+    *_, placement = drawn(placements(build_graph(model, training, strategy), free=True), 6)
+    return plan_of(model, training, strategy, placement.model_copy(update={"chunk": 5_000}))
 
 
 def pipelines(ranks: int) -> dict[str, Plan]:
@@ -266,6 +284,7 @@ def pipelines(ranks: int) -> dict[str, Plan]:
         if ranks == 2 and layout.vpp == 1:
             experts = tiny_model(layers=blocks, **EXPERTS)
             found[f"experts-{name}"] = plan_of(experts, training, layout, resident)
+            found[f"same-beside-{name}"] = beside(training, layout)
         if ranks > 2 and (
             layout.zero in (1, 2) or layout.tp * layout.vpp > 2 or layout.first_blocks
         ):
@@ -354,6 +373,7 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     for name, layout in (("tp2", two), ("tp2-whole", whole)):
         experts = tiny_model(layers=3, **EXPERTS)
         found[f"{name}-experts"] = plan_of(experts, clipped, layout, everywhere)
+        found[f"{name}-beside"] = beside(clipped, layout)
     gemma = tiny_model(layers=3, **GEMMA)
     for name, layout in (("tp2", two), ("tp2-whole", whole)):
         found[f"{name}-gemma"] = plan_of(gemma, clipped, layout, placed_everywhere(3, tied=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bigplan.errors import RefusedError, quoted
@@ -30,15 +30,12 @@ def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
 
 
 # Model types with mixtures of experts, and what their blocks have that no block here has.
-_LATENT = (
-    "its attention is over latent vectors, some experts are shared, and first blocks are dense"
-)
+_LATENT = "its attention is over latent vectors"
 _OTHER_EXPERTS = {
     "dbrx": "queries, keys and values are clipped, and its norms are layer norms without biases",
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "deepseek_v32": _LATENT,
-    "glm4_moe": "some experts are shared, and first blocks are dense",
     "gpt_oss": "its experts have biases and clamp their gates, and attention has sinks",
     "granitemoe": "residuals, scores and logits are scaled",
     "grok-1": "its norms stand before and after, and scores and logits are capped",
@@ -49,25 +46,17 @@ _OTHER_EXPERTS = {
     "minimax": "most of its attention is linear",
     "olmoe": "it norms queries and keys over all heads together, not each head",
     "phimoe": "its routers pick experts one after the other, and its norms have biases",
-    "qwen2_moe": "an expert is shared by all tokens",
 }
-# Keys of experts that families read, and the loss's, which says nothing of the model.
-_READ = (
-    "moe_intermediate_size",
-    "norm_topk_prob",
-    "num_experts",
-    "num_experts_per_tok",
-    "num_local_experts",
-    "output_router_logits",
-    "router_aux_loss_coef",
-    "router_jitter_noise",
-)
+# Keys of experts by other names, and the loss's, which say nothing of the model.
+_READ = ("num_experts", "num_local_experts", "output_router_logits", "router_jitter_noise")
 _EXPERT_WORDS = ("expert", "moe", "router")
 _DENSE_BLOCKS = ("first_k_dense_replace", "n_dense_layers", "interleave_moe_layer_step")
 
 
-def refuse_experts(config: Mapping[str, Any], where: str, families: Iterable[str]) -> None:
-    """Experts of other kinds, by their type or by their keys; `families` have routed ones alone."""
+def refuse_experts(
+    config: Mapping[str, Any], where: str, families: Mapping[str, Collection[str]]
+) -> None:
+    """Experts of other kinds, by their type or by their keys; `families` read some keys each."""
     model_type = str(config["model_type"])
     if model_type in _OTHER_EXPERTS:
         raise RefusedError(
@@ -75,14 +64,14 @@ def refuse_experts(config: Mapping[str, Any], where: str, families: Iterable[str
             f"take a model of {', '.join(families)}, or a dense one"
         )
     routed = model_type in families
-    read = _READ if routed else ()
+    read = (*_READ, *families[model_type]) if routed else ()
     for key, value in config.items():
         about = key in _DENSE_BLOCKS or any(word in key for word in _EXPERT_WORDS)
         if not about or key in read or value in _OFF:
             continue
         told = (
-            "experts are planned where every block has a router and routed experts alone; leave it "
-            "out, or take another model"
+            f"models of type {model_type} are planned without it; leave it out, or take another "
+            "model"
             if routed
             else f"experts are read in config.json files of {', '.join(families)}; take one of "
             "these, or write a model of this shape as a model YAML with `experts`"

@@ -54,6 +54,8 @@ class ParameterPiece:
     def shape(self) -> tuple[int, ...]:
         """Of the expert's rows, or of the whole parameter."""
         rows, *columns = self.parameter.shape
+        if self.parameter.constant:  # a file has the sum of its terms
+            return tuple(columns)
         return (rows // max(1, self.parameter.experts), *columns)
 
 
@@ -96,8 +98,10 @@ def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> t
 def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> Stored:
     tensors = FAMILIES[family].tensors
     module, _, part = parameter.name.rpartition(".")
-    name = f"{tensors.names[module].format(layer - 1)}.{part}"
+    name = tensors.names.get(parameter.name, f"{tensors.names[module]}.{part}").format(layer - 1)
     transposed, rows = part == "weight" and module in tensors.transposed, parameter.shape[0]
+    if parameter.constant:
+        rows = parameter.shape[1]
     group = next((modules for modules in tensors.fused if module in modules), None)
     if group is None:
         return Stored(name, rows, transposed)

@@ -37,6 +37,8 @@ BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
         *("`attention_pattern` ", "are of rope", "is of rmsnorm", "whose norms stand before"),
         *("without `attention_pattern`", "which are not scaled", "have their own form"),
         *("without `experts`", "must be from 1 to `experts`", "but experts are swiglu"),
+        *("must divide `experts`", "must hold `experts_per_token`", "leaves no block"),
+        *("balances a softmax", "the MLP that it gates", "width of their MLP"),
     ),
     RopeScaling: _ROPE,
     Optimizer: ("has no",),

@@ -7,6 +7,7 @@ import pytest
 from bigplan.spec.catalog import find_model
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.weights import Stored, hf_tensors, stored
+from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 
@@ -48,13 +49,20 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
         "tied_embeddings": False,
         "experts": 2 if experts else 0,
         "experts_per_token": 1 if experts else 0,
+        "shared_ffn": 8 * experts,
     }
     model = ModelSpec.model_validate(find_model("llama-3-8b").model_dump() | all_of_it | changes)
     kinds = [*model.kinds().values()]
     if not experts and changes.get("qk_norm", True):
         around = model.model_dump() | {"norms": "around"}
         kinds += ModelSpec.model_validate(around).kinds().values()
-    return {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
+    named = {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
+    if experts and "mlp" not in changes:  # a family may name modules that only some models have
+        others = {"shared_gate": True, "dense_blocks": 1, "dense_ffn": 8}
+        beside = ModelSpec.model_validate(model.model_dump() | others | {"routing": {"bias": True}})
+        names = [p.name for kind in beside.kinds().values() for p in kind]
+        named |= {*(name.rpartition(".")[0] for name in names), ROUTER_BIAS}
+    return named
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,6 +77,7 @@ def test_families_name_modules_that_there_are(family: str) -> None:
         embedding_norm=False,
         mlp="swiglu" if experts else "gelu",
         experts=experts,
+        shared_ffn=0,
     )
     assert least <= set(tensors.names)
     fused = {module for group in tensors.fused for module in group}
@@ -86,6 +95,8 @@ def _places(family: str, model: ModelSpec, layer: int) -> dict[str, Stored]:
     [
         ("mixtral", "mixtral-8x7b", "block_sparse_moe.experts.{}.w2"),
         ("qwen3_moe", "qwen3-30b-a3b", "mlp.experts.{}.down_proj"),
+        ("qwen2_moe", "qwen1.5-moe-a2.7b", "mlp.experts.{}.down_proj"),
+        ("glm4_moe", "glm-4.5-air", "mlp.experts.{}.down_proj"),
     ],
 )
 def test_every_expert_has_tensors_of_its_own(family: str, name: str, down: str) -> None:

@@ -15,6 +15,7 @@ from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
 from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi3 import PHI3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
+from bigplan.spec.hf.families.shared_experts import DOTS1, GLM4_MOE, QWEN2_MOE
 from bigplan.spec.hf.families.smollm3 import SMOLLM3
 from bigplan.spec.hf.families.stablelm import STABLELM
 from bigplan.spec.hf.families.starcoder2 import STARCODER2
@@ -38,4 +39,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "starcoder2": STARCODER2,
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
+    "qwen2_moe": QWEN2_MOE,
+    "glm4_moe": GLM4_MOE,
+    "dots1": DOTS1,
 }
