@@ -232,8 +232,8 @@ def test_balance_weighs_in_the_gradients(
     wanted = torch.autograd.grad(weight * _balance(case), leaves)
     assert torch.equal(found[0], alone[0])
     for ours, plain in zip((2, 3), wanted, strict=True):
-        # Routers compute in fp32, whatever the dtype.
-        torch.testing.assert_close(found[ours] - alone[ours], plain, rtol=1e-5, atol=1e-6)
+        # Routers compute in fp32, whatever the dtype, and this is a difference of two gradients.
+        torch.testing.assert_close(found[ours] - alone[ours], plain, rtol=1e-5, atol=4e-6)
     for ours in (1, 4, 5, 6):
         assert torch.equal(found[ours], alone[ours])
 
