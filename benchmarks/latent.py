@@ -175,7 +175,9 @@ def turning(cluster: Cluster) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: [milliseconds(forward[name]), milliseconds(backward[name])] for name in forward
     }
-    found["priced together"] = _priced(_shape(length, cluster), cluster, "rotary embedding")
+    shape = _shape(length, cluster)
+    for name, operator in (("queries", "rotary embedding"), ("keys", "keys")):
+        found[f"{name}, priced"] = _priced(shape, cluster, operator)
     print("  " + json.dumps(found), flush=True)
     return found
 
