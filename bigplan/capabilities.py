@@ -11,12 +11,12 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.spec.unplanned import unplanned
 
-NATIVE_ROPE_SCALINGS = ("linear", "llama3")
+NATIVE_ROPE_SCALINGS = ("linear", "llama3", "yarn")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
 # Parts of models that bigplan plans for its own runtime alone.
 NATIVE_PARTS = (
     *("norm_plus_one", "norms", "embedding_scale", "attention_pattern"),
-    *("score_scale", "score_cap", "logit_cap"),
+    *("score_scale", "score_cap", "logit_cap", "latent_attention"),
     *("routing", "shared_ffn", "dense_blocks"),
 )
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
@@ -93,10 +93,10 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
         )
     scaling = model.rope_scaling
     if scaling is not None and scaling.name not in NATIVE_ROPE_SCALINGS:
+        *some, last = NATIVE_ROPE_SCALINGS
         return (
-            "the native runtime executes the rope_scaling "
-            f"{' and '.join(NATIVE_ROPE_SCALINGS)} only, not {scaling.name}: use one of them, or "
-            "none up to the length of the pre-training"
+            f"the native runtime executes the rope_scaling {', '.join(some)} and {last} only, not "
+            f"{scaling.name}: use one of them, or none up to the length of the pre-training"
         )
     return _training_refusal(training) or _eight_bits_refusal(model, training, strategy)
 
@@ -113,6 +113,15 @@ def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy
         f"kv_heads x head_dim / tp {tp}": max(model.head_dim, model.kv_width // tp),
         "tokens of a micro-batch": strategy.rank_tokens(training),
     }
+    if (latent := model.latent_attention) is not None:
+        sides |= {
+            "query_rank": latent.query_rank or 0,
+            "kv_rank": latent.kv_rank,
+            "rope_dim": latent.rope_dim,
+            f"heads x plain_dim / tp {tp}": model.heads * latent.plain_dim // tp,
+            "tokens of a tensor-parallel rank": strategy.rank_tokens(training)
+            // (tp if strategy.sequence_parallel else 1),
+        }
     odd = [f"{name} is {side}" for name, side in sides.items() if side % EIGHT_BIT_SIDES]
     if not odd:
         return None

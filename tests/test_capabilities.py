@@ -51,7 +51,10 @@ def test_other_blocks_are_executed(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rope_scaling": {"name": "yarn"}}, "rope_scaling linear and llama3 only, not yarn"),
+        (
+            {"rope_scaling": {"name": "dynamic"}},
+            "rope_scaling linear, llama3 and yarn only, not dynamic",
+        ),
     ],
 )
 def test_other_architectures_are_named(changes: dict[str, object], words: str) -> None:

@@ -123,7 +123,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     adapted = trained_count(model, training.lora) if training.lora else 0
     length = training.sequence_length
     rows = sum(doubled_reach(length, one.window) for one in model.attentions)
-    attention = 6.0 * rows * model.heads * model.head_dim
+    attention = 3.0 * rows * model.heads * (model.head_dim + model.value_width)
     return tokens * (each * matrices + 6.0 * adapted + attention)
 
 

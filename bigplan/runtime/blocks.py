@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
-from bigplan.runtime import alibi, capped, generated, mixture
+from bigplan.runtime import alibi, capped, generated, latent, mixture, narrow_values
 from bigplan.runtime.attention import attention
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import NormRule
+from bigplan.runtime.latent import How, Whole
 from bigplan.runtime.mixture import Mixture
 from bigplan.runtime.operators import (
     GateKind,
@@ -129,6 +130,8 @@ class Ways(NamedTuple):
     loss: Loss | None = None  # None: by words.cross_entropy
     context: ContextParallel = WHOLE  # ranks that have parts of the sequences
     experts: Mixture = mixture.PLAIN  # of the MLP, where the model has them
+    again: Linears | None = None  # products that are cheap to run again; None: by `linears`
+    whole: Whole = Whole()  # of latent attention, where the model has it
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
         """Add to x [..., out] the product of inner [..., in] and `name`.weight [out, in]."""
@@ -220,16 +223,8 @@ def _attention(
 ) -> Tensor:
     """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
     tables, attends = positions
-    # Linear biases are for whole sequences, other tables for the tokens that this rank has.
-    parts = ways.context.group.size if model.positions == "alibi" else 1
-    shape = len(tables[0]) // parts, model.head_dim
-    q, k, v = (_heads(y, *shape) for y in ways.linears(p, ("q_proj", "k_proj", "v_proj"), x))
-    if model.qk_norm:
-        q = _rms_normed(q, p["q_norm.weight"], _rms_rule(model), ways.kernels)
-        k = _rms_normed(k, p["k_norm.weight"], _rms_rule(model), ways.kernels)
-    if attends.rope_theta is not None:
-        turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
-        q, k = turned(q, *tables), turned(k, *tables)
+    made = _latent_heads if model.latent_attention else _grouped_heads
+    q, k, v = made(p, x, model, positions, ways)
     q, k, v = map(ways.context.whole_sequences, (q, k, v))
     if repeats_heads(x.element_size(), model.heads, model.kv_heads):
         groups = q.shape[2] // k.shape[2]
@@ -241,9 +236,42 @@ def _attention(
     elif model.score_cap is not None:
         scores = capped.Scores(model.scale_of_scores, model.score_cap, window)
         mixed = capped.attention(q, k, v, scores, generated=by_kernel)
+    elif model.latent_attention is not None:
+        mixed = narrow_values.attention(q, k, v, model.scale_of_scores)
     else:
         mixed = attention(q, k, v, window, model.score_scale)
     return ways.context.own_tokens(mixed).flatten(2)
+
+
+def _latent_heads(
+    p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of latent attention, whose latents have norms of their own."""
+
+    def norm(name: str, narrow: Tensor) -> Tensor:
+        return _norm(p, name, narrow, model, ways)[0]
+
+    again = (ways.again, ways.forget) if ways.again else None
+    how = How(ways.linears, ways.whole, norm, again)
+    return latent.heads(p, x, model, positions.tables, how)
+
+
+def _grouped_heads(
+    p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [b, s, heads, head_dim] of x, normed and turned."""
+    tables, attends = positions
+    # Linear biases are for whole sequences, other tables for the tokens that this rank has.
+    parts = ways.context.group.size if model.positions == "alibi" else 1
+    shape = len(tables[0]) // parts, model.head_dim
+    q, k, v = (_heads(y, *shape) for y in ways.linears(p, ("q_proj", "k_proj", "v_proj"), x))
+    if model.qk_norm:
+        q = _rms_normed(q, p["q_norm.weight"], _rms_rule(model), ways.kernels)
+        k = _rms_normed(k, p["k_norm.weight"], _rms_rule(model), ways.kernels)
+    if attends.rope_theta is not None:
+        turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
+        q, k = turned(q, *tables), turned(k, *tables)
+    return q, k, v
 
 
 def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:

@@ -108,12 +108,12 @@ def shares_of(scores: Tensor, routing: Routing) -> Tensor:
 def _chosen(shares: Tensor, each: int, routing: Routing, bias: Tensor | None) -> Tensor:
     """The experts of every token where a bias or groups have a say, int64 [tokens, each].
 
-    As transformers' routers of DeepSeek-V3 choose: of each group the two best experts count.
+    As transformers' routers of DeepSeek-V3 choose: of each group the best experts count.
     """
     wanted = shares if bias is None else shares + values_of(bias)
     if routing.groups > 1:
         by_group = wanted.view(len(wanted), routing.groups, -1)
-        best = by_group.topk(2, dim=-1).values.sum(-1)
+        best = by_group.topk(routing.group_best, dim=-1).values.sum(-1)
         groups = best.topk(routing.groups_per_token, dim=-1).indices
         left_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, groups, False)
         wanted = by_group.masked_fill(left_out[..., None], float("-inf")).flatten(1)

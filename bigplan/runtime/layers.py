@@ -29,7 +29,7 @@ from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.words import own_rows
 from bigplan.spec.layers import BLOCK, TABLE
-from bigplan.spec.lora import Lora
+from bigplan.spec.lora import Lora, adapted_steps
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import BlockAttention
 
@@ -191,7 +191,7 @@ class Block:
         """`in_product`: the products of the backward add the weights' gradients to their sums."""
         self._model, self._positions, self._in_product = model, positions, in_product
         self._kernels, self._context = kernels, context
-        self._ranks, self._elsewhere = ranks, ranks.counted_elsewhere(model.steps("block"))
+        self._ranks = ranks
         self._constants = frozenset(t.untyped_storage().data_ptr() for t in positions.tables)
         # Their sums of gradients stay zero.
         self._untrained = {p.name for p in model.kinds()["block"] if p.constant}
@@ -232,8 +232,9 @@ class Block:
             kept = again
         visit.open(kept.sums)
         by_input, gradients = kept.gradients(gradient)
-        kept.sums.add(_without(gradients, self._elsewhere))
-        kept.sums.close(self._elsewhere | self._untrained)
+        elsewhere = self._ranks.counted_elsewhere(adapted_steps(self._model, BLOCK, self.lora))
+        kept.sums.add(_without(gradients, elsewhere))
+        kept.sums.close(elsewhere | self._untrained)
         return by_input
 
     def record(
@@ -273,6 +274,8 @@ class Block:
             return ways._replace(last=last, gated=gated, unread=True)
         if recompute is not Recompute.NONE:
             ways = ways._replace(forget=kept.forget, gated=products.gated)
+            if self._context.group.size == 1:  # otherwise attention keeps what ranks exchanged
+                ways = ways._replace(again=kept.products_again(products))
         if recompute is Recompute.MLP:
             ways = ways._replace(widening=kept.products_again(products))
         return ways

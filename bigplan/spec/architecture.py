@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.files.document import LONGEST_NAME, Spec
+from bigplan.spec.latent import LatentAttention
 from bigplan.spec.pattern import BlockAttention, expanded, of_blocks, shares_of
+from bigplan.spec.rope_scaling import RopeScaling
 from bigplan.spec.routing import Routing
 
 MOST_LAYERS = 1000
@@ -19,43 +21,14 @@ OF_EXPERTS = (  # keys that say something only where there are experts
 )
 
 
-class RopeScaling(Spec):
-    """Rotary angles changed for longer texts than those of the pre-training.
-
-    "linear" divides all frequencies by `factor`. "llama3" divides those whose wave is longer than
-    original_length / low_frequency_factor, leaves those shorter than original_length /
-    high_frequency_factor, and blends in between. Other kinds are known by name only.
-    """
-
-    name: Literal["linear", "llama3", "dynamic", "yarn", "longrope"]
-    factor: float | None = Field(default=None, gt=0)
-    low_frequency_factor: float | None = Field(default=None, gt=0)
-    high_frequency_factor: float | None = Field(default=None, gt=0)
-    original_length: int | None = Field(default=None, gt=0, le=10**9)
-    """tokens in a sequence of the pre-training"""
-
-    @model_validator(mode="after")
-    def _check(self) -> RopeScaling:
-        needed = {"linear": ("factor",), "llama3": tuple(RopeScaling.model_fields)[1:]}
-        missing = [key for key in needed.get(self.name, ()) if getattr(self, key) is None]
-        if missing:
-            told = ", ".join(f"`{key}`" for key in missing)
-            raise InputError(f"rope scaling {self.name} needs {told}; add them")
-        low, high = self.low_frequency_factor, self.high_frequency_factor
-        if low is not None and high is not None and low >= high:
-            raise InputError(
-                f"`low_frequency_factor` {low:g} is not below `high_frequency_factor` "
-                f"{high:g}, but waves between the two are blended; exchange them"
-            )
-        return self
-
-
 def _heads(data: dict[str, int]) -> int:
     return data["heads"]
 
 
-def _head_dim(data: dict[str, int]) -> int:
-    return data["hidden"] // data["heads"]  # Architecture._check sees to the remainder.
+def _head_dim(data: dict[str, Any]) -> int:
+    if (latent := data.get("latent_attention")) is not None:
+        return int(latent.head_dim)
+    return int(data["hidden"] // data["heads"])  # Architecture._check sees to the remainder.
 
 
 class Architecture(Spec):
@@ -96,8 +69,10 @@ class Architecture(Spec):
     """query heads"""
     kv_heads: int = Field(default_factory=_heads, gt=0, le=10**5)
     """key and value heads; default: `heads`"""
+    latent_attention: LatentAttention | None = None
+    """heads are made of narrow latents, as in DeepSeek-V2 and V3; null: of the residual stream"""
     head_dim: int = Field(default_factory=_head_dim, gt=0, le=10**6)
-    """width of one head; default: `hidden` / `heads`"""
+    """width of one head's queries and keys; default: `hidden` / `heads`, or latent attention's"""
     vocab: int = Field(gt=0, le=10**8)
     """rows of the token table"""
     max_sequence_length: int = Field(gt=0, le=10**9)
@@ -157,7 +132,8 @@ class Architecture(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Architecture:
-        if "head_dim" not in self.model_fields_set and self.hidden % self.heads:
+        derived = "head_dim" not in self.model_fields_set and self.latent_attention is None
+        if derived and self.hidden % self.heads:
             raise InputError(
                 f"`hidden` {self.hidden} is not a multiple of `heads` {self.heads}; "
                 "state `head_dim`, or change one of them"
@@ -165,6 +141,7 @@ class Architecture(Spec):
         self._check_experts()
         self._check_pattern()
         self._check_norms()
+        self._check_latent()
         if self.heads % self.kv_heads:
             raise InputError(
                 f"`heads` {self.heads} is not a multiple of `kv_heads` {self.kv_heads}; "
@@ -288,6 +265,22 @@ class Architecture(Spec):
                 "remove one"
             )
 
+    def _check_latent(self) -> None:
+        if self.latent_attention is None:
+            return
+        unlike = {
+            f"`norm: {self.norm}`": self.norm != "rmsnorm",
+            "`norm_plus_one`": self.norm_plus_one,
+            f"`positions: {self.positions}`": self.positions != "rope",
+            f"`rotary_fraction` {self.rotary_fraction:g}": self.rotary_fraction != 1,
+            "`qkv_bias`": self.qkv_bias,
+            "`qk_norm`": self.qk_norm,
+            "`score_cap`": self.score_cap is not None,
+            "`sliding_window`": self.sliding_window is not None,
+            "`attention_pattern`": bool(self.attention_pattern),
+        }
+        self.latent_attention.check((self.heads, self.kv_heads, self.head_dim), unlike)
+
     @property
     def attentions(self) -> tuple[BlockAttention, ...]:
         """The attention of every block."""
@@ -327,7 +320,9 @@ class Architecture(Spec):
     @property
     def scale_of_scores(self) -> float:
         """Factor of products of queries and keys."""
-        return self.score_scale or self.head_dim**-0.5
+        scale = self.score_scale or self.head_dim**-0.5
+        scaling = self.rope_scaling if self.latent_attention is not None else None
+        return scale * scaling.score_factor if scaling else scale
 
     def window_within(self, length: int) -> int | None:
         """The narrowest window, if it hides a token of a sequence of this length."""
@@ -336,8 +331,13 @@ class Architecture(Spec):
 
     @property
     def attention_width(self) -> int:
-        """Columns of o_proj: heads x head_dim (not always `hidden`)."""
-        return self.heads * self.head_dim
+        """Columns of o_proj: heads x value_width (not always `hidden`)."""
+        return self.heads * self.value_width
+
+    @property
+    def value_width(self) -> int:
+        """Columns of one head's values."""
+        return self.head_dim if self.latent_attention is None else self.latent_attention.value_dim
 
     @property
     def kv_width(self) -> int:
@@ -346,5 +346,7 @@ class Architecture(Spec):
 
     @property
     def rotary_width(self) -> int:
-        """Columns of a head that rope rotates, its first."""
+        """Columns of a head that rope rotates: its first, or latent attention's last."""
+        if self.latent_attention is not None:
+            return self.latent_attention.rope_dim
         return int(self.head_dim * self.rotary_fraction)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bigplan.spec.architecture import Architecture
+from bigplan.spec.latent_heads import latent_heads
 from bigplan.spec.step import TERMS, LayerStep, Parameter, StepOp, StepValue, product
 
 TABLE = "embed_tokens.weight"  # which a tied head reads
@@ -102,7 +103,23 @@ def _sum(name: str, x: StepValue, y: StepValue, gives: str) -> LayerStep:
 
 
 def _attention(model: Architecture, x: StepValue) -> list[LayerStep]:
-    """Grouped heads; queries and keys may be normed and turned."""
+    """Heads, how they mix values, and the product of what they give."""
+    steps, heads = (latent_heads if model.latent_attention else _grouped_heads)(model, x)
+    mixed = StepValue("attention's values", model.heads, model.value_width)
+    softmax = StepValue("sums of softmax", model.heads)
+    saved = (*heads, mixed)
+    core = LayerStep(
+        StepOp.ATTENTION, "attention", heads, (mixed,), saves=saved, statistics=(softmax,)
+    )
+    output = {"o_proj": _hidden(model, "attention output")}
+    closing = product("attention output", mixed, output, bias=model.attention_output_bias)
+    return [*steps, core, closing]
+
+
+def _grouped_heads(
+    model: Architecture, x: StepValue
+) -> tuple[list[LayerStep], tuple[StepValue, StepValue, StepValue]]:
+    """What makes queries, keys and values of x; queries and keys may be normed and turned."""
     queries = StepValue("queries", model.heads, model.head_dim)
     keys = StepValue("keys", model.kv_heads, model.head_dim, repeats=True)
     values = keys._replace(name="values")
@@ -116,16 +133,7 @@ def _attention(model: Architecture, x: StepValue) -> list[LayerStep]:
         turned = tuple(heads._replace(name=f"turned {heads.name}") for heads in (queries, keys))
         steps.append(LayerStep(StepOp.ROTARY, "rotary embedding", (queries, keys), turned))
         queries, keys = turned
-    mixed = queries._replace(name="attention's values")
-    softmax = StepValue("sums of softmax", model.heads)
-    heads = (queries, keys, values)
-    saved = (*heads, mixed)
-    core = LayerStep(
-        StepOp.ATTENTION, "attention", heads, (mixed,), saves=saved, statistics=(softmax,)
-    )
-    output = {"o_proj": _hidden(model, "attention output")}
-    closing = product("attention output", mixed, output, bias=model.attention_output_bias)
-    return [*steps, core, closing]
+    return steps, (queries, keys, values)
 
 
 def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:

@@ -23,7 +23,9 @@ class Routing(Spec):
     groups: int = Field(default=1, ge=1, le=10**4)
     """equal groups of experts; a token chooses among the experts of some groups alone"""
     groups_per_token: int = Field(default=1, ge=1, le=10**4)
-    """these: the groups in which the two best experts together have most"""
+    """these: the groups whose best experts together have most"""
+    group_best: int = Field(default=2, ge=1, le=10**4)
+    """experts of a group that count for it, its best: 2 in DeepSeek-V3, 1 in V2"""
     scale: float = Field(default=1.0, gt=0)
     """factor of all weights"""
 
@@ -32,10 +34,11 @@ class Routing(Spec):
         if self.groups == self.groups_per_token == 1:
             return None
         size, rest = divmod(experts, self.groups)
-        if rest or size < 2:
+        best = {1: "one", 2: "two"}.get(self.group_best, str(self.group_best))
+        if rest or size < self.group_best:
             return (
                 f"`routing.groups` {self.groups} must divide `experts` {experts} into groups of "
-                "two or more, the two best of which are added up; correct it"
+                f"{best} or more, the {best} best of which are added up; correct it"
             )
         if self.groups_per_token > self.groups or self.groups_per_token * size < each:
             return (

@@ -137,7 +137,7 @@ class LayerStep:
 
     @property
     def beside_all(self) -> tuple[Parameter, ...]:
-        """Parameters that every tensor-parallel rank has and applies to all of a value.
+        """Parameters and adapters that every tensor-parallel rank applies to all of a value.
 
         Norms of heads are not among them, because each rank has its own heads, nor is a router,
         because each rank has its part of the gradient. With sequence parallelism there are none,
@@ -145,7 +145,8 @@ class LayerStep:
         """
         if any(value.split or value.whole for value in self.gives):
             return ()
-        return tuple(p for p in self.parameters if p.split == "replicated")
+        whole = tuple(p for p in self.parameters if p.split == "replicated")
+        return (*whole, *self.adapters) if len(whole) == len(self.parameters) else whole
 
     @property
     def biased(self) -> bool:

@@ -13,6 +13,7 @@ from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.runtime.sharded_ranks import (
     EXPERTS,
     GPT2,
+    LATENT,
     MASKED,
     all_resident,
     drawn,
@@ -46,6 +47,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "bloom": BLOOM,
     "mistral": {"sliding_window": 5},  # windows reach over the border of parts
     "qwen3": {"qk_norm": True},
+    "deepseek": LATENT,
     "mixtral": {**EXPERTS, "router_loss": 0.0},  # the plain loop balances over whole sequences
 }
 

@@ -72,6 +72,36 @@ QWEN3_MOE = LLAMA | {
     "num_experts": 6,
     "num_experts_per_tok": 3,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+}
+DEEPSEEK = SIZES | {
+    "intermediate_size": 112,
+    "num_key_value_heads": 6,
+    "first_k_dense_replace": 2,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0},
+}
+OF_DEEPSEEK = {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
 BESIDE = LLAMA | {
     "head_dim": 16,
     "num_hidden_layers": 3,
@@ -115,6 +145,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
     "llama-bias": ("llama", LLAMA | {"attention_bias": True, "mlp_bias": True}),
     "llama3-scaling": ("llama", LLAMA | {"rope_parameters": LLAMA3}),
+    "yarn-scaling": ("llama", LLAMA | {"rope_parameters": YARN}),
     "linear-scaling": ("llama", LLAMA | {"rope_parameters": LINEAR}),
     "mistral": ("mistral", LLAMA | {"sliding_window": LENGTH}),
     "mistral-window": ("mistral", LLAMA | {"sliding_window": WINDOW}),
@@ -172,6 +203,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-one": (
         "qwen3_moe",
         QWEN3_MOE | {"num_experts": 3, "num_experts_per_tok": 1},
+    ),
+    "deepseek-v3": ("deepseek_v3", DEEPSEEK),
+    "deepseek-v3-one-matrix-of-queries": ("deepseek_v3", DEEPSEEK | {"q_lora_rank": None}),
+    "deepseek-v3-halves": (
+        "deepseek_v3",
+        DEEPSEEK | {"rope_interleave": False, "rope_parameters": LINEAR},
+    ),
+    "deepseek-v3-experts": ("deepseek_v3", DEEPSEEK | OF_DEEPSEEK),
+    "deepseek-v2": ("deepseek_v2", DEEPSEEK),
+    "deepseek-v2-experts": ("deepseek_v2", DEEPSEEK | OF_DEEPSEEK | {"n_shared_experts": 2}),
+    "deepseek-v2-groups": (
+        "deepseek_v2",
+        DEEPSEEK | OF_DEEPSEEK | {"topk_method": "group_limited_greedy"},
+    ),
+    "deepseek-v2-one-matrix-of-queries": (
+        "deepseek_v2",
+        DEEPSEEK | {"q_lora_rank": None, "rope_parameters": LINEAR | {"rope_type": "default"}},
     ),
     "qwen3-moe-dense": (
         "qwen3_moe",

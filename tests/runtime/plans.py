@@ -154,16 +154,34 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         }
     if kind == 0 and draw(flag):
         style = _of_gemma(draw)
+    latent = kind < 1 and not style.keys() & {"norm_plus_one"} and draw(flag)
+    if latent:
+        style |= _latent(draw)
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
     several = "attention_pattern" in style or "dense_blocks" in style
     return tiny_model(
         layers=draw(st.integers(2 if several else 1, 3)),
-        kv_heads=draw(st.sampled_from(kv_heads)),
+        kv_heads=4 if latent else draw(st.sampled_from(kv_heads)),
         tied_embeddings=draw(flag),
-        qk_norm=draw(flag),
-        qkv_bias=draw(flag),
+        qk_norm=not latent and draw(flag),
+        qkv_bias=not latent and draw(flag),
         **style,
     )
+
+
+def _latent(draw: st.DrawFn) -> dict[str, object]:
+    """Latent attention, with one matrix of queries or two."""
+    return {
+        "sliding_window": None,
+        "latent_attention": {
+            "query_rank": draw(st.sampled_from((None, 16))),
+            "kv_rank": 16,
+            "plain_dim": draw(st.sampled_from((8, 16))),
+            "rope_dim": draw(st.sampled_from((4, 8))),
+            "value_dim": draw(st.sampled_from((8, 12))),
+            "interleaved": draw(st.booleans()),
+        },
+    }
 
 
 @st.composite

@@ -62,6 +62,16 @@ GEMMA = {
     "local_rope_theta": 50.0,
     "tied_embeddings": True,
 }
+LATENT = {
+    "kv_heads": 4,
+    "latent_attention": {
+        "query_rank": 16,
+        "kv_rank": 16,
+        "plain_dim": 8,
+        "rope_dim": 4,
+        "value_dim": 8,
+    },
+}
 EXPERTS = {"ffn": 32, "experts": 4, "experts_per_token": 2, "router_loss": 0.1}
 BESIDE = EXPERTS | {
     "router_loss": 0.0,
@@ -256,6 +266,12 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
             group,
             placed_everywhere(zero, tied=True),
         ),
+        "latent": plan_of(
+            tiny_model(layers=3, **LATENT),
+            tiny_training(4 * ranks, clip_norm=0.5),
+            group,
+            everywhere,
+        ),
         MASKED: plan_of(model, masked_training(4 * ranks, data), group, everywhere),
     }
 
@@ -282,8 +298,9 @@ def pipelines(ranks: int) -> dict[str, Plan]:
         resident = all_resident(build_graph(model, training, layout))
         found[f"{exact}{name}"] = plan_of(model, training, layout, resident)
         if ranks == 2 and layout.vpp == 1:
-            experts = tiny_model(layers=blocks, **EXPERTS)
-            found[f"experts-{name}"] = plan_of(experts, training, layout, resident)
+            for part, fields in (("experts", EXPERTS), ("latent", LATENT)):
+                other = tiny_model(layers=blocks, **fields)
+                found[f"{part}-{name}"] = plan_of(other, training, layout, resident)
             found[f"same-beside-{name}"] = beside(training, layout)
         if ranks > 2 and (
             layout.zero in (1, 2) or layout.tp * layout.vpp > 2 or layout.first_blocks
@@ -371,8 +388,9 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         f"{MASKED}-tp2": plan_of(model, masked_training(4, data), two, everywhere),
     }
     for name, layout in (("tp2", two), ("tp2-whole", whole)):
-        experts = tiny_model(layers=3, **EXPERTS)
-        found[f"{name}-experts"] = plan_of(experts, clipped, layout, everywhere)
+        for part, fields in (("experts", EXPERTS), ("latent", LATENT)):
+            other = tiny_model(layers=3, **fields)
+            found[f"{name}-{part}"] = plan_of(other, clipped, layout, everywhere)
         found[f"{name}-beside"] = beside(clipped, layout)
     gemma = tiny_model(layers=3, **GEMMA)
     for name, layout in (("tp2", two), ("tp2-whole", whole)):

@@ -96,6 +96,8 @@ def split_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
         "vocab": draw(st.sampled_from((256, 251, 5))),
     }
     model = draw(models())
+    if model.latent_attention is not None:
+        changes |= {"kv_heads": 24, "head_dim": model.head_dim}
     changes |= {key: 48 for key in ("shared_ffn", "dense_ffn") if getattr(model, key)}
     model = model.model_copy(update=changes)
     training = tiny_training(

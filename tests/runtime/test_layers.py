@@ -70,6 +70,10 @@ def small(name: str) -> ModelSpec:
         "vocab": 96,
         "max_sequence_length": 1024,
     }
+    if model.latent_attention is not None:
+        widths = {"kv_rank": 16, "plain_dim": 8, "rope_dim": 4, "value_dim": 8}
+        some = None if model.latent_attention.query_rank is None else 24
+        sizes |= {"latent_attention": widths | {"query_rank": some}, "head_dim": 12}
     return ModelSpec.model_validate(model.model_dump() | sizes)
 
 

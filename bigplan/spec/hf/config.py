@@ -66,7 +66,10 @@ def from_hf_config(
     reader = ConfigReader(config, family.defaults, where, lines or {})
     fields = family.read(reader)
     name = reader.name() or Path(where).parent.name
-    fields |= {"name": name or model_type, "source": f"Hugging Face config.json ({model_type})"}
+    source = f"Hugging Face config.json ({model_type})"
+    if config.get("num_nextn_predict_layers"):
+        source += ", without layers that predict further tokens"
+    fields |= {"name": name or model_type, "source": source}
     try:
         return validate(fields, ModelSpec, where)
     except ProblemsError as error:

@@ -30,12 +30,9 @@ def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
 
 
 # Model types with mixtures of experts, and what their blocks have that no block here has.
-_LATENT = "its attention is over latent vectors"
 _OTHER_EXPERTS = {
     "dbrx": "queries, keys and values are clipped, and its norms are layer norms without biases",
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
-    "deepseek_v32": _LATENT,
+    "deepseek_v32": "its attention sees those tokens alone that an index of its own picks",
     "gpt_oss": "its experts have biases and clamp their gates, and attention has sinks",
     "granitemoe": "residuals, scores and logits are scaled",
     "grok-1": "its norms stand before and after, and scores and logits are capped",
@@ -107,6 +104,8 @@ def refuse_type(model_type: str, where: str) -> None:
 
 # Keys that change the architecture beyond ModelSpec, unless they hold one of these "off" values.
 _FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio", "quantization")
+_RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
+_WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 _FOREIGN_KEYS = (
     "add_cross_attention",
     "is_encoder_decoder",
@@ -118,7 +117,10 @@ _FOREIGN_KEYS = (
 
 def refuse_foreign(config: Mapping[str, Any], where: str) -> None:
     """Anything else that is no decoder-only transformer."""
+    read = _RANKS if config["model_type"] in _WITH_RANKS else ()
     for key, value in config.items():
+        if key in read:
+            continue
         foreign = key in _FOREIGN_KEYS or any(word in key for word in _FOREIGN_WORDS)
         if foreign and value not in _OFF:
             raise RefusedError(

@@ -106,7 +106,7 @@ def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> 
     if group is None:
         return Stored(name, rows, transposed)
     shapes = {p.name: p.shape for p in model.kinds()[model.layer_sequence()[layer]]}
-    cycles = model.kv_heads if tensors.by_head else 1
+    cycles = model.kv_heads if module in tensors.by_head else 1
     runs = [shapes[f"{other}.{part}"][0] // cycles for other in group]
     place = group.index(module)
     return Stored(name, runs[place], transposed, sum(runs[:place]), sum(runs))

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from bigplan.errors import InputError, RefusedError
-from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.hf.config import SUPPORTED_MODEL_TYPES, from_hf_config, load_hf_config
 from bigplan.spec.hf.families.rope import write_scaling
 from bigplan.spec.hf.families.shared_experts import read_deepseek_experts, write_deepseek_experts
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.rope_scaling import RopeScaling
 from tests.wording import tells
 
 _SMALL = {
@@ -111,7 +111,11 @@ def test_short_config_means_the_same_as_the_written_one(
     model_type: str, fields: dict[str, Any]
 ) -> None:
     written, _ = built_by_transformers(model_type, fields)
-    assert from_hf_config(written) == from_hf_config({"model_type": model_type} | fields)
+    found = from_hf_config(written), from_hf_config({"model_type": model_type} | fields)
+    one, other = (model.model_copy(update={"source": ""}) for model in found)
+    assert one == other
+    further = bool(written.get("num_nextn_predict_layers"))
+    assert found[0].source.endswith("predict further tokens") == further
 
 
 def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -181,8 +185,34 @@ def _of_gemma(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, An
     }
 
 
+def _of_deepseek(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Widths of heads are transformers' defaults."""
+    latent, routing = spec.latent_attention, spec.routed_by
+    assert latent is not None
+    told = write_scaling(spec.rope_scaling) or {}
+    llama |= {
+        "rope_parameters": told | {"rope_theta": spec.rope_theta},
+        "q_lora_rank": latent.query_rank,
+        "moe_intermediate_size": spec.ffn,
+        "intermediate_size": spec.dense_ffn,
+        "num_experts_per_tok": spec.experts_per_token,
+        "n_routed_experts": spec.experts,
+        "n_shared_experts": spec.shared_ffn // spec.ffn,
+        "first_k_dense_replace": spec.dense_blocks,
+        "routed_scaling_factor": routing.scale,
+        "n_group": routing.groups,
+        "topk_group": routing.groups_per_token,
+    }
+    if routing.scores == "sigmoid":
+        return "deepseek_v3", llama
+    method = "greedy" if routing.groups == 1 else "group_limited_greedy"
+    return "deepseek_v2", llama | {"topk_method": method}
+
+
 def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     told = {"num_experts_per_tok": spec.experts_per_token, "router_aux_loss_coef": spec.router_loss}
+    if spec.latent_attention is not None:
+        return _of_deepseek(spec, llama)
     if spec.routed_by.bias:
         return "glm4_moe", llama | {
             "moe_intermediate_size": spec.ffn,
@@ -321,6 +351,13 @@ _PUBLISHED = {
     # tensors of Qwen's files; Qwen Team 2024, arXiv 2407.10671, table 1
     "qwen1.5-moe-a2.7b": (14_315_784_192, 0),
     "qwen2-57b-a14b": (57.4e9, 0.05e9),
+    # the cards' totals; arXiv 2412.19437, section 4.2
+    "deepseek-v2-lite": (15_706_484_224, 0),
+    "deepseek-v2": (235_741_434_880, 0),
+    "deepseek-v3": (671e9, 0.5e9),
+    # The files' tensors: those of the card but one scale for 128 x 128 elements in fp8. Its paper,
+    # arXiv 2507.20534, says 1.04 T.
+    "kimi-k2": (1.026e12, 0.5e9),
     # this project's own
     "llama-like-3.3b": (3.32e9, 0.01e9),
     "llama-like-5.5b": (5.50e9, 0.01e9),
@@ -342,6 +379,9 @@ def test_published_counts(name: str) -> None:
         ("qwen3-235b-a22b", 22),
         ("qwen1.5-moe-a2.7b", 2.7),
         ("qwen2-57b-a14b", 14.2),
+        ("deepseek-v2", 21),
+        ("deepseek-v3", 37),
+        ("kimi-k2", 32.6),
     ],
 )
 def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> None:
@@ -376,7 +416,13 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
             "`max_window_layers` is 2",
         ),
         ("olmoe", {}, "is not supported: it norms queries and keys over all heads together"),
-        ("deepseek_v3", {}, "is not supported: its attention is over latent vectors; take"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "`topk_method` is 'noaux_tc'"),
+        ("deepseek_v3", {"attention_bias": True}, "`attention_bias` is True"),
+        ("deepseek_v2", {"rms_norm_eps": 1e-5}, "`rms_norm_eps` is 1e-05, which is not supported"),
+        ("kimi_k2", {"num_key_value_heads": 1}, "`num_key_value_heads` is 1"),
+        ("deepseek_v32", {}, "is not supported: its attention sees those tokens alone"),
+        ("llama", {"kv_lora_rank": 8}, "`kv_lora_rank` is 8: this changes the architecture"),
         (
             "gemma3",
             {"vision_config": {"depth": 2}},
@@ -396,7 +442,7 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
         ("stablelm", {"use_parallel_residual": True}, "`use_parallel_residual` is True"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
         ("gpt_oss", {}, "model_type 'gpt_oss' is not supported: its experts have biases"),
-        ("deepseek_v2", {}, "of mixtral, qwen3_moe, qwen2_moe, glm4_moe, dots1, or a dense one"),
+        ("deepseek_v32", {}, "glm4_moe, dots1, deepseek_v3, deepseek_v2, kimi_k2, or a dense one"),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),
         ("llama", {"num_experts": 8}, "`num_experts` is 8"),
@@ -499,7 +545,7 @@ def test_broken_configs(config: dict[str, Any], message: str) -> None:
 
 def test_rope_parameters_and_sliding_window() -> None:
     base = {"model_type": "qwen2"} | _SMALL
-    scaled = base | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}}
+    scaled = base | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 5e5}}
     assert from_hf_config(scaled).rope_theta == 5e5
     assert from_hf_config(base).sliding_window is None
     sliding = base | {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 16}
@@ -531,7 +577,7 @@ def test_rope_scaling(key: str) -> None:
     assert old == RopeScaling(name="linear", factor=2.0)
     yarn = from_hf_config(base | {key: {"rope_type": "yarn", "factor": 4.0}}).rope_scaling
     assert yarn is not None
-    assert yarn.name == "yarn"
+    assert (yarn.name, yarn.original_length) == ("yarn", _SMALL["max_position_embeddings"])
     assert from_hf_config(base | {key: {"rope_type": "default"}}).rope_scaling is None
     for unknown in ({"rope_type": "mrope"}, {"factor": 2.0, "type": 3}):
         with pytest.raises(RefusedError, match=f"`{key}` is .* supported: rope_type default"):
@@ -621,6 +667,7 @@ def test_what_deepseek_v3_says_of_experts_is_a_model() -> None:
         "bias": True,
         "groups": 8,
         "groups_per_token": 4,
+        "group_best": 2,
         "scale": 2.5,
     }
     assert write_deepseek_experts(model).items() <= config.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from bigplan.spec.catalog import find_model
@@ -40,6 +42,20 @@ def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:
     assert total == model.parameter_count
 
 
+LATENT = {"kv_rank": 8, "plain_dim": 8, "rope_dim": 8, "value_dim": 8}
+
+
+def _with_latents(model: dict[str, object]) -> Iterator[ModelSpec]:
+    """The model with latent attention of either kind."""
+    others = {
+        key: value
+        for key, value in model.items()
+        if key not in ("kv_heads", "head_dim", "qk_norm", "positions")
+    }
+    for rank in (None, 8):
+        yield ModelSpec.model_validate(others | {"latent_attention": LATENT | {"query_rank": rank}})
+
+
 def _modules(*, experts: bool = False, **changes: object) -> set[str]:
     """With tensors of their own, in a model that has all but what `changes` say."""
     all_of_it = {
@@ -56,6 +72,10 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
     if not experts and changes.get("qk_norm", True):
         around = model.model_dump() | {"norms": "around"}
         kinds += ModelSpec.model_validate(around).kinds().values()
+    if changes.get("qk_norm", True):
+        kinds += [
+            kind for one in _with_latents(model.model_dump()) for kind in one.kinds().values()
+        ]
     named = {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
     if experts and "mlp" not in changes:  # a family may name modules that only some models have
         others = {"shared_gate": True, "dense_blocks": 1, "dense_ffn": 8}

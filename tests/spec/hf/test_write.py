@@ -33,6 +33,10 @@ from bigplan.spec.model import ModelSpec
         ("qwen3-30b-a3b", "qwen3_moe"),
         ("qwen1.5-moe-a2.7b", "qwen2_moe"),
         ("glm-4.5", "glm4_moe"),
+        ("deepseek-v2", "deepseek_v2"),
+        ("deepseek-v2-lite", "deepseek_v2"),
+        ("deepseek-v3", "deepseek_v3"),
+        ("kimi-k2", "deepseek_v3"),
     ],
 )
 def test_presets_have_their_family(name: str, family: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigplan.spec.hf.families.bloom import BLOOM
+from bigplan.spec.hf.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from bigplan.spec.hf.families.experts import MIXTRAL, QWEN3_MOE
 from bigplan.spec.hf.families.falcon import FALCON
 from bigplan.spec.hf.families.family import ModelFamily
@@ -42,4 +43,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "qwen2_moe": QWEN2_MOE,
     "glm4_moe": GLM4_MOE,
     "dots1": DOTS1,
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v2": DEEPSEEK_V2,
+    "kimi_k2": DEEPSEEK_V3,
 }

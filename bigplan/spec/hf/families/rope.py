@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.rope_scaling import FAST, SLOW, RopeScaling
 
 _PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, which holds everything
+_OF_YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # which files call so, too
 _FIELDS = {
     "factor": "factor",
     "low_frequency_factor": "low_freq_factor",
     "high_frequency_factor": "high_freq_factor",
     "original_length": "original_max_position_embeddings",
+    **{field: field for field in _OF_YARN},
 }
 
 
@@ -51,10 +53,18 @@ def read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, Any
     if name in (None, "default"):
         return None
     length = rope.get("original_max_position_embeddings")
-    if length is None and name == "llama3":
+    if length is None and name in ("llama3", "yarn"):
         length = reader.count("max_position_embeddings")
+    if name == "yarn" and (rope.get("attention_factor") or rope.get("truncate") is False):
+        place = next(place for place in _PLACES if reader.mapping(place))
+        reader.refuse(place, "yarn without `attention_factor`, with bounds that are truncated")
     fields = {"name": name} | {field: rope.get(key) for field, key in _FIELDS.items()}
     fields["original_length"] = length
+    of_yarn = {field: fields.pop(field) or None for field in _OF_YARN}
+    if name == "yarn":
+        of_yarn["beta_fast"] = of_yarn["beta_fast"] or FAST
+        of_yarn["beta_slow"] = of_yarn["beta_slow"] or SLOW
+        fields |= of_yarn
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -63,5 +73,8 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
     fields = {key: getattr(scaling, field) for field, key in _FIELDS.items()}
+    for field in _OF_YARN:
+        if scaling.name != "yarn" or not getattr(scaling, field):
+            del fields[_FIELDS[field]]
     fields["rope_type"] = scaling.name
     return {key: value for key, value in fields.items() if value is not None}
