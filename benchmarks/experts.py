@@ -4,10 +4,11 @@
 
 Parts: `operators` (milliseconds of each operator of one block's experts, forward and backward, at
 the shapes of Mixtral 8x7B and of Qwen3 30B-A3B), `memory` (what a backward of them needs at its
-peak) and `steps` (`bigplan launch` of two models of these shapes that fit the GPU, a few steps
-each, with the plan's promises beside). OUT gets cluster.yaml, experts.json, and the runs. About
-four minutes on an H100 by estimate. Without a GPU: small shapes, to see that everything runs; its
-figures mean nothing.
+peak), `steps` (`bigplan launch` of two models of these shapes that fit the GPU, a few steps each,
+with the plan's promises beside) and `beside` (the same of a model like GLM-4.5-Air, of 5.2 B
+parameters: a block without experts, then two with 128 and a shared one). OUT gets cluster.yaml,
+experts.json, and the runs. About four minutes on an H100 by estimate, `beside` two on an H200.
+Without a GPU: small shapes, to see that everything runs; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ CUDA = torch.cuda.is_available()
 WHERE: Any = {"device": "cuda" if CUDA else "cpu", "dtype": torch.bfloat16}
 TOKENS = 8192 if CUDA else 64  # of a micro-batch
 STEPS = 8 if CUDA else 2
-PARTS = ("operators", "memory", "steps")
 COMMON = {"max_sequence_length": 4096, "vocab": 32000, "source": "made up for this measurement"}
 WIDE = {"hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "experts": 8}
 NARROW = {"hidden": 2048, "ffn": 768, "heads": 32, "kv_heads": 4, "head_dim": 128, "qk_norm": True}
@@ -52,6 +52,7 @@ SMALL = {"hidden": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "vocab": 256}
 
 def _model(name: str, **fields: Any) -> ModelSpec:
     small = {} if CUDA else SMALL | {"head_dim": 16, "experts": min(8, fields["experts"])}
+    small |= {key: 96 for key in ("shared_ffn", "dense_ffn") if key in fields and not CUDA}
     return ModelSpec.model_validate({"name": name} | COMMON | fields | small)
 
 
@@ -66,6 +67,26 @@ MODELS = (
         "qwen3-like-2b", layers=12, experts=32, experts_per_token=8, router_loss=0.001, **NARROW
     ),
 )
+BESIDE = (
+    _model(
+        "glm-like-5b",
+        layers=3,
+        hidden=4096,
+        ffn=1408,
+        experts=128,
+        experts_per_token=8,
+        routing={"scores": "sigmoid", "bias": True},
+        shared_ffn=1408,
+        dense_blocks=1,
+        dense_ffn=10944,
+        heads=96,
+        kv_heads=8,
+        head_dim=128,
+        qkv_bias=True,
+        rotary_fraction=0.5,
+    ),
+)
+PARTS = {"operators": SHAPES, "memory": SHAPES, "steps": MODELS, "beside": BESIDE}
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -229,7 +250,7 @@ def main() -> None:
     """All parts, or those that are named; what was found before stays in the file."""
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
+    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or [*PARTS]
     out.mkdir(parents=True, exist_ok=True)
     cluster_file, results = out / "cluster.yaml", out / "experts.json"
     if not cluster_file.exists():
@@ -240,9 +261,9 @@ def main() -> None:
     print(f"torch {torch.__version__}, {name}, {TOKENS} tokens; ms (priced)", flush=True)
     found = json.loads(results.read_text()) if results.exists() else {}
     for part in parts:
-        for model in MODELS if part == "steps" else SHAPES:
+        for model in PARTS[part]:
             print(f"{part} of {model.name}", flush=True)
-            if part == "steps":
+            if part in ("steps", "beside"):
                 one = steps(model, out)
             else:
                 one = {"operators": operators, "memory": memory}[part](model, cluster)

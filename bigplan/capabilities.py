@@ -11,13 +11,13 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.spec.unplanned import unplanned
 
-NATIVE_ROPE_SCALINGS = ("linear", "llama3", "longrope")
+NATIVE_ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
 # Parts of models that bigplan plans for its own runtime alone.
 NATIVE_PARTS = (
     *("norm_plus_one", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
-    "attention_pattern",
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
+    *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
 )
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
 NATIVE_MLPS = ("geglu", "relu2")
@@ -46,14 +46,15 @@ def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str |
             f"bigplan plans adapters (lora) for its own runtime alone, not for {tool}: plan with "
             "--engine native, or leave lora out"
         )
-    if model.experts and tool not in WITH_EXPERTS:
-        return (
-            "bigplan plans experts for its own runtime and for Megatron-LM alone, not for "
-            f"{tool}: {model.name} has {model.experts} in each block; plan with --engine native "
-            "or megatron"
-        )
     usual = ModelSpec.model_fields
     parts = [key for key in NATIVE_PARTS if getattr(model, key) != usual[key].default]
+    if model.experts and tool not in WITH_EXPERTS:
+        others = "" if parts else " or megatron"
+        return (
+            "bigplan plans experts for its own runtime and for Megatron-LM alone, not for "
+            f"{tool}: {model.name} has {model.experts} in each block; plan with --engine native"
+            f"{others}"
+        )
     if parts or model.mlp in NATIVE_MLPS:
         told = ", ".join(parts or [f"mlp {model.mlp}"])
         return (
@@ -70,6 +71,16 @@ def expert_parallel_refusal(ways: object, model: ModelSpec, tool: str) -> str | 
     return f"ep {ways}: {unplanned('ep')}"
 
 
+def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
+    """Why a stage does not have so many chunks of layers; None: it may have."""
+    if str(chunks) == "1" or not model.dense_blocks:
+        return None
+    return (
+        f"vpp {chunks}: virtual stages are not planned for models with dense_blocks, and "
+        f"{model.name} has {model.dense_blocks}: leave vpp out"
+    )
+
+
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
     if refusal := expert_parallel_refusal(strategy.ep, model, "native"):
@@ -83,10 +94,10 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
         )
     scaling = model.rope_scaling
     if scaling is not None and scaling.name not in NATIVE_ROPE_SCALINGS:
-        *known, last = NATIVE_ROPE_SCALINGS
+        *some, last = NATIVE_ROPE_SCALINGS
         return (
-            f"the native runtime executes the rope_scaling {', '.join(known)} and {last} only, "
-            f"not {scaling.name}: use one of them, or none up to the length of the pre-training"
+            f"the native runtime executes the rope_scaling {', '.join(some)} and {last} only, not "
+            f"{scaling.name}: use one of them, or none up to the length of the pre-training"
         )
     return _training_refusal(training) or _eight_bits_refusal(model, training, strategy)
 
@@ -103,6 +114,15 @@ def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy
         f"kv_heads x head_dim / tp {tp}": max(model.head_dim, model.kv_width // tp),
         "tokens of a micro-batch": strategy.rank_tokens(training),
     }
+    if (latent := model.latent_attention) is not None:
+        sides |= {
+            "query_rank": latent.query_rank or 0,
+            "kv_rank": latent.kv_rank,
+            "rope_dim": latent.rope_dim,
+            f"heads x plain_dim / tp {tp}": model.heads * latent.plain_dim // tp,
+            "tokens of a tensor-parallel rank": strategy.rank_tokens(training)
+            // (tp if strategy.sequence_parallel else 1),
+        }
     odd = [f"{name} is {side}" for name, side in sides.items() if side % EIGHT_BIT_SIDES]
     if not odd:
         return None

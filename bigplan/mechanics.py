@@ -125,6 +125,10 @@ def caps_in_kernel(element_bytes: int, head_dim: int) -> bool:
     return element_bytes == 2 and head_dim <= CAPPED_COLUMNS
 
 
+# Columns of keys and of values that flash attention takes without padding, where a GPU's does
+# (Gpu.narrow_values): DeepSeek-V2's and V3's. Other unlike widths are padded.
+NARROW_WIDTHS = (192, 128)
+
 # The least value that a tensor scaled to 8 bits counts as its largest: zeros have a finite factor.
 LEAST_LARGEST = 1e-30
 

@@ -9,9 +9,10 @@ from typing import Annotated, NamedTuple, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from bigplan.graph.graph import BLOCK, LOSS_CHUNK_TOKENS, Graph, LayerKind, Recompute
+from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind, Recompute
 from bigplan.mechanics import MOST_GRAPHS
 from bigplan.spec.files.document import Spec
+from bigplan.spec.layers import BLOCKS
 from bigplan.spec.sharing import Scope
 
 Picked = TypeVar("Picked")
@@ -188,13 +189,19 @@ def may_capture(graph: Graph, placement: Placement) -> bool:
     activations must stay on the GPU, and hidden states must go to no other rank. Nor may the host
     wait for numbers within a pass.
     """
-    blocks = placement.stages[0].kinds.get(BLOCK)
-    if blocks is None or not graph.strategy.whole_passes or graph.kinds[BLOCK].waits:
+    blocks = {name: kind for name, kind in placement.stages[0].kinds.items() if name in BLOCKS}
+    waits = any(graph.kinds[name].waits for name in blocks)
+    if not blocks or not graph.strategy.whole_passes or waits:
         return False
     tiers = {
-        tier for kept in blocks.activations.values() for tier, layers in kept.items() if layers
+        tier
+        for kind in blocks.values()
+        for kept in kind.activations.values()
+        for tier, layers in kept.items()
+        if layers
     }
-    return tiers <= {Tier.GPU} and graph.passes(blocks.layers) <= MOST_GRAPHS
+    layers = sum(kind.layers for kind in blocks.values())
+    return tiers <= {Tier.GPU} and graph.passes(layers) <= MOST_GRAPHS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from bigplan.capabilities import (
     executable,
     expert_parallel_refusal,
     native_refusal,
+    virtual_stages_refusal,
 )
 from bigplan.cost import Costs
 from bigplan.cost.band import error_band
@@ -106,6 +107,8 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     if request.training.lora is not None:
         refuse_of_trained(fixed, pins)
     if why := expert_parallel_refusal(fixed.get("ep", 1), request.model, "native"):
+        raise RefusedError(why)
+    if why := virtual_stages_refusal(fixed.get("vpp", 1), request.model):
         raise RefusedError(why)
     workload = Workload(request.model, request.training, request.cluster.group)
     written = allowed_bytes(request.max_wear, request.training, request.cluster.group)

@@ -51,7 +51,7 @@ def test_other_blocks_are_executed(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rope_scaling": {"name": "yarn"}}, "linear, llama3 and longrope only, not yarn"),
+        ({"rope_scaling": {"name": "dynamic"}}, "linear, llama3, yarn and longrope only, not dyn"),
     ],
 )
 def test_other_architectures_are_named(changes: dict[str, object], words: str) -> None:

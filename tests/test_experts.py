@@ -167,3 +167,58 @@ def test_experts_are_not_planned_in_fp8() -> None:
     with pytest.raises(InputError, match="products of experts are not planned in fp8, and routed"):
         resolve(TrainingRequest(fp8_gemms=True), ROUTED)
     assert resolve(TrainingRequest(fp8_gemms=True), SMALL).fp8_gemms
+
+
+# Half of the experts' matrices for a token are shared; the first block has none of them.
+BESIDE = ModelSpec.model_validate(
+    ROUTED.model_dump()
+    | {"name": "beside", "experts_per_token": 2, "shared_ffn": SMALL.ffn // 2, "dense_blocks": 2}
+    | {"dense_ffn": SMALL.ffn, "routing": {"scores": "sigmoid", "bias": True}}
+)
+
+
+def test_a_plan_with_shared_experts_and_dense_blocks_counts_what_a_token_passes() -> None:
+    """As many FLOPs a token as the dense model; the idle experts of two blocks fewer."""
+    routed, beside = planned(ROUTED), planned(BESIDE)
+    assert BESIDE.active_parameter_count == pytest.approx(SMALL.parameter_count, rel=0.01)
+    assert beside.predicted.step_seconds < routed.predicted.step_seconds
+    useful = [plan.predicted.mfu * plan.predicted.step_seconds for plan in (routed, beside)]
+    assert useful[0] == pytest.approx(useful[1], rel=0.02)
+    kinds = beside.placement.stages[0].kinds
+    assert {name: kind.layers for name, kind in kinds.items()} == {
+        "embedding": 1,
+        "dense": 2,
+        "block": BESIDE.layers - 2,
+        "head": 1,
+    }
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_dense_blocks_are_on_the_first_stages(stages: int, tmp_path: Path) -> None:
+    """Of which one may have nothing else between its ends."""
+    model = BESIDE.model_copy(update={"dense_blocks": 7})
+    cluster = find_cluster("hgx-h200")
+    plan = make_plan(Request(model, TRAINING, cluster, {"pp": stages}, engine="native"))
+    dense = [
+        stage.kinds["dense"].layers for stage in plan.placement.stages if "dense" in stage.kinds
+    ]
+    assert sum(dense) == 7
+    assert ("block" in plan.placement.stages[0].kinds) == (stages == 2)
+    assert len(dense) == (1 if stages == 2 else 2 if dense[0] < 7 else 1)
+    assert recheck(plan, tmp_path / "plan.yaml").plan.placement == plan.placement
+
+
+def test_virtual_stages_beside_dense_blocks_are_refused() -> None:
+    asked = Request(BESIDE, TRAINING, find_cluster("hgx-h200"), {"pp": 2, "vpp": 2}, "native")
+    with pytest.raises(RefusedError, match="vpp 2: virtual stages are not planned for models with"):
+        make_plan(asked)
+
+
+def test_what_other_tools_refuse_of_shared_experts() -> None:
+    told = "plans models with routing, shared_ffn, dense_blocks for its own runtime alone, not for "
+    with pytest.raises(RefusedError, match=told + "megatron"):
+        make_plan(Request(BESIDE, TRAINING, find_cluster("hgx-h200"), engine="megatron"))
+    with pytest.raises(
+        RefusedError, match=r"beside has 16 in each block; plan with --engine na.*e$"
+    ):
+        make_plan(Request(BESIDE, TRAINING, find_cluster("hgx-h200"), engine="deepspeed"))

@@ -30,7 +30,7 @@ from bigplan.spec.sharing import NodeSharing
 from bigplan.timeline import Timeline
 from bigplan.units import PerRank
 
-KINDS = ("embedding", "block", "head")
+KINDS = ("embedding", "dense", "block", "head")
 ROOMY = dict.fromkeys(Tier, 10**12)
 
 
@@ -43,8 +43,9 @@ def toy_kind(
     looked_up: int = 0,
     tp: int = 1,
     frozen: bool = False,
+    rows: int = 8,
 ) -> LayerKind:
-    """A matrix of eight rows and a vector: nine units of four elements. `tp` ranks have the vector.
+    """A matrix of `rows` rows of four, a unit each, and a vector. `tp` ranks have the vector.
 
     The matrix is what each of them has of one. A frozen block has a pair of adapters, of which
     `tp` ranks have the first whole; a frozen embedding has no backward.
@@ -52,7 +53,7 @@ def toy_kind(
     pair = (Tensor("a", 2, 4, holders=tp), Tensor("b", 8, 2))
     return LayerKind(
         name=name,
-        tensors=(Tensor("w", 8, 4), Tensor("n", 1, 4, holders=tp)),
+        tensors=(Tensor("w", rows, 4), Tensor("n", 1, 4, holders=tp)),
         forward=(),
         backward=(),
         saved=saved,
@@ -83,12 +84,16 @@ def toy_graph(
     tied: bool = False,
     looked_up: int = 0,
     frozen: bool = False,
+    dense: int = 0,
 ) -> Graph:
-    """An embedding, `blocks` blocks and a head whose forward and backward are one."""
+    """An embedding, `blocks` blocks and a head whose forward and backward are one.
+
+    The first `dense` blocks are of another kind.
+    """
     strategy = strategy or Strategy(dp=1)
     return Graph(
         strategy=strategy,
-        layers=("embedding", *("block",) * blocks, "head"),
+        layers=("embedding", *("dense",) * dense, *("block",) * (blocks - dense), "head"),
         kinds={
             "embedding": toy_kind(
                 "embedding",
@@ -98,6 +103,7 @@ def toy_graph(
                 tp=strategy.tp,
                 frozen=frozen,
             ),
+            **({"dense": toy_kind("dense", tp=strategy.tp, saved=96, rows=5)} if dense else {}),
             "block": toy_kind("block", tp=strategy.tp, frozen=frozen),
             "head": toy_kind(
                 "head", saved=0, stores_activations=False, tp=strategy.tp, frozen=frozen
@@ -247,6 +253,8 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
         units = strategy.pp * draw(st.sampled_from((1, 2, 3, 5)))
     tied = draw(st.booleans())
     alone = strategy.ranks == 1 and not tied
+    frozen = strategy.zero in (0, 3) and draw(st.booleans())
+    another = not frozen and strategy.vpp == 1
     return toy_graph(
         strategy,
         blocks=blocks,
@@ -255,7 +263,8 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
         master=draw(st.booleans()),
         tied=tied,
         looked_up=draw(st.sampled_from((0, 4, 8))) if alone else 0,
-        frozen=strategy.zero in (0, 3) and draw(st.booleans()),
+        frozen=frozen,
+        dense=draw(st.sampled_from((0, 0, 1, 3))) if another else 0,
     )
 
 

@@ -104,6 +104,11 @@ def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
             f"{found.name} has {found.experts} experts in each block, which kernels are not chosen "
             "for; name a dense model"
         )
+    if found.latent_attention is not None:
+        raise InputError(
+            f"{found.name} has latent attention, which kernels are not chosen for; name another "
+            "model"
+        )
     length = options.seq_len or min(8192, found.max_sequence_length)
     for name, value in (("--micro-batch", options.micro_batch), ("--seq-len", length)):
         if value < 1 or options.micro_batch * length > MOST_TOKENS:

@@ -72,9 +72,11 @@ def _in_full(model: ModelSpec) -> dict[str, Any]:
 def _as_yaml(model: ModelSpec) -> str:
     """A document to copy and change; a comment above it states what its keys imply."""
     from bigplan.spec.files.dump import to_yaml
+    from bigplan.spec.layers import BLOCKS
 
+    layers = model.layer_sequence()
     kinds = ", ".join(
-        f"{kind}{f' {model.layers} x' if kind == 'block' else ''} "
+        f"{kind}{f' {layers.count(kind)} x' if kind in BLOCKS else ''} "
         f"{model.kind_parameter_count(kind):,}"
         for kind in model.kinds()
     )

@@ -28,13 +28,14 @@ from bigplan.cost.framework import NATIVE, Framework
 from bigplan.cost.host import UpdateLaunch, host_seconds, update_launch
 from bigplan.cost.process import PAGE_TABLES, process_bytes, room
 from bigplan.cost.rates import Rates, rates_of
-from bigplan.graph.graph import BLOCK, Graph, LayerKind, Recompute
+from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import WIDENED_ELEMENTS
 from bigplan.placement import Tier
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.gpu import FlashKernel, Gpu
+from bigplan.spec.layers import BLOCKS
 from bigplan.spec.sharing import NodeSharing
 from bigplan.spec.training import DTYPE_BYTES, Training
 
@@ -269,7 +270,7 @@ def _kind_cost(
     framework = replace(framework, waits=True) if kind.waits else framework
     launched = cost(framework)
     capturing = framework.captures and nodes.gpu.runs_kernels and groups.alone
-    if kind.waits or not (capturing and kind.name == BLOCK):
+    if kind.waits or not (capturing and kind.name in BLOCKS):
         return launched
     captured = cost(replace(framework, captured=True))
     gain = (launched.forward + launched.backward) / (captured.forward + captured.backward) - 1

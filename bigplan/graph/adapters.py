@@ -46,7 +46,11 @@ def _matrices(shape: RankShape, step: LayerStep) -> tuple[Tensor, Counter[tuple[
 
 def _forward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
     """X A^T, scaled; of each B its product with that, added to what the frozen product gives."""
-    name, tokens, (down, ups) = adapters_of(step.name), shape.tokens, _matrices(shape, step)
+    name, tokens, (down, ups) = (
+        adapters_of(step.name),
+        shape.tokens_of(step),
+        _matrices(shape, step),
+    )
     yield Gemm(f"{name} A", tokens, down.rows, down.columns)
     for (rows, rank), count in ups.items():
         yield Gemm(f"{name} B", tokens, rows, rank, count=count)
@@ -56,7 +60,11 @@ def _forward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
 
 def _backward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
     """X A^T again, for the gradient by B; the gradient by it, for those by A and by x."""
-    name, tokens, (down, ups) = adapters_of(step.name), shape.tokens, _matrices(shape, step)
+    name, tokens, (down, ups) = (
+        adapters_of(step.name),
+        shape.tokens_of(step),
+        _matrices(shape, step),
+    )
     yield Gemm(f"{name} A", tokens, down.rows, down.columns)
     for (rows, rank), count in ups.items():
         yield Gemm(f"{name} B by input", tokens, rank, rows, count=count)

@@ -56,30 +56,63 @@ def attention(shape: RankShape) -> Passes:
         kernel = _flash(shape, window, part)
         named = "" if len(parts) == 1 else "global " if window is None else "local "
         kernel = replace(kernel, name=f"{named}attention", launches=int(not forward))
-        again = replace(kernel, flops=2.5 * kernel.flops, nbytes=2 * kernel.nbytes, backward=True)
+        flops = products_again(shape) * kernel.flops
+        again = replace(kernel, flops=flops, nbytes=2 * kernel.nbytes, backward=True)
         more = _capped(shape, window, part) if shape.caps_scores else ((), ())
         forward += [kernel, *more[0]]
         backward += [again, *more[1]]
-    widened, widened_back = _linear_biases(shape) if shape.fused else ((), ())
+    widened, widened_back = _padded(shape)
+    if shape.linear_biases and shape.fused:
+        widened, widened_back = _linear_biases(shape)
     return (*forward, *widened), (*backward, *widened_back)
 
 
 def _flash(shape: RankShape, window: int | None, part: float) -> Attention:
     """The forward of the blocks with this window, which are this part of all.
 
-    Query x key and probability x value take two FLOPs an element over the lower triangle, or what a
+    Query x key and probability x value take two FLOPs a column over the lower triangle, or what a
     window leaves of it. The backward recomputes the scores: five products for the forward's two.
     """
-    tokens, heads, width = shape.mixed_tokens, shape.heads, shape.model.head_dim
-    length = shape.training.sequence_length
-    moved = 2.0 * tokens * (heads + shape.kv_heads) * width * shape.element
-    bound: FlashKernel | None = None
+    tokens, heads, keys = shape.mixed_tokens, shape.heads, shape.model.head_dim
+    length, values = shape.training.sequence_length, computed_columns(shape)
+    moved = 1.0 * tokens * (heads + shape.kv_heads) * (keys + values) * shape.element
+    bound: FlashKernel | None = "flash2" if shape.pads_values and shape.fused else None
     if shape.attends_in_own_kernel:
-        width, bound = max(LEAST_COLUMNS, 1 << (width - 1).bit_length()), "alibi"
+        keys, bound = max(LEAST_COLUMNS, 1 << (keys - 1).bit_length()), "alibi"
+        values = keys
     elif shape.linear_biases and shape.fused:
-        width, bound = _flash_columns(width + ALIBI_COLUMNS), "flash2"
-    flops = 2.0 * tokens * doubled_reach(length, window) * heads * width
-    return Attention("attention", part * flops, part * moved, False, width, length, bound, window)
+        keys, bound = _flash_columns(keys + ALIBI_COLUMNS), "flash2"
+        values = keys
+    flops = 1.0 * tokens * doubled_reach(length, window) * heads * (keys + values)
+    return Attention("attention", part * flops, part * moved, False, keys, length, bound, window)
+
+
+def computed_columns(shape: RankShape) -> int:
+    """Columns of a head's values within attention, padded or not."""
+    return shape.model.head_dim if shape.pads_values else shape.model.value_width
+
+
+def _padded(shape: RankShape) -> Passes:
+    """Copies of values and of the result with more columns or fewer (runtime/narrow_values.py).
+
+    The backward pads values, the result and the gradient by it, and cuts the gradient by values.
+    """
+    if not shape.pads_values:
+        return (), ()
+    both = shape.model.head_dim + shape.model.value_width
+    moved = shape.mixed_tokens * shape.heads * both * shape.element
+    name = "padded values"
+    return (Stream(name, 2 * moved, launches=2),), (Stream(name, 4 * moved, launches=4),)
+
+
+def products_again(shape: RankShape) -> float:
+    """FLOPs of the backward over the forward's: 2.5 where values are as wide as keys.
+
+    Scores and gradients by queries and keys are as wide as keys. Gradients by probabilities and by
+    values are as wide as values.
+    """
+    keys, values = shape.model.head_dim, computed_columns(shape)
+    return (3 * keys + 2 * values) / (keys + values)
 
 
 def _capped(shape: RankShape, window: int | None, part: float) -> Passes:
@@ -108,7 +141,7 @@ def _materialised(shape: RankShape) -> Passes:
     batch = shape.strategy.micro_batch * heads
     scores = batch * length * length * shape.element
     score = Gemm("scores", length, length, width, batch)
-    weighted = Gemm("weighted values", length, width, length, batch)
+    weighted = Gemm("weighted values", length, model.value_width, length, batch)
     dropped: tuple[Stream, ...] = ()
     if training.dropout:
         dropped = (Stream("scores dropout", batch * length * length * (2 * shape.element + 1)),)
@@ -175,7 +208,7 @@ def flash_gradients(shape: RankShape) -> int:
     heads, key_values, tokens = shape.heads, shape.kv_heads, shape.mixed_tokens
     if shape.activation_shape.expanded_kv:
         key_values = heads
-    gradients = 2 * (heads + key_values) * model.head_dim * element
+    gradients = (heads + key_values) * (model.head_dim + model.value_width) * element
     if shape.attends_in_own_kernel:
         return tokens * (gradients + 4 * heads)
     if shape.caps_scores:
@@ -209,13 +242,14 @@ def exchanges(shape: RankShape) -> tuple[Operator, ...]:
     if shape.cp == 1:
         return ()
     found, sides = list[Operator](), 1 + (shape.strategy.micro_batch > 1)
-    for name, heads in (
-        ("queries", shape.heads),
-        ("keys", shape.kv_heads),
-        ("values", shape.kv_heads),
-        ("attention's values", shape.heads),
+    keys, values = shape.model.head_dim, shape.model.value_width
+    for name, columns in (
+        ("queries", shape.heads * keys),
+        ("keys", shape.kv_heads * keys),
+        ("values", shape.kv_heads * values),
+        ("attention's values", shape.heads * values),
     ):
-        nbytes = shape.mixed_tokens * heads * shape.model.head_dim * shape.element
+        nbytes = shape.mixed_tokens * columns * shape.element
         found.append(Collective(f"{name} exchange", "all_to_all", nbytes))
         found.append(Stream(f"{name} in parts", 2 * sides * nbytes, sides))
     return tuple(found)

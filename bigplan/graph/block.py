@@ -29,6 +29,15 @@ from bigplan.graph.experts import (
 )
 from bigplan.graph.four_bits import unpacked, unpacked_bytes
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
+from bigplan.graph.latent import (
+    backward_bytes,
+    forward_bytes,
+    into_heads,
+    made_again,
+    out_of_heads,
+    runs_again,
+    turned,
+)
 from bigplan.graph.operators import (
     Collective,
     Gemm,
@@ -38,7 +47,16 @@ from bigplan.graph.operators import (
     by_input_and_weight,
 )
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
+from bigplan.graph.shared import (
+    added,
+    gated_by_score,
+    into_shared,
+    out_of_shared,
+    shared_inner_bytes,
+    shared_workspace,
+)
 from bigplan.graph.wide_norms import wide_norms
+from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_SUM
 from bigplan.spec.step import LayerStep, StepOp
 
 # Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native
@@ -73,7 +91,7 @@ def block(shape: RankShape) -> LayerKind:
     linear, linear_backward = _linear(shape)
     # A sum over ranks of the input's gradient does not depend on the weight's gradient.
     backward_collectives = (
-        *shape.out_of_matrix("attention input", beside="query, key, value by weight"),
+        *out_of_heads(shape),
         *_out_of_mlp(shape, "mlp input", beside="mlp up by weight"),
         *shape.into_matrix("attention output"),
         *_into_mlp(shape, "mlp output"),
@@ -87,7 +105,7 @@ def block(shape: RankShape) -> LayerKind:
             *inner,
             *forward,
             *exchanges(shape),
-            *shape.into_matrix("attention input"),
+            *into_heads(shape),
             *_into_mlp(shape, "mlp input"),
             *shape.out_of_matrix("attention output"),
             *_out_of_mlp(shape, "mlp output"),
@@ -109,6 +127,7 @@ def block(shape: RankShape) -> LayerKind:
         reruns=_reruns(shape, saved, linear, inner, forward),
         forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
         + widened_bytes(shape) // 2
+        + forward_bytes(shape)
         + exchange_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[0],
@@ -116,7 +135,7 @@ def block(shape: RankShape) -> LayerKind:
         + unpacked_bytes(shape)
         + cast_bytes(shape)[1],
         chained=_chained(shape),
-        largest=max(shape.whole_hidden, largest_bytes(shape, tensors)),
+        largest=max(shape.whole_hidden, largest_bytes(shape, tensors), shared_inner_bytes(shape)),
         frozen=shape.frozen,
         adapters=adapters,
         waits=any(isinstance(product, Gemm) and product.apart for product in linear),
@@ -125,13 +144,15 @@ def block(shape: RankShape) -> LayerKind:
 
 
 def _into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
-    """As `into_matrix`; ranks with whole experts have no matrices of the MLP in parts."""
-    return () if shape.dispatched else shape.into_matrix(name)
+    """As `into_matrix`, and of a shared MLP; ranks with whole experts have no matrix in parts."""
+    return () if shape.dispatched else (*into_shared(shape, name), *shape.into_matrix(name))
 
 
 def _out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
-    """As `out_of_matrix`."""
-    return () if shape.dispatched else shape.out_of_matrix(name, beside=beside)
+    """As `out_of_matrix`, likewise."""
+    if shape.dispatched:
+        return ()
+    return (*out_of_shared(shape, name, beside), *shape.out_of_matrix(name, beside=beside))
 
 
 def _reruns(
@@ -144,28 +165,32 @@ def _reruns(
     """The ways to recompute a block that saves `saved` bytes; `inner` is the attention core.
 
     Selective recomputation runs the core again where its scores are materialised, as Korthikanti et
-    al. do (arXiv 2205.05198, section 5). Otherwise it runs norms and activation again.
+    al. do (arXiv 2205.05198, section 5). Otherwise it runs norms and activation again, and makes
+    heads of latents again.
     """
     steps, kept = shape.every_step("block"), saved_values(shape.model, shape.activation_shape)
     scores = score_bytes(shape.model, shape.activation_shape)
     core = inner if scores else ()
     streams = tuple(second for one in streams if (second := _run_again(shape, one)))
     # Beside frozen products not all of their inputs are kept.
-    cheap = tuple(step for step in steps if step.cheap and {*step.gives} & {*kept})
-    cheap_bytes = sum(kept[value] for step in cheap for value in step.gives)
-    cheap_streams = _of(cheap, streams)
+    cheap = tuple(
+        step for step in steps if step.cheap and {*step.gives} & {*kept} and runs_again(shape, step)
+    )
+    gathers, kept_instead = made_again(shape)
+    cheap_bytes = sum(kept.get(value, 0) for step in cheap for value in step.gives) - kept_instead
+    cheap_streams = (*gathers, *_of(cheap, (*linear, *streams)))
     selective = Rerun(saved - (scores or cheap_bytes), core or cheap_streams)
     # The activation's step saves results of products; a run of these products gives them again.
     wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
     widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
-    widened = sum(kept[value] for step in widening for value in step.gives)
+    widened = sum(kept[value] for step in widening for value in step.gives if value in kept)
     gathered = (*_into_mlp(shape, "mlp input"), *exchanged(shape)[:1])
     # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
     again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
     left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
-    summed = shape.into_matrix("attention input")
+    summed = into_heads(shape)
     if all(op.name != "attention output" for op in left_out):
         summed += shape.out_of_matrix("attention output")
     if all(op.name != "mlp down" for op in left_out):
@@ -206,7 +231,9 @@ def _run_again(shape: RankShape, stream: Stream) -> Stream | None:
     """
     if stream.name == "activation" and shape.model.experts:
         return None
-    if stream.name == "activation" and shape.fused and shape.model.gated:
+    gated = stream.name == "activation" and shape.model.gated
+    gated = gated or (stream.name == SHARED_ACTIVATION and not shape.model.shared_gate)
+    if gated and shape.fused:
         return Stream(stream.name, stream.nbytes / 3, 0, eager=3.0)
     return stream
 
@@ -233,8 +260,8 @@ def _product(shape: RankShape, step: LayerStep, *, fp8: bool) -> Gemm:
     if any(parameter.experts for parameter in step.parameters):
         return grouped_product(shape, step, fp8=fp8)
     outputs = sum(value.columns(shape.tp) for value in step.gives)
-    routes = step.name == ROUTER
-    tokens, fp8 = (shape.routed, False) if routes else (shape.tokens, fp8)
+    fp8 = fp8 and step.name != ROUTER
+    tokens = shape.tokens_of(step)
     return Gemm(step.name, tokens, outputs, step.reads[0].columns(shape.tp), fp8=fp8)
 
 
@@ -264,15 +291,18 @@ def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
             case StepOp.NORM:
                 found.append(norm(shape, step))
             case StepOp.ROTARY:
-                found.append((_rotary(shape, step),) * 2)
+                latent = shape.model.latent_attention
+                found.append(turned(shape, step) if latent else (_rotary(shape, step),) * 2)
             case StepOp.ROUTE:
                 found += routing(shape)
             case StepOp.COMBINE:
                 found.append(combining(shape, step))
             case StepOp.ACTIVATION:
-                found.append((weighting if shape.model.experts else _activation)(shape, step))
+                found.append(_activations(shape, step))
             case StepOp.SCALE:
                 found.append((Stream(step.name, 2 * shape.hidden),) * 2)
+            case StepOp.SUM if step.name == SHARED_SUM:
+                found.append(added(shape, step))
             case StepOp.SUM:
                 found.append(_residual(shape, step))
     return tuple(found)
@@ -295,6 +325,13 @@ def _rotary(shape: RankShape, step: LayerStep) -> Stream:
     shares = shape.model.attention_shares.items()
     turned = sum(part for one, part in shares if one.rope_theta is not None)
     return Stream(step.name, moved * turned, 1, EAGER_ROTARY)
+
+
+def _activations(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
+    """Of experts, of the MLP beside them, or of the only MLP."""
+    if step.name == SHARED_ACTIVATION:
+        return gated_by_score(shape, step) or _activation(shape, step)
+    return (weighting if shape.model.experts else _activation)(shape, step)
 
 
 def _activation(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
@@ -331,9 +368,9 @@ def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     They are gathered while the gradient by the input is computed (arXiv 2205.05198, section 4.2.2).
     A frozen product's input is gathered for its adapters alone.
     """
-    qkv, *_, up, _ = shape.steps(StepOp.PRODUCT)
+    *_, up, _ = shape.steps(StepOp.PRODUCT)
     again = (
-        *(shape.into_matrix("attention input again") if qkv.saves else ()),
+        *into_heads(shape, "again"),
         *(_into_mlp(shape, "mlp input again") if up.saves or shape.model.experts else ()),
     )
     return tuple(Collective(one.name, one.pattern, one.nbytes, hidden=True) for one in again)
@@ -353,7 +390,7 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     """
     hidden, inner, gathered = shape.model.hidden, inner_bytes(shape), shape.gathered
     if shape.model.experts:
-        inside = backward_workspace(shape, tensors)
+        inside = max(backward_workspace(shape, tensors), shared_workspace(shape))
     else:
         # Torch's operators make silu(gate) a separate tensor beside both gradients.
         plain = shape.fused and not shape.generated and shape.model.gated
@@ -369,7 +406,8 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     # runtime's rings keep what they hold.
     scores = 4 * score_bytes(shape.model, shape.activation_shape) // 5
     gone = 0 if shape.fused else 2 * inner
-    within = scores + flash_gradients(shape) + widened_bytes(shape) + exchange_bytes(shape) - gone
+    widened = widened_bytes(shape) + backward_bytes(shape)
+    within = scores + flash_gradients(shape) + widened + exchange_bytes(shape) - gone
     # Sums of gradients of heads that some ranks share need room beside the gradients of other
     # heads.
     few = [tensor for tensor in tensors if 1 < tensor.holders < shape.tp]

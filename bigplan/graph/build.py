@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from bigplan.graph.activations import saved_values
@@ -19,6 +20,7 @@ from bigplan.graph.operators import (
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LOOKED_UP_ROWS
+from bigplan.spec.layers import BLOCK, BLOCKS, DENSE
 from bigplan.spec.lora import trained_count
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import StepOp
@@ -47,11 +49,10 @@ def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
     """As build_graph, of a shape: also on a GPU, or with the context parallelism of other tools."""
     model, training, strategy = shape.model, shape.training, shape.strategy
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
-    kinds = {
-        "embedding": _embedding(shape),
-        "block": block(shape),
-        "head": _head(shape, chunk),
-    }
+    kinds = {"embedding": _embedding(shape)}
+    if model.dense_blocks:
+        kinds[DENSE] = replace(block(replace(shape, model=model.dense)), name=DENSE)
+    kinds |= {BLOCK: block(shape), "head": _head(shape, chunk)}
     return Graph(
         strategy=strategy,
         layers=model.layer_sequence(),
@@ -109,14 +110,20 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     """
     tokens = training.global_batch * training.sequence_length
     matrices = (
-        sum(model.passed(p) for p in model.kinds()["block"] if len(p.shape) == 2) * model.layers
+        sum(
+            model.passed(p)
+            for kind in model.layer_sequence()
+            if kind in BLOCKS
+            for p in model.kinds()[kind]
+            if len(p.shape) == 2 and not p.constant
+        )
         + model.vocab * model.hidden
     )
     each = 6.0 if training.lora is None else 4.0
     adapted = trained_count(model, training.lora) if training.lora else 0
     length = training.sequence_length
     rows = sum(doubled_reach(length, one.window) for one in model.attentions)
-    attention = 6.0 * rows * model.heads * model.head_dim
+    attention = 3.0 * rows * model.heads * (model.head_dim + model.value_width)
     return tokens * (each * matrices + 6.0 * adapted + attention)
 
 

@@ -27,6 +27,9 @@ WEIGHTED_BACK_PASSES, WEIGHTED_BACK_LAUNCHES = 6, 1
 EAGER_WEIGHTED, EAGER_WEIGHTED_LAUNCHES = 7, 3  # by torch's operators, one after the other
 EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES = 24, 10
 DISPATCHED_BACK_PASSES = 5  # Megatron Core keeps the activation that the native backward writes
+# A bias, and groups: bytes a score and kernels beyond these.
+BIASED_BYTES, BIASED_LAUNCHES = 8, 4
+IN_GROUPS_BYTES, IN_GROUPS_LAUNCHES = 12, 8
 SENT = "sent"  # the stream that copies tokens for experts
 PLACES_LAUNCHES = 4  # the numbers that say where a row comes from, or goes to
 
@@ -38,7 +41,7 @@ def row_bytes(shape: RankShape) -> int:
 
 def inner_bytes(shape: RankShape) -> int:
     """Bytes of all rows' gate, up or inner values on a tensor-parallel rank."""
-    (activation,) = shape.steps(StepOp.ACTIVATION)
+    *_, activation = shape.steps(StepOp.ACTIVATION)  # after that of an MLP beside the experts
     return shape.activation_shape.nbytes(activation.gives[0])
 
 
@@ -68,12 +71,13 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     the rows again, because the forward keeps none.
     """
     rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
+    chosen, launches = _choosing(shape)
     there, back = 2 * rows, _summed(shape, both=True) + 2 * rows
     if shape.dispatched:
         there = back = rows + shape.routed_hidden + _sorted(shape)
     return (
         (
-            Stream("route", ROUTED_BYTES * scores, ROUTED_LAUNCHES),
+            Stream("route", chosen * scores, launches),
             Stream("route", ROUTED_BACK_BYTES * scores, ROUTED_BACK_LAUNCHES),
         ),
         (
@@ -81,6 +85,17 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
             Stream(SENT, back, 2 * PLACES_LAUNCHES, generated=made),
         ),
     )
+
+
+def _choosing(shape: RankShape) -> tuple[int, int]:
+    """Bytes a score, and kernels, of a token's choice."""
+    routing = shape.model.routed_by
+    nbytes, launches = ROUTED_BYTES, ROUTED_LAUNCHES
+    if routing.bias:
+        nbytes, launches = nbytes + BIASED_BYTES, launches + BIASED_LAUNCHES
+    if routing.groups > 1:
+        nbytes, launches = nbytes + IN_GROUPS_BYTES, launches + IN_GROUPS_LAUNCHES
+    return nbytes, launches
 
 
 def combining(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
@@ -133,14 +148,14 @@ def _summed(shape: RankShape, *, both: bool = False) -> int:
 
 
 def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
-    """The gated activation of every row, times its weight."""
+    """The gated activation of every row, or of every token by a shared MLP, times its weight."""
     forward = EAGER_WEIGHTED, EAGER_WEIGHTED_LAUNCHES
     backward = EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES
     if shape.generated or shape.dispatched:
         forward = WEIGHTED_PASSES, WEIGHTED_LAUNCHES
         passes = DISPATCHED_BACK_PASSES if shape.dispatched else WEIGHTED_BACK_PASSES
         backward = passes, WEIGHTED_BACK_LAUNCHES
-    inner, made = inner_bytes(shape), shape.generated
+    inner, made = shape.activation_shape.nbytes(step.gives[0]), shape.generated
     return (
         Stream(step.name, forward[0] * inner, forward[1], generated=made),
         Stream(step.name, backward[0] * inner, backward[1], generated=made),

@@ -19,7 +19,6 @@ from bigplan.graph.strategy import Cut, Strategy
 from bigplan.spec.step import StepOp
 
 WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32
-BLOCK = "block"  # the kind of layer that is repeated
 LOSS_CHUNK_TOKENS = 1024  # at least, at a time: 1.3 GB of logits for 128,256 words
 
 

@@ -17,9 +17,10 @@ from dataclasses import replace
 from typing import Literal
 
 from bigplan.graph.block import unread
-from bigplan.graph.graph import BLOCK, Graph, LayerKind, Recompute, Rerun
+from bigplan.graph.graph import Graph, LayerKind, Recompute, Rerun
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
+from bigplan.spec.layers import BLOCK
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, StepOp, StepValue
 

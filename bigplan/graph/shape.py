@@ -9,6 +9,7 @@ from bigplan.graph.graph import Tensor
 from bigplan.graph.operators import Collective, Pattern, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import (
+    NARROW_WIDTHS,
     biases_in_kernel,
     caps_in_kernel,
     groups_in_one,
@@ -33,6 +34,7 @@ class RankShape:
     fused: bool = False  # native runtime on CUDA: products add to sums, rows are looked up
     multiprocessors: int = 1  # of a GPU
     grouped: bool = False  # the GPU has kernels of grouped products
+    narrow: bool = False  # the GPU has a flash kernel for values narrower than keys
     # Experts as Megatron Core has them: whole ones on each rank, `strategy.ep` ranks have them all.
     # Tensor-parallel ranks route their own tokens, and rows go to where their experts are.
     dispatched: bool = False
@@ -43,6 +45,7 @@ class RankShape:
         return cls(
             model, training, strategy, fused=gpu.runs_kernels,
             multiprocessors=gpu.multiprocessors, grouped=gpu.grouped_products,
+            narrow=gpu.narrow_values,
         )  # fmt: skip
 
     @property
@@ -86,6 +89,17 @@ class RankShape:
     def attends_in_own_kernel(self) -> bool:
         """Whether the attention kernel is a generated one."""
         return self.biases_in_kernel or self.caps_in_kernel
+
+    @property
+    def pads_values(self) -> bool:
+        """Whether values narrower than keys are padded for attention (runtime/narrow_values.py)."""
+        latent = self.model.latent_attention
+        if latent is None or latent.value_dim == latent.head_dim:
+            return False
+        if self.element == 4:
+            return not self.fused  # torch's memory-efficient kernel takes them as they are
+        widths = latent.head_dim, latent.value_dim
+        return self.training.deterministic or not (self.narrow and widths == NARROW_WIDTHS)
 
     @property
     def loss_in_place(self) -> bool:
@@ -205,6 +219,13 @@ class RankShape:
             dropout=self.training.dropout > 0,
             lora=self.training.lora,
         )
+
+    def tokens_of(self, product: LayerStep) -> int:
+        """Tokens of which a rank computes a block's product: its own, if it has whole matrices."""
+        alone = all(p.split == "replicated" for p in product.parameters)
+        if any(value.whole for value in product.gives):  # scores of a router
+            return self.routed
+        return self.tokens // (self.tp if alone and self.sequence_parallel else 1)
 
     def into_matrix(self, name: str, chunks: int = 1) -> tuple[Collective, ...]:
         """Before a matrix split by rows: with sequence parallelism the sequence is gathered."""

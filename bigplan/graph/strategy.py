@@ -281,6 +281,8 @@ class Space:
         for vpp in self._tried("vpp", self._virtual_stages(pp, micro_batches)):
             if pp * vpp > self.model.layers or (vpp > 1 and (pp == 1 or micro_batches % pp)):
                 continue
+            if vpp > 1 and self.model.dense_blocks:
+                continue  # rows of memory hold where first chunks keep no less than later ones
             for first, last in self._splits(pp * vpp, ends if vpp == 1 else None):
                 for group in self._tried("accumulation_group", _groups(micro_batches)):
                     if micro_batches % group or (vpp > 1 and group > 1):
@@ -324,7 +326,7 @@ class Space:
         The fullest stage has as many blocks as without: where stages are alike, their divisors.
         """
         yield 1
-        if pp > 1 and micro_batches % pp == 0:
+        if not self.model.dense_blocks and pp > 1 and micro_batches % pp == 0:
             blocks = self.model.layers
             fullest = ceil(blocks / pp)
             for v in range(2, min(MAX_VIRTUAL_STAGES, blocks // pp) + 1):
@@ -354,7 +356,8 @@ def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
     Where there are fewer key-value heads than ranks, neighbouring ranks hold the same head.
     """
     repeats = tp % model.kv_heads == 0
-    return model.heads % tp == 0 and model.ffn % tp == 0 and (repeats or model.kv_heads % tp == 0)
+    heads = model.heads % tp == 0 and (repeats or model.kv_heads % tp == 0)
+    return heads and not any(width % tp for width in model.inner_widths)
 
 
 def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:

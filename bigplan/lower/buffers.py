@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.graph.graph import BLOCK
 from bigplan.lower.adapters import adapter_buffers
 from bigplan.lower.entries import (
     checkpoint_staging,
@@ -51,6 +50,7 @@ from bigplan.lower.table import table_buffers
 from bigplan.mechanics import CHUNK_STAGING, GRAPH_BYTES, PAGE, STAGING
 from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import ROWS, STAGED_ROWS, Buffer
+from bigplan.spec.layers import BLOCKS
 
 
 def stage_buffers(layout: StageLayout) -> dict[str, Buffer]:
@@ -162,7 +162,7 @@ def _workspaces(layout: StageLayout) -> Iterator[Buffer]:
     """Room for what a pass makes and drops; captured passes have a pool of memory of their own."""
     graphs, others = [0], [0]
     for layer, at in layout.table.items():
-        captured = layout.captured and layout.graph.layers[layer] == BLOCK
+        captured = layout.captured and layout.graph.layers[layer] in BLOCKS
         (graphs if captured else others).append(layout.kind(layer).workspace(at.recompute))
     yield Buffer("workspace", Tier.GPU, max(others), "workspace", dynamic=True)
     if layout.captured:

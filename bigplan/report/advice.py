@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bigplan.batch import batches_tried
+from bigplan.capabilities import native_refusal
 from bigplan.cost import price
 from bigplan.plan import Plan, graph_of
 from bigplan.program import Lane
 from bigplan.report.operators import LAUNCHES, PER_MICRO_BATCH, OperatorRow
 from bigplan.report.text import seconds_text
 from bigplan.simulate import COLLECTIVES, LAUNCHING
-from bigplan.spec.model import ModelSpec
 from bigplan.units import be, counted, format_bandwidth, format_count
 
 MUCH = 0.05  # of the step: smaller costs get no advice
@@ -49,6 +49,7 @@ def advice_of(
         *_shapes(plan, rows),
         *_head_dim(plan, rows),
         *_precision(plan, rows),
+        *_eight_bits(plan, rows),
         *_launches(plan, rows),
         *_tokens(plan, hidden),
         *_drives(plan),
@@ -113,6 +114,28 @@ def _precision(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
             gain,
             f"Train in bf16: fp32 leaves the tensor cores idle, whose peak is {faster:.1f} times "
             f"as high, and matrix products take {gain / (1 - 1 / faster):.0%} of the step.",
+        )
+
+
+def _eight_bits(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
+    """Products in fp8, where the plan would run with them."""
+    gpu, now = plan.cluster.group.gpu, plan.training
+    unlike = now.fp8_gemms or now.precision == "fp32" or now.lora is not None or plan.model.experts
+    if unlike or "fp8" not in gpu.peak_flops:
+        return
+    low = plan.model_copy(update={"training": now.model_copy(update={"fp8_gemms": True})})
+    if native_refusal(low.model, low.training, low.strategy) is not None:
+        return
+    on_layers = sum(row.seconds for row in rows if row.of_layers) / plan.strategy.pp
+    gain = (1 - _pass(low).seconds / _pass(plan).seconds) * on_layers / plan.predicted.step_seconds
+    if gain > MUCH:
+        yield Advice(
+            "fp8_gemms",
+            gain,
+            f"The blocks' products in fp8 (`--fp8-gemms`) save about "
+            f"{seconds_text(gain * plan.predicted.step_seconds)} a step ({gain:.0%}). They round "
+            "factors to 3 or 4 significant bits: compare losses with some steps in "
+            f"{now.precision} first.",
         )
 
 
@@ -290,7 +313,7 @@ class Rounding:
 
 def roundings(plan: Plan) -> Iterator[Rounding]:
     """For each dimension worth rounding, the smallest multiple with nearly the largest gain."""
-    before = _pass(plan, plan.model)
+    before = _pass(plan)
     # Tensor parallelism splits neither the width of a head nor hidden.
     splits = {"vocab": plan.strategy.tp, "ffn": plan.strategy.tp, "hidden": 1, "head_dim": 1}
     for dimension, split in splits.items():
@@ -314,7 +337,8 @@ def _up(value: int, multiple: int) -> int:
 def _rounding(plan: Plan, before: _Pass, dimension: str, multiple: int) -> Rounding:
     value = getattr(plan.model, dimension)
     rounded = _up(value, multiple)
-    after = _pass(plan, plan.model.model_copy(update={dimension: rounded}))
+    model = plan.model.model_copy(update={dimension: rounded})
+    after = _pass(plan.model_copy(update={"model": model}))
     gain = 1 - after.per_flop / before.per_flop
     if dimension == "vocab":
         gain = 1 - after.seconds / before.seconds
@@ -333,8 +357,8 @@ class _Pass:
         return self.seconds / self.flops
 
 
-def _pass(plan: Plan, model: ModelSpec) -> _Pass:
-    graph = graph_of(plan.model_copy(update={"model": model}))
+def _pass(plan: Plan) -> _Pass:
+    graph = graph_of(plan)
     costs = price(graph, plan.training, plan.cluster.group)
     if not plan.placement.captured:
         costs = costs.launched()

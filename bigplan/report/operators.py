@@ -15,7 +15,7 @@ from bigplan.cost.compute import Device, alignment, on_tensor_cores
 from bigplan.cost.framework import NATIVE
 from bigplan.cost.operators import Bound, OperatorCost, operator_costs
 from bigplan.cost.price import device_of, pass_cost
-from bigplan.graph.graph import BLOCK, Graph, LayerKind, Recompute
+from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.graph.operators import Attention, Gemm, Operator
 from bigplan.plan import Plan
 from bigplan.planner import programs_of
@@ -23,6 +23,7 @@ from bigplan.program import Lane, Op, Program, counted, resource
 from bigplan.simulate import action_seconds
 from bigplan.solve.candidate import Candidate
 from bigplan.spec.gpu import Gpu
+from bigplan.spec.layers import BLOCKS
 
 LAUNCHES = "waiting for launches"  # the time of a pass beyond that of its operators
 PASSES = ("forward", "backward", "recompute")
@@ -117,7 +118,7 @@ def _pass_rows(
     nodes = plan.cluster.group
     device = device_of(nodes, plan.training, NATIVE)
     groups = LayerGroups.of(graph.strategy, nodes)
-    captured = plan.placement.captured and kind.name == BLOCK
+    captured = plan.placement.captured and kind.name in BLOCKS
     framework = replace(NATIVE, captured=captured, waits=kind.waits)
     again = phase == PASSES[2]
     whole = pass_cost(operators, device, groups, framework, again=again).seconds * times

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
-from bigplan.runtime import alibi, capped, generated, mixture
+from bigplan.runtime import alibi, capped, generated, latent, mixture, narrow_values
 from bigplan.runtime.attention import attention
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import NormRule
+from bigplan.runtime.latent import How, Whole
 from bigplan.runtime.mixture import Mixture
 from bigplan.runtime.operators import (
     GateKind,
@@ -32,6 +33,7 @@ from bigplan.runtime.operators import (
     unread_sum,
 )
 from bigplan.runtime.positions import Positions
+from bigplan.runtime.shared import gated_by_score
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.wide_norm import wide_norm
 from bigplan.runtime.words import Words, cross_entropy, own_rows
@@ -131,6 +133,8 @@ class Ways(NamedTuple):
     context: ContextParallel = WHOLE  # ranks that have parts of the sequences
     ranks: TensorParallel = ONE  # ranks that have parts of the heads
     experts: Mixture = mixture.PLAIN  # of the MLP, where the model has them
+    again: Linears | None = None  # products that are cheap to run again; None: by `linears`
+    whole: Whole = Whole()  # of latent attention, where the model has it
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
         """Add to x [..., out] the product of inner [..., in] and `name`.weight [out, in]."""
@@ -168,6 +172,8 @@ def block(
     else:
         normed, x = _closed_and_normed(p, x, mixed, model, ways)
     if model.experts:
+        if model.shared_ffn:
+            x = _shared(p, x, normed, model, ways)
         return mixture.mlp(p, x, normed, model, ways.experts)
     inputs = _mlp_inputs(p, normed, model, ways)
     if not model.adds_products:
@@ -226,6 +232,44 @@ def _attention(
 ) -> Tensor:
     """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
     tables, attends = positions
+    made = _latent_heads if model.latent_attention else _grouped_heads
+    q, k, v = made(p, x, model, positions, ways)
+    q, k, v = map(ways.context.whole_sequences, (q, k, v))
+    if repeats_heads(x.element_size(), model.heads, model.kv_heads):
+        groups = q.shape[2] // k.shape[2]
+        k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
+    window, by_kernel = attends.window, ways.kernels is not None
+    if model.positions == "alibi":
+        biases = alibi.Biases(*tables)
+        mixed = alibi.attention(q, k, v, biases, window, generated=by_kernel)
+    elif model.score_cap is not None:
+        scores = capped.Scores(model.scale_of_scores, model.score_cap, window)
+        mixed = capped.attention(q, k, v, scores, generated=by_kernel)
+    elif model.latent_attention is not None:
+        mixed = narrow_values.attention(q, k, v, model.scale_of_scores)
+    else:
+        mixed = attention(q, k, v, window, model.score_scale)
+    return ways.context.own_tokens(mixed).flatten(2)
+
+
+def _latent_heads(
+    p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of latent attention, whose latents have norms of their own."""
+
+    def norm(name: str, narrow: Tensor) -> Tensor:
+        return _norm(p, name, narrow, model, ways)[0]
+
+    again = (ways.again, ways.forget) if ways.again else None
+    how = How(ways.linears, ways.whole, norm, again)
+    return latent.heads(p, x, model, positions.tables, how)
+
+
+def _grouped_heads(
+    p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [b, s, heads, head_dim] of x, normed and turned."""
+    tables, attends = positions
     # Linear biases are for whole sequences, other tables for the tokens that this rank has.
     parts = ways.context.group.size if model.positions == "alibi" else 1
     shape = len(tables[0]) // parts, model.head_dim
@@ -240,20 +284,7 @@ def _attention(
     if attends.rope_theta is not None:
         turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
         q, k = turned(q, *tables), turned(k, *tables)
-    q, k, v = map(ways.context.whole_sequences, (q, k, v))
-    if repeats_heads(x.element_size(), model.heads, model.kv_heads):
-        groups = q.shape[2] // k.shape[2]
-        k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
-    window, by_kernel = attends.window, ways.kernels is not None
-    if model.positions == "alibi":
-        biases = alibi.Biases(*tables)
-        mixed = alibi.attention(q, k, v, biases, window, generated=by_kernel)
-    elif model.score_cap is not None:
-        scores = capped.Scores(model.scale_of_scores, model.score_cap, window)
-        mixed = capped.attention(q, k, v, scores, generated=by_kernel)
-    else:
-        mixed = attention(q, k, v, window, model.score_scale)
-    return ways.context.own_tokens(mixed).flatten(2)
+    return q, k, v
 
 
 def _normed_whole(p: Parameters, name: str, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
@@ -276,6 +307,22 @@ def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple
         return ways.linears(p, ("up_proj",), x)  # nobody reads it once its ReLU is there
     names = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
     return (ways.widening or ways.linears)(p, names, x)
+
+
+def _shared(p: Parameters, x: Tensor, normed: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
+    """Add to x what the MLP beside the experts gives of `normed`."""
+    last, names = ways.last or ways.close, ["shared.gate_proj", "shared.up_proj"]
+    if model.shared_gate:
+        names.append("shared_gate")
+    inputs = (ways.widening or ways.linears)(p, tuple(names), normed)
+    if model.shared_gate:
+        gate, up, score = inputs
+        inner = gated_by_score(ways.experts.rows, (gate, up), score, ways.forget)
+    elif ways.gated:
+        return ways.gated(p, "shared.down_proj", x, inputs, "swiglu")
+    else:
+        inner = _activation(inputs, model, ways)
+    return last(p, "shared.down_proj", x, inner)
 
 
 _ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {

@@ -27,8 +27,11 @@ from torch import Tensor
 
 from bigplan.mechanics import groups_in_one
 from bigplan.runtime.add_product import add_product
+from bigplan.runtime.constants import values_of
 from bigplan.runtime.operators import gated, gated_backward
+from bigplan.spec.routing import Routing
 
+LIKELIEST = Routing()
 GENERATIONS = (9, 10)  # compute capabilities, major, that it has kernels for
 
 
@@ -56,18 +59,65 @@ class Places(NamedTuple):
         return torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
 
 
-def route(scores: Tensor, each: int, *, normalised: bool) -> tuple[Tensor, Places]:
-    """The `each` likeliest experts of every token by scores [tokens, experts], and rows for them.
+def route(
+    scores: Tensor,
+    each: int,
+    *,
+    normalised: bool,
+    routing: Routing = LIKELIEST,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Places]:
+    """`each` experts of every token by scores [tokens, experts], and rows for them.
 
-    Weights are the experts' probabilities (softmax in fp32), where `normalised` those of a token
-    divided by their sum: fp32 by row.
+    Weights are the experts' shares in fp32, where `normalised` those of a token divided by their
+    sum: fp32 by row. A bias, `routing`'s, is fp32 [experts] as terms of a constant.
     """
-    shares, chosen = scores.float().softmax(-1).topk(each, dim=-1)
+    every = shares_of(scores, routing)
+    if bias is None and routing.groups == 1:
+        shares, chosen = every.topk(each, dim=-1)
+    else:
+        chosen = _chosen(every, each, routing, bias)
+        shares = every.gather(-1, chosen)
     if normalised:
         shares = shares / shares.sum(-1, keepdim=True)
+    if routing.scale != 1:
+        shares = shares * routing.scale
     # Fewer bits are sorted in fewer passes. A stable sort leaves an expert's tokens in order.
     order = chosen.flatten().to(torch.int16).sort(stable=True).indices.to(torch.int32)
     return shares.flatten()[order], Places(chosen.to(torch.int32), order)
+
+
+def router_scores(x: Tensor, router: Tensor, routing: Routing) -> Tensor:
+    """Scores of experts [tokens, experts] of x [tokens, h]; those that sigmoids read are in fp32.
+
+    So they are in DeepSeek-V3 and GLM-4.5, whose experts near ties lie close beside each other.
+    """
+    if routing.scores == "softmax" or x.dtype is torch.float32:
+        return F.linear(x, router)
+    if x.is_cuda:
+        return torch.mm(x, router.T, out_dtype=torch.float32)
+    return F.linear(x.float(), router.float())
+
+
+def shares_of(scores: Tensor, routing: Routing) -> Tensor:
+    """Shares of experts in fp32, of scores [tokens, experts]."""
+    wide = scores.float()
+    return wide.sigmoid() if routing.scores == "sigmoid" else wide.softmax(-1)
+
+
+def _chosen(shares: Tensor, each: int, routing: Routing, bias: Tensor | None) -> Tensor:
+    """The experts of every token where a bias or groups have a say, int64 [tokens, each].
+
+    As transformers' routers of DeepSeek-V3 choose: of each group the best experts count.
+    """
+    wanted = shares if bias is None else shares + values_of(bias)
+    if routing.groups > 1:
+        by_group = wanted.view(len(wanted), routing.groups, -1)
+        best = by_group.topk(routing.group_best, dim=-1).values.sum(-1)
+        groups = best.topk(routing.groups_per_token, dim=-1).indices
+        left_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, groups, False)
+        wanted = by_group.masked_fill(left_out[..., None], float("-inf")).flatten(1)
+    return wanted.topk(each, dim=-1).indices
 
 
 def by_scores(
@@ -77,13 +127,16 @@ def by_scores(
     by_shares: Tensor | None,
     *,
     normalised: bool,
+    routing: Routing = LIKELIEST,
 ) -> Tensor:
-    """The gradient by `route`'s scores, in their dtype, of that by its weights, fp32 [rows].
+    """The gradient by `route`'s scores, fp32, of that by its weights, fp32 [rows].
 
     `by_shares`, fp32 [experts], is added to the gradient by every token's probabilities.
     """
-    shares, chosen = scores.float().softmax(-1), places.chosen.long()
+    shares, chosen = shares_of(scores, routing), places.chosen.long()
     by_choice = by_weights[places.rows].view(chosen.shape)
+    if routing.scale != 1:
+        by_choice = by_choice * routing.scale
     if normalised:
         mine = shares.gather(-1, chosen)
         total = mine.sum(-1, keepdim=True)
@@ -91,8 +144,9 @@ def by_scores(
     by_probability = torch.zeros_like(shares).scatter_(-1, chosen, by_choice)
     if by_shares is not None:
         by_probability += by_shares
-    found = shares * (by_probability - (by_probability * shares).sum(-1, keepdim=True))
-    return found.to(scores.dtype)
+    if routing.scores == "sigmoid":
+        return by_probability * shares * (1.0 - shares)
+    return shares * (by_probability - (by_probability * shares).sum(-1, keepdim=True))
 
 
 def balance_gradient(places: Places, experts: int, coefficient: float) -> Tensor:

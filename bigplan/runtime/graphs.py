@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from bigplan.content import Holds
-from bigplan.graph.graph import BLOCK
 from bigplan.program import Action, Op
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.memory import Key
+from bigplan.spec.layers import BLOCKS
 
 BETWEEN = {Op.FORWARD: Holds.HIDDEN, Op.BACKWARD: Holds.HIDDEN_GRADIENT}  # what layers hand on
 
@@ -104,7 +104,7 @@ class Graphs:
         self._repeats, self._played = bool(self._captured), wanted
 
     def _is_block(self, action: Action) -> bool:
-        return action.op in self._plain and self._context.graph.layers[action.layer] == BLOCK
+        return action.op in self._plain and self._context.graph.layers[action.layer] in BLOCKS
 
     def run(self, action: Action) -> None:
         """Run a layer's pass on a micro-batch."""

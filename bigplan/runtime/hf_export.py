@@ -23,6 +23,7 @@ from torch import Tensor
 
 from bigplan.errors import InputError
 from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
+from bigplan.runtime.constants import values_of
 from bigplan.runtime.hf_weights import INDEX
 from bigplan.runtime.manifest import Manifest
 from bigplan.runtime.rope_pairs import side_by_side
@@ -162,7 +163,7 @@ def _write_shards(
     for number, shard in enumerate(shards, start=1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         tensors = {
-            tensor.name: joined(tensor, [_piece(piece, whole).to(dtype) for piece in tensor.pieces])
+            tensor.name: joined(tensor, [_piece(piece, whole, dtype) for piece in tensor.pieces])
             for tensor in shard
         }
         total += sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
@@ -174,9 +175,11 @@ def _write_shards(
         write_json(folder / INDEX, index)
 
 
-def _piece(piece: ParameterPiece, values: Values) -> Tensor:
+def _piece(piece: ParameterPiece, values: Values, dtype: torch.dtype) -> Tensor:
     whole, experts = values(piece.layer, piece.parameter), piece.parameter.experts
-    return whole[piece.expert :: experts] if experts else whole
+    if piece.parameter.constant:
+        return values_of(whole)  # in fp32, as transformers keeps it
+    return (whole[piece.expert :: experts] if experts else whole).to(dtype)
 
 
 def joined(tensor: HfTensor, parts: Sequence[Tensor]) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.rectangle import Rectangle
+from bigplan.runtime.constants import terms_of
 from bigplan.runtime.rope_pairs import apart
 from bigplan.spec.files.reading import INDEX as INDEX_BYTES
 from bigplan.spec.files.reading import read_json, require_regular
@@ -87,6 +88,12 @@ class HfFolder:
         `layer` is its index in layer_sequence(). No more of the file is read.
         """
         places = stored(self.family, self.model, layer, parameter)
+        if parameter.constant:
+            (place,) = places
+            with _opened(self.files[place.tensor]) as file:
+                whole = terms_of(file.get_tensor(self.names[place.tensor]))
+            rows, columns = rectangle.in_matrix
+            return whole[rows, columns]
         vector = len(parameter.shape) == 1
         if vector:  # each element is a row of the tensor
             first, last = rectangle.first_column, rectangle.last_column

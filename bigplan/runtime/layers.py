@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from bigplan.graph.graph import BLOCK, Recompute
+from bigplan.graph.graph import Recompute
 from bigplan.mechanics import sums_in_products
 from bigplan.runtime import blocks, generated
 from bigplan.runtime.blocks import PLAIN, Ways
@@ -28,8 +28,8 @@ from bigplan.runtime.products import Products, Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.words import own_rows
-from bigplan.spec.layers import TABLE
-from bigplan.spec.lora import Lora
+from bigplan.spec.layers import BLOCK, TABLE
+from bigplan.spec.lora import Lora, adapted_steps
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import BlockAttention
 
@@ -67,29 +67,24 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     embedding = Embedding(context.model, batches, ranks, context.context_parallel, kernels)
     head = Head(context, batches, losses, in_product=in_product, kernels=kernels)
     embedding.frozen = head.frozen = graph.frozen
-    ends: dict[str, Layer] = {
-        "embedding": embedding,
-        "head": head,
-    }
-    blocks_of = {one: _block(context, one, losses) for one in context.model.attention_shares}
-    attentions = iter(context.model.attentions)
-    return tuple(
-        blocks_of[next(attentions)] if kind == BLOCK else ends[kind] for kind in graph.layers
-    )
+    between = list(zip(graph.layers[1:-1], context.model.attentions, strict=True))
+    blocks_of = {one: _block(context, *one, losses) for one in dict.fromkeys(between)}
+    return (embedding, *(blocks_of[one] for one in between), head)
 
 
-def _block(context: Context, attends: BlockAttention, losses: Losses) -> Block:
-    """What computes the blocks with this attention."""
+def _block(context: Context, kind: str, attends: BlockAttention, losses: Losses) -> Block:
+    """What computes the blocks of a kind with this attention."""
     ranks, parts = context.tensor_parallel, context.context_parallel
     length, dtype = context.training.sequence_length, context.parameter_dtype
     sharing = Sharing(ranks, parts)
     positions = position_tables(context.model, length, context.device, dtype, sharing, attends)
     kernels = library_for(context.training, context.device)
     in_product = sums_in_products(context.graph.sizes.gradient)
-    block = Block(context.model, positions, ranks, parts, in_product=in_product, kernels=kernels)
+    model = context.model.seen_by(kind)
+    block = Block(model, positions, ranks, parts, in_product=in_product, kernels=kernels)
     block.lora = context.training.lora
     block.matrices = generated.matrices_for(context.training, kernels)
-    block.balance = _balance(context, losses)
+    block.balance = _balance(context, losses) if kind == BLOCK else None
     return block
 
 
@@ -102,7 +97,8 @@ def _balance(context: Context, losses: Losses) -> Callable[[], float] | None:
     model, strategy = context.model, context.graph.strategy
     if not model.router_loss:
         return None
-    terms = model.layers * context.graph.micro_batches * strategy.shards * strategy.tp
+    blocks = model.layers - model.dense_blocks
+    terms = blocks * context.graph.micro_batches * strategy.shards * strategy.tp
     return lambda: model.router_loss / terms * losses.scale
 
 
@@ -195,8 +191,10 @@ class Block:
         """`in_product`: the products of the backward add the weights' gradients to their sums."""
         self._model, self._positions, self._in_product = model, positions, in_product
         self._kernels, self._context = kernels, context
-        self._ranks, self._elsewhere = ranks, ranks.counted_elsewhere(model.steps("block"))
+        self._ranks = ranks
         self._constants = frozenset(t.untyped_storage().data_ptr() for t in positions.tables)
+        # Their sums of gradients stay zero.
+        self._untrained = {p.name for p in model.kinds()["block"] if p.constant}
 
     def forward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Keeps the input where all is recomputed, else a graph."""
@@ -234,8 +232,9 @@ class Block:
             kept = again
         visit.open(kept.sums)
         by_input, gradients = kept.gradients(gradient)
-        kept.sums.add(_without(gradients, self._elsewhere))
-        kept.sums.close(self._elsewhere)
+        elsewhere = self._ranks.counted_elsewhere(adapted_steps(self._model, BLOCK, self.lora))
+        kept.sums.add(_without(gradients, elsewhere))
+        kept.sums.close(elsewhere | self._untrained)
         return by_input
 
     def record(
@@ -251,7 +250,9 @@ class Block:
         """
         leaves = dict(parameters)
         if self.lora is None:
-            leaves = _leaves(parameters, in_product=self._in_product)
+            leaves = _leaves(parameters, in_product=self._in_product) | {
+                name: parameters[name] for name in self._untrained
+            }
         kept.parameters = _differentiated(leaves)
         kept.constants = self._constants
         model, positions, ways = self._model, self._positions, self._ways(kept, recompute)
@@ -273,6 +274,8 @@ class Block:
             return ways._replace(last=last, gated=gated, unread=True)
         if recompute is not Recompute.NONE:
             ways = ways._replace(forget=kept.forget, gated=products.gated)
+            if self._context.group.size == 1:  # otherwise attention keeps what ranks exchanged
+                ways = ways._replace(again=kept.products_again(products))
         if recompute is Recompute.MLP:
             ways = ways._replace(widening=kept.products_again(products))
         return ways

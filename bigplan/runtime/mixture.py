@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime import experts
 from bigplan.runtime.experts import Places, Put, RowOperators
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
+from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 ROUTER = "router.weight"
@@ -78,14 +78,14 @@ def mlp(
     """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
     passed = _Passed(mixture._replace(forget=None), model)
-    outputs = _Routed.apply(passed, normed, p[ROUTER], p[GATE], p[UP])  # type: ignore[no-untyped-call]
+    outputs = _Routed.apply(passed, normed, p.get(ROUTER_BIAS), p[ROUTER], p[GATE], p[UP])  # type: ignore[no-untyped-call]
     gate, up, weights, *places = outputs
     routed = Routed(gate, up, weights, Places(*places), model.experts)
     if mixture.forget is not None:
         mixture.forget(p, normed, routed)
     if mixture.gated:
         return _Gated.apply(passed, x, gate, up, weights, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
-    inner = _Weighted.apply(mixture.rows, gate, up, weights)  # type: ignore[no-untyped-call]
+    inner = Weighted.apply(mixture.rows, gate, up, weights)  # type: ignore[no-untyped-call]
     return _Closing.apply(passed, x, inner, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -105,21 +105,25 @@ class _Routed(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, passed: _Passed, x: Tensor, router: Tensor, gate: Tensor, up: Tensor
+        ctx: Any, passed: _Passed, x: Tensor, bias: Tensor | None, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        mixture, model = passed
+        (mixture, model), (router, gate, up) = passed, weights
         whole = mixture.ranks.gather(x)().flatten(0, -2)
-        scores = F.linear(whole, router)
-        weights, places = experts.route(
-            scores, model.experts_per_token, normalised=model.router_normalised
+        scores = experts.router_scores(whole, router, model.routed_by)
+        by_row, places = experts.route(
+            scores,
+            model.experts_per_token,
+            normalised=model.router_normalised,
+            routing=model.routed_by,
+            bias=bias,
         )
         ctx.mark_non_differentiable(*places)
         ctx.passed = passed
         ctx.save_for_backward(x, scores, *places, router, gate, up)
         rows = mixture.rows.sent(whole, places)
         given_by = (given(model.experts, rows, weight, *places) for weight in (gate, up))
-        return (*given_by, weights, *places)
+        return (*given_by, by_row, *places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
@@ -134,8 +138,13 @@ class _Routed(Function):
         del rows, beside
         by_shares = _balance(mixture, model, places)
         by_scores = experts.by_scores(
-            scores, places, by_weights, by_shares, normalised=model.router_normalised
-        )
+            scores,
+            places,
+            by_weights,
+            by_shares,
+            normalised=model.router_normalised,
+            routing=model.routed_by,
+        ).to(router.dtype)
         summed = mixture.ranks.sum(by_input.addmm_(by_scores, router))
         whole = again().flatten(0, -2)
         by_router = _by_router(mixture.sums, by_scores, whole)
@@ -144,7 +153,7 @@ class _Routed(Function):
             _by_experts(mixture, name, (by_given, rows), ends)
             for name, by_given in ((GATE, by_gate), (UP, by_up))
         ]
-        return None, summed().view(shape), by_router, *by_factors
+        return None, summed().view(shape), None, by_router, *by_factors
 
 
 def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:
@@ -175,7 +184,7 @@ def _by_experts(
     return total
 
 
-class _Weighted(Function):
+class Weighted(Function):
     """silu(gate) * up * weight of each row; saves all three."""
 
     @staticmethod

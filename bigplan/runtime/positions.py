@@ -11,9 +11,9 @@ from torch import Tensor
 from bigplan.runtime import alibi
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
-from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import BlockAttention
+from bigplan.spec.rope_scaling import RopeScaling
 
 
 class Positions(NamedTuple):
@@ -71,8 +71,8 @@ def rope_table(
     """Cos and sin of every position and frequency, [s, rotary_width / 2] each in `dtype`.
 
     Computed in fp32 on the CPU, so that every device rotates by the same angles. Both halves of the
-    columns that are rotated, a head's first, share frequencies (the rotate-half convention of
-    Hugging Face's Llama), hence half a row.
+    columns that are rotated, a head's first or latent attention's last, share frequencies (the
+    rotate-half convention of Hugging Face's Llama), hence half a row.
     """
     attends = attends or model.attentions[0]
     theta = attends.rope_theta or model.rope_theta  # a block without rope reads the length alone
@@ -83,8 +83,8 @@ def rope_table(
     if scaling is not None and scaling.name == "longrope":
         frequencies = 1.0 / (_divisors(scaling, sequence_length) * theta**exponents)
     else:
-        frequencies = _turned(frequencies, scaling)
-    angles, factor = torch.outer(positions, frequencies), scaling.magnitude if scaling else 1.0
+        frequencies = _turned(frequencies, scaling, theta)
+    angles, factor = torch.outer(positions, frequencies), scaling.angle_factor if scaling else 1.0
     return (angles.cos() * factor).to(device, dtype), (angles.sin() * factor).to(device, dtype)
 
 
@@ -95,7 +95,7 @@ def _divisors(scaling: RopeScaling, sequence_length: int) -> Tensor:
     return torch.tensor(scaling.long_factors if long else scaling.short_factors)
 
 
-def _turned(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
+def _turned(frequencies: Tensor, scaling: RopeScaling | None, theta: float) -> Tensor:
     """Angles a position by frequency, for longer texts where the model says so.
 
     As Llama 3.1's own code has it: with n = original_length f / (2 pi) waves in the length of the
@@ -107,8 +107,32 @@ def _turned(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
     assert scaling.factor is not None, scaling
     if scaling.name == "linear":
         return frequencies / scaling.factor
+    if scaling.name == "yarn":
+        stays = _staying(scaling, theta, len(frequencies))
+        return frequencies * (stays + (1.0 - stays) / scaling.factor)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     assert scaling.name == "llama3" and scaling.original_length and low and high, scaling
     waves = scaling.original_length * frequencies / (2 * math.pi)
     stays = ((waves - low) / (high - low)).clamp(0.0, 1.0)
     return frequencies * (stays + (1.0 - stays) / scaling.factor)
+
+
+def _staying(scaling: RopeScaling, theta: float, count: int) -> Tensor:
+    """The part of each of `count` frequencies that YaRN leaves (arXiv 2309.00071, section 3.2).
+
+    Frequency i of r / 2 turns n times in the length L of the pre-training where
+    i = r ln(L / (2 pi n)) / (2 ln theta). It stays up to the i of beta_fast, rounded down, and is
+    divided from that of beta_slow on, rounded up, as in the authors' code.
+    """
+    assert scaling.original_length, scaling
+
+    def place(turns: float) -> float:
+        length = scaling.original_length or 1
+        return count * math.log(length / (2 * math.pi * turns)) / math.log(theta)
+
+    fast, slow = scaling.turns
+    first = max(math.floor(place(fast)), 0)
+    last = min(math.ceil(place(slow)), 2 * count - 1)
+    width = last - first if last != first else 0.001
+    divided = (torch.arange(count, dtype=torch.float32) - first) / width
+    return 1.0 - divided.clamp(0.0, 1.0)

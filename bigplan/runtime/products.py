@@ -10,7 +10,7 @@ kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +23,7 @@ from bigplan.runtime.adapters import Adapters, adapted, below_each_other, side_b
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.blocks import PLAIN, Parameters, Ways
 from bigplan.runtime.generated import rows_of
+from bigplan.runtime.latent import Whole
 from bigplan.runtime.lookup import add_rows
 from bigplan.runtime.matrices import AS_STORED, Matrices
 from bigplan.runtime.mixture import Mixture
@@ -342,7 +343,18 @@ class Products:
             ways = PLAIN._replace(kernels=self.kernels)
         else:
             ways = Ways(self.linears, closing=self.closing, kernels=self.kernels, alone=self.alone)
+            ways = ways._replace(whole=self.whole)
         return ways._replace(experts=self.mixture, ranks=self.ranks)
+
+    @property
+    def whole(self) -> Whole:
+        """Products with matrices that every rank has whole.
+
+        Where all ranks have all tokens, one of them counts these matrices' gradients.
+        """
+        counts = self.ranks.first or self.ranks.parts > 1
+        one = replace(self, ranks=ONE, sums=self.sums if counts else None)
+        return Whole(self.ranks, one.linears)
 
     @property
     def mixture(self) -> Mixture:

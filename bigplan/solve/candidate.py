@@ -148,16 +148,18 @@ class Pricing:
         return self._losses[key]
 
     def ends(self, strategy: Strategy) -> Ends:
-        """Seconds of the first and the last layer, in those of a layer between.
+        """Seconds of the first and the last layer, in those of a block.
 
+        What first blocks of another kind take more or less than others counts in the first layer's.
         The loss counts in its smallest chunks, which are slowest. So some split leaves the loss
         more time than it needs; that split is only one more to choose from.
         """
         loss = self._loss(strategy)
         graph, costs = loss.settled(*self.alike(strategy), loss.chunks[0])
-        first, block, last = (costs.kinds[graph.layers[i]] for i in (0, 1, -1))
-        each = block.forward + block.backward
-        return (first.forward + first.backward) / each, (last.forward + last.backward) / each
+        seconds = {name: cost.forward + cost.backward for name, cost in costs.kinds.items()}
+        first, *between, last = (seconds[name] for name in graph.layers)
+        each = between[-1]
+        return (first + sum(one - each for one in between)) / each, last / each
 
     def candidate(self, strategy: Strategy) -> Candidate:
         """The strategy with its graph and prices."""

@@ -191,9 +191,10 @@ def _alike(trial: Trial) -> tuple[tuple[Pin, ...], ...]:
     Small programs are solved and simulated at little cost, so of these also: all parameters with
     their gradients in host memory, the blocks' activations there, and both.
     """
-    kept, block = Counter[str](), trial.candidate.graph.layers[1]
+    kept, block = Counter[str](), trial.candidate.graph.layers[-2]
     for stage in trial.placement.stages:
-        for how, tiers in stage.kinds[block].activations.items():
+        placed = stage.kinds.get(block)  # a first stage may have blocks of another kind alone
+        for how, tiers in placed.activations.items() if placed else ():
             kept.update({f"{how}.{tier}": layers for tier, layers in tiers.items()})
     most = max(kept, key=kept.__getitem__)
     gradients = Pin(None, "gradients", Tier.HOST, None)

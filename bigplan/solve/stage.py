@@ -8,10 +8,10 @@ of its last stage.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import groupby, product
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute, chunk_layers
 from bigplan.graph.strategy import Cut
@@ -129,7 +129,7 @@ class StageClass(AlikeStages):
 def stage_classes(
     graph: Graph, most: Rings = ROOMY, least: Rings | None = None
 ) -> tuple[StageClass, ...]:
-    """The classes of the graph's pipeline: all, or first, one or two in the middle, and last."""
+    """The classes of the graph's pipeline: all, or first, those in the middle, and last."""
     strategy = graph.strategy
     return tuple(
         StageClass(name, graph, stages, counts, opening, most, least or most)
@@ -146,12 +146,11 @@ def _alike(
 ) -> tuple[tuple[str, range, Counts, Counts], ...]:
     """Each class by name: its stages, and its layers of each kind, of all chunks and the first."""
     chunks = chunk_layers(len(layers), cut)
-    between = [tuple(map(len, chunks[stage::pp])) for stage in range(1, pp - 1)]
-    later = next((i for i, n in enumerate(between, 1) if n != between[0]), pp - 1)
-    ranges = {"first": range(1), "middle": range(1, later), "late": range(later, pp - 1)}
-    ranges["last"] = range(pp - 1, pp)
     if pp == 1:
         ranges = {"all": range(1)}
+    else:
+        between = _between(layers, chunks, pp)
+        ranges = {"first": range(1), **between, "last": range(pp - 1, pp)}
     return tuple(
         (
             name,
@@ -162,6 +161,25 @@ def _alike(
         for name, stages in ranges.items()
         if stages
     )
+
+
+def _between(layers: tuple[str, ...], chunks: Sequence[range], pp: int) -> dict[str, range]:
+    """Neighbours among the inner stages that have as many layers of each kind, by name.
+
+    Those before the last may have a block more, and first ones kinds of blocks of their own.
+    """
+
+    def counts(stage: int) -> list[Counts]:
+        return [_counted(layers[i] for i in chunk) for chunk in chunks[stage::pp]]
+
+    found, start = {}, 1
+    for number, (_, stages) in enumerate(groupby(range(1, pp - 1), counts)):
+        stop = start + len(list(stages))
+        found["middle" if number == 0 else "late" if number == 1 else f"late{number}"] = range(
+            start, stop
+        )
+        start = stop
+    return found
 
 
 def _counted(layers: Iterable[str]) -> Counts:

@@ -3,85 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log, sqrt
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.files.document import LONGEST_NAME, Spec
+from bigplan.spec.latent import LatentAttention
 from bigplan.spec.pattern import BlockAttention, expanded, of_blocks, shares_of
+from bigplan.spec.rope_scaling import RopeScaling
+from bigplan.spec.routing import Routing
 
 MOST_LAYERS = 1000
-
-
-class RopeScaling(Spec):
-    """Rotary angles changed for longer texts than those of the pre-training.
-
-    "linear" divides all frequencies by `factor`. "llama3" divides those whose wave is longer than
-    original_length / low_frequency_factor, leaves those shorter than original_length /
-    high_frequency_factor, and blends in between. "longrope" (Ding et al., arXiv 2402.13753) divides
-    each by a factor of its own, others for sequences longer than original_length than for the rest,
-    and multiplies queries and keys. Other kinds are known by name only.
-    """
-
-    name: Literal["linear", "llama3", "dynamic", "yarn", "longrope"]
-    factor: float | None = Field(default=None, gt=0)
-    low_frequency_factor: float | None = Field(default=None, gt=0)
-    high_frequency_factor: float | None = Field(default=None, gt=0)
-    original_length: int | None = Field(default=None, gt=0, le=10**9)
-    """tokens in a sequence of the pre-training"""
-    short_factors: tuple[float, ...] = ()
-    """longrope: divisors of frequencies, a pair's each, of sequences up to that length"""
-    long_factors: tuple[float, ...] = ()
-    """longrope: those of longer sequences"""
-
-    @property
-    def magnitude(self) -> float:
-        """Factor of turned queries and keys: root of 1 + ln(factor) / ln(original_length)."""
-        if self.name != "longrope" or self.factor is None or self.factor <= 1:
-            return 1.0
-        assert self.original_length, self
-        return sqrt(1.0 + log(self.factor) / log(self.original_length))
-
-    @model_validator(mode="after")
-    def _check(self) -> RopeScaling:
-        waves = ("low_frequency_factor", "high_frequency_factor")
-        needed = {
-            "linear": ("factor",),
-            "llama3": ("factor", *waves, "original_length"),
-            "longrope": ("factor", "original_length", "short_factors", "long_factors"),
-        }
-        missing = [key for key in needed.get(self.name, ()) if not getattr(self, key)]
-        if (
-            self.name == "longrope"
-            and min((*self.short_factors, *self.long_factors), default=1) <= 0
-        ):
-            raise InputError(
-                "`short_factors` and `long_factors` divide frequencies; use factors above 0"
-            )
-        if missing:
-            told = ", ".join(f"`{key}`" for key in missing)
-            raise InputError(f"rope scaling {self.name} needs {told}; add them")
-        low, high = self.low_frequency_factor, self.high_frequency_factor
-        if low is not None and high is not None and low >= high:
-            raise InputError(
-                f"`low_frequency_factor` {low:g} is not below `high_frequency_factor` "
-                f"{high:g}, but waves between the two are blended; exchange them"
-            )
-        return self
+OF_EXPERTS = (  # keys that say something only where there are experts
+    *("experts", "experts_per_token", "router_normalised", "router_loss", "routing"),
+    *("shared_ffn", "shared_gate", "dense_blocks", "dense_ffn"),
+)
 
 
 def _heads(data: dict[str, int]) -> int:
     return data["heads"]
 
 
-def _head_dim(data: dict[str, int]) -> int:
-    return data["hidden"] // data["heads"]  # Architecture._check sees to the remainder.
+def _head_dim(data: dict[str, Any]) -> int:
+    if (latent := data.get("latent_attention")) is not None:
+        return int(latent.head_dim)
+    return int(data["hidden"] // data["heads"])  # Architecture._check sees to the remainder.
 
 
 class Architecture(Spec):
-    """A decoder-only transformer: embedding, `layers` equal blocks, head."""
+    """A decoder-only transformer: embedding, `layers` blocks, head."""
 
     name: str = Field(min_length=1, max_length=LONGEST_NAME)
     """what it is called in plans and reports"""
@@ -104,12 +55,24 @@ class Architecture(Spec):
     is the number of choices of expert e per token, P_e the mean of its probability (Fedus et al.,
     arXiv 2101.03961, equations 4 to 6; f_e counts all k choices, as Hugging Face's does).
     """
+    routing: Routing | None = None
+    """how a token's experts are chosen and weighted; null: the likeliest ones, by a softmax"""
+    shared_ffn: int = Field(default=0, ge=0, le=10**7)
+    """inner width of an MLP beside the experts that all tokens pass, the shared ones; 0: none"""
+    shared_gate: bool = False
+    """what that MLP gives is multiplied by the sigmoid of a score of the token, as in Qwen2-MoE"""
+    dense_blocks: int = Field(default=0, ge=0, le=MOST_LAYERS)
+    """first blocks that have one MLP for all tokens in place of experts, as in DeepSeek-V3"""
+    dense_ffn: int = Field(default=0, ge=0, le=10**7)
+    """inner width of the MLP in these"""
     heads: int = Field(gt=0, le=10**5)
     """query heads"""
     kv_heads: int = Field(default_factory=_heads, gt=0, le=10**5)
     """key and value heads; default: `heads`"""
+    latent_attention: LatentAttention | None = None
+    """heads are made of narrow latents, as in DeepSeek-V2 and V3; null: of the residual stream"""
     head_dim: int = Field(default_factory=_head_dim, gt=0, le=10**6)
-    """width of one head; default: `hidden` / `heads`"""
+    """width of one head's queries and keys; default: `hidden` / `heads`, or latent attention's"""
     vocab: int = Field(gt=0, le=10**8)
     """rows of the token table"""
     max_sequence_length: int = Field(gt=0, le=10**9)
@@ -182,7 +145,8 @@ class Architecture(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Architecture:
-        if "head_dim" not in self.model_fields_set and self.hidden % self.heads:
+        derived = "head_dim" not in self.model_fields_set and self.latent_attention is None
+        if derived and self.hidden % self.heads:
             raise InputError(
                 f"`hidden` {self.hidden} is not a multiple of `heads` {self.heads}; "
                 "state `head_dim`, or change one of them"
@@ -190,6 +154,7 @@ class Architecture(Spec):
         self._check_experts()
         self._check_pattern()
         self._check_norms()
+        self._check_latent()
         if self.heads % self.kv_heads:
             raise InputError(
                 f"`heads` {self.heads} is not a multiple of `kv_heads` {self.kv_heads}; "
@@ -227,8 +192,13 @@ class Architecture(Spec):
 
     def _check_experts(self) -> None:
         if not self.experts:
-            left = ("experts_per_token", "router_loss")
-            unused = [f"`{key}` {getattr(self, key):g}" for key in left if getattr(self, key)]
+            values = {key: getattr(self, key) for key in OF_EXPERTS[1:]}
+            usual = {key: Architecture.model_fields[key].default for key in values}
+            unused = [
+                f"`{key}`" if key == "routing" else f"`{key}` {value:g}"
+                for key, value in values.items()
+                if value != usual[key] and key != "router_normalised"
+            ]
             if unused:
                 raise InputError(
                     f"{' and '.join(unused)} without `experts`; state `experts`, or remove it"
@@ -238,6 +208,27 @@ class Architecture(Spec):
             raise InputError(
                 f"`experts_per_token` is {self.experts_per_token}, which must be from 1 to "
                 f"`experts` {self.experts}; correct it"
+            )
+        if problem := self.routed_by.problem(self.experts, self.experts_per_token):
+            raise InputError(problem)
+        if self.routed_by.scores == "sigmoid" and self.router_loss:
+            raise InputError(
+                f"`router_loss` {self.router_loss:g} balances a softmax, but `routing.scores` is "
+                "sigmoid; remove it"
+            )
+        if self.shared_gate and not self.shared_ffn:
+            raise InputError(
+                "`shared_gate` without `shared_ffn`, the MLP that it gates; state it, or remove it"
+            )
+        if bool(self.dense_blocks) != bool(self.dense_ffn):
+            raise InputError(
+                f"`dense_blocks` is {self.dense_blocks} and `dense_ffn` {self.dense_ffn}, the "
+                "inner width of their MLP; state both, or remove both"
+            )
+        if self.dense_blocks >= self.layers:
+            raise InputError(
+                f"`dense_blocks` {self.dense_blocks} of `layers` {self.layers} leaves no block "
+                "with experts; use fewer, or remove `experts`"
             )
         unlike = {
             f"`mlp: {self.mlp}`": self.mlp != "swiglu",
@@ -310,6 +301,22 @@ class Architecture(Spec):
                 "remove one"
             )
 
+    def _check_latent(self) -> None:
+        if self.latent_attention is None:
+            return
+        unlike = {
+            f"`norm: {self.norm}`": self.norm != "rmsnorm",
+            "`norm_plus_one`": self.norm_plus_one,
+            f"`positions: {self.positions}`": self.positions != "rope",
+            f"`rotary_fraction` {self.rotary_fraction:g}": self.rotary_fraction != 1,
+            "`qkv_bias`": self.qkv_bias,
+            "`qk_norm`": self.qk_norm,
+            "`score_cap`": self.score_cap is not None,
+            "`sliding_window`": self.sliding_window is not None,
+            "`attention_pattern`": bool(self.attention_pattern),
+        }
+        self.latent_attention.check((self.heads, self.kv_heads, self.head_dim), unlike)
+
     @property
     def attentions(self) -> tuple[BlockAttention, ...]:
         """The attention of every block."""
@@ -342,9 +349,21 @@ class Architecture(Spec):
         return self.mlp in ("swiglu", "geglu")
 
     @property
+    def routed_by(self) -> Routing:
+        """How a token's experts are chosen."""
+        return self.routing or Routing()
+
+    @property
+    def inner_widths(self) -> tuple[int, ...]:
+        """Inner widths of MLPs, which tensor-parallel ranks share out; 0 where there is none."""
+        return self.ffn, self.shared_ffn, self.dense_ffn
+
+    @property
     def scale_of_scores(self) -> float:
         """Factor of products of queries and keys."""
-        return self.score_scale or self.head_dim**-0.5
+        scale = self.score_scale or self.head_dim**-0.5
+        scaling = self.rope_scaling if self.latent_attention is not None else None
+        return scale * scaling.score_factor if scaling else scale
 
     def window_within(self, length: int) -> int | None:
         """The narrowest window, if it hides a token of a sequence of this length."""
@@ -353,8 +372,13 @@ class Architecture(Spec):
 
     @property
     def attention_width(self) -> int:
-        """Columns of o_proj: heads x head_dim (not always `hidden`)."""
-        return self.heads * self.head_dim
+        """Columns of o_proj: heads x value_width (not always `hidden`)."""
+        return self.heads * self.value_width
+
+    @property
+    def value_width(self) -> int:
+        """Columns of one head's values."""
+        return self.head_dim if self.latent_attention is None else self.latent_attention.value_dim
 
     @property
     def kv_width(self) -> int:
@@ -363,5 +387,7 @@ class Architecture(Spec):
 
     @property
     def rotary_width(self) -> int:
-        """Columns of a head that rope rotates, its first."""
+        """Columns of a head that rope rotates: its first, or latent attention's last."""
+        if self.latent_attention is not None:
+            return self.latent_attention.rope_dim
         return int(self.head_dim * self.rotary_fraction)

@@ -50,6 +50,9 @@ class Gpu(MachinePart):
     grouped_products: bool = False
     """whether one kernel multiplies rows by the matrices of different experts, each by one, without
     the host knowing which; false: the host waits for their numbers, and launches a kernel each"""
+    narrow_values: bool = False
+    """whether torch has a flash kernel in 16 bits for values of fewer columns than keys, 128 beside
+    192; false: values are padded"""
     memory_efficiency: float = Field(gt=0, le=1)
     """fraction of the nominal memory bandwidth that streaming kernels reach"""
     attention_forward_efficiency: dict[FlashKernel, PartReached] = Field(min_length=1)

@@ -10,14 +10,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bigplan.spec.architecture import Architecture
-from bigplan.spec.step import LayerStep, Parameter, StepOp, StepValue, product
+from bigplan.spec.latent_heads import latent_heads
+from bigplan.spec.step import TERMS, LayerStep, Parameter, StepOp, StepValue, product
 
 TABLE = "embed_tokens.weight"  # which a tied head reads
+BLOCK = "block"  # the kind of layer that is repeated
+DENSE = "dense"  # a block without experts, in a model whose others have some
+BLOCKS = (DENSE, BLOCK)
+ROUTER_BIAS = "router.bias"
+SHARED_GATE = "shared_gate.weight"
+# Steps of an MLP beside the experts.
+SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"
 
 
 def described(model: Architecture) -> Mapping[str, tuple[LayerStep, ...]]:
-    """Steps of each kind of layer, in the order of a forward."""
-    return {"embedding": _embedding(model), "block": _block(model), "head": _head(model)}
+    """Steps of each kind of layer, in the order of a forward; all blocks are alike."""
+    return {"embedding": _embedding(model), BLOCK: _block(model), "head": _head(model)}
 
 
 def _hidden(model: Architecture, name: str) -> StepValue:
@@ -59,10 +67,11 @@ def _block(model: Architecture) -> tuple[LayerStep, ...]:
         read = x if model.parallel_residual else between.gives[0]
         second = _opening_norm(model, "post_norm", "post norm", read, "mlp input")
         read = second[-1].gives[0] if second else read
+    shared, stream = _shared(model, read, between.gives[0])
     mlp = (_experts if model.experts else _mlp)(model, read)
     mlp += _closing(model, "mlp", mlp[-1].gives[0])
-    last = _sum("mlp residual", between.gives[0], mlp[-1].gives[0], "output")
-    return (*first, *attention, between, *second, *mlp, last)
+    last = _sum("mlp residual", stream, mlp[-1].gives[0], "output")
+    return (*first, *attention, between, *second, *shared, *mlp, last)
 
 
 def _opening_norm(
@@ -110,7 +119,23 @@ def _sum(name: str, x: StepValue, y: StepValue, gives: str) -> LayerStep:
 
 
 def _attention(model: Architecture, x: StepValue) -> list[LayerStep]:
-    """Grouped heads; queries and keys may be normed and turned."""
+    """Heads, how they mix values, and the product of what they give."""
+    steps, heads = (latent_heads if model.latent_attention else _grouped_heads)(model, x)
+    mixed = StepValue("attention's values", model.heads, model.value_width)
+    softmax = StepValue("sums of softmax", model.heads)
+    saved = (*heads, mixed)
+    core = LayerStep(
+        StepOp.ATTENTION, "attention", heads, (mixed,), saves=saved, statistics=(softmax,)
+    )
+    output = {"o_proj": _hidden(model, "attention output")}
+    closing = product("attention output", mixed, output, bias=model.attention_output_bias)
+    return [*steps, core, closing]
+
+
+def _grouped_heads(
+    model: Architecture, x: StepValue
+) -> tuple[list[LayerStep], tuple[StepValue, StepValue, StepValue]]:
+    """What makes queries, keys and values of x; queries and keys may be normed and turned."""
     queries = StepValue("queries", model.heads, model.head_dim)
     keys = StepValue("keys", model.kv_heads, model.head_dim, repeats=True)
     values = keys._replace(name="values")
@@ -124,16 +149,7 @@ def _attention(model: Architecture, x: StepValue) -> list[LayerStep]:
         turned = tuple(heads._replace(name=f"turned {heads.name}") for heads in (queries, keys))
         steps.append(LayerStep(StepOp.ROTARY, "rotary embedding", (queries, keys), turned))
         queries, keys = turned
-    mixed = queries._replace(name="attention's values")
-    softmax = StepValue("sums of softmax", model.heads)
-    heads = (queries, keys, values)
-    saved = (*heads, mixed)
-    core = LayerStep(
-        StepOp.ATTENTION, "attention", heads, (mixed,), saves=saved, statistics=(softmax,)
-    )
-    output = {"o_proj": _hidden(model, "attention output")}
-    closing = product("attention output", mixed, output, bias=model.attention_output_bias)
-    return [*steps, core, closing]
+    return steps, (queries, keys, values)
 
 
 def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:
@@ -176,6 +192,43 @@ def _mlp(model: Architecture, x: StepValue) -> list[LayerStep]:
     ]
 
 
+def _shared(
+    model: Architecture, x: StepValue, stream: StepValue
+) -> tuple[list[LayerStep], StepValue]:
+    """An MLP beside the experts that all tokens pass, and the stream that it is added to.
+
+    Its gate, a sigmoid of a score, multiplies before the last product, as experts' weights do.
+    """
+    if not model.shared_ffn:
+        return [], stream
+    inputs = tuple(StepValue(f"shared {name}", model.shared_ffn) for name in ("gate", "up"))
+    modules = {f"shared.{name}_proj": v for name, v in zip(("gate", "up"), inputs, strict=True)}
+    first, inner = (
+        product(SHARED_UP, x, modules, bias=False),
+        inputs[0]._replace(name="shared inner"),
+    )
+    read: tuple[StepValue, ...] = inputs
+    weights: tuple[StepValue, ...] = ()
+    if model.shared_gate:
+        score = StepValue("shared score", 1, split=False, whole=True)
+        gate = Parameter(SHARED_GATE, (1, model.hidden), "replicated", True)
+        first = replace(first, gives=(*inputs, score), parameters=(*first.parameters, gate))
+        read, weights = (*inputs, score), (score._replace(name="shared weight"),)
+    activation = LayerStep(
+        StepOp.ACTIVATION,
+        SHARED_ACTIVATION,
+        read,
+        (inner,),
+        saves=inputs,
+        statistics=weights,
+        cheap=True,
+    )
+    output = {"shared.down_proj": _hidden(model, "shared output")}
+    last = product("shared down", inner, output, bias=False)
+    summed = _sum(SHARED_SUM, stream, last.gives[0], "with shared")
+    return [first, activation, last, summed], summed.gives[0]
+
+
 def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     """A router and gated MLPs, of which each token passes some.
 
@@ -189,6 +242,8 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     sent = StepValue("sent", model.hidden, each, split=False, whole=True)
     weights = StepValue("router weights", 1, each, split=False, whole=True)
     places = tuple(weights._replace(name=name) for name in ("chosen experts", "order of rows"))
+    bias = Parameter(ROUTER_BIAS, (TERMS, model.experts), "replicated", False, constant=True)
+    in_fp32 = model.routed_by.scores == "sigmoid"
     gate, up, inner = (StepValue(name, model.ffn, each) for name in ("gate", "up", "inner"))
     returned = sent._replace(name="returned")
     return [
@@ -198,8 +253,9 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
             "route",
             (x, scores),
             (sent, weights),
-            saves=(x, scores),
-            statistics=(weights, *places),
+            (bias,) if model.routed_by.bias else (),
+            saves=(x,) if in_fp32 else (x, scores),
+            statistics=(weights, *places, scores) if in_fp32 else (weights, *places),
         ),
         LayerStep(
             StepOp.PRODUCT,

@@ -19,7 +19,7 @@ from bigplan.spec.files.document import Spec
 from bigplan.spec.files.words import did_you_mean
 from bigplan.spec.four_bits import BLOCK, packed_columns
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.step import LayerStep, Parameter, StepOp
+from bigplan.spec.step import LayerStep, Parameter, Split, StepOp
 
 HIGHEST_RANK = 1024
 _WEIGHT = ".weight"
@@ -146,21 +146,14 @@ def _pair(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
     """A and B of a matrix.
 
     Where ranks split the matrix by rows, each has its rows of B and all of A; where they split it
-    by columns, its columns of A and all of B. So adapters need no further sum over ranks.
+    by columns, its columns of A and all of B. So adapters need no further sum over ranks. Where
+    each rank has the whole matrix, it has all of both.
     """
-    (rows, columns), module = matrix.matrix, _module(matrix)
-    by_rows = matrix.split == "rows"
-    first = Parameter(
-        f"{module}.lora_A", (rank, columns), "replicated" if by_rows else "columns", True
-    )
-    second = Parameter(
-        f"{module}.lora_B",
-        (rows, rank),
-        "rows" if by_rows else "replicated",
-        True,
-        heads=matrix.heads,
-    )
-    return first, second
+    (rows, columns), module, split = matrix.matrix, _module(matrix), matrix.split
+    down: Split = "columns" if split == "columns" else "replicated"
+    up: Split = "rows" if split == "rows" else "replicated"
+    first = Parameter(f"{module}.lora_A", (rank, columns), down, True)
+    return first, Parameter(f"{module}.lora_B", (rows, rank), up, True, heads=matrix.heads)
 
 
 def check_lora(lora: Lora, model: ModelSpec) -> None:

@@ -5,21 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from bigplan.spec.architecture import Architecture
-from bigplan.spec.layers import described
+from bigplan.spec.architecture import OF_EXPERTS, Architecture
+from bigplan.spec.layers import BLOCK, DENSE, described
 from bigplan.spec.step import LayerStep, Parameter
 
 
 class ModelSpec(Architecture):
-    """A decoder-only transformer: embedding, `layers` equal blocks, head."""
+    """A decoder-only transformer: embedding, `layers` blocks, head."""
 
     @cached_property
     def _steps(self) -> Mapping[str, tuple[LayerStep, ...]]:
-        return described(self)
+        found = dict(described(self))
+        if not self.dense_blocks:
+            return found
+        return {"embedding": found.pop("embedding"), DENSE: self.dense.steps(BLOCK), **found}
 
     def steps(self, kind: str) -> tuple[LayerStep, ...]:
-        """What one layer of a kind ("embedding", "block", "head") does."""
+        """What one layer of a kind does: "embedding", "dense", "block" or "head"."""
         return self._steps[kind]
+
+    @cached_property
+    def dense(self) -> ModelSpec:
+        """The model as its blocks without experts see it: as if all blocks were like them."""
+        usual = {key: ModelSpec.model_fields[key].default for key in OF_EXPERTS}
+        return ModelSpec.model_validate(self.model_dump() | usual | {"ffn": self.dense_ffn})
+
+    def seen_by(self, kind: str) -> ModelSpec:
+        """The model as layers of a kind see it."""
+        return self.dense if kind == DENSE else self
 
     @cached_property
     def _kinds(self) -> dict[str, tuple[Parameter, ...]]:
@@ -29,31 +42,32 @@ class ModelSpec(Architecture):
         }
 
     def kinds(self) -> dict[str, tuple[Parameter, ...]]:
-        """Parameters of each kind of layer: "embedding", "block", "head"."""
+        """Parameters of each kind of layer, in forward order."""
         return dict(self._kinds)
 
     def layer_sequence(self) -> tuple[str, ...]:
         """The kind of every layer, in forward order."""
-        return ("embedding", *("block",) * self.layers, "head")
+        dense = self.dense_blocks
+        return ("embedding", *(DENSE,) * dense, *(BLOCK,) * (self.layers - dense), "head")
 
     def kind_parameter_count(self, kind: str) -> int:
         """Elements in one layer of this kind (a tied head holds only its norm)."""
-        return sum(parameter.count for parameter in self._kinds[kind])
+        return sum(parameter.values for parameter in self._kinds[kind])
 
     def passed(self, parameter: Parameter) -> int:
         """Elements of a parameter that a token passes: those of the experts picked for it."""
         if not parameter.experts:
-            return parameter.count
+            return parameter.values
         return parameter.count // parameter.experts * self.experts_per_token
 
     @property
     def active_parameter_count(self) -> int:
         """Elements that a token passes; without experts, all that `parameter_count` counts."""
-        idle = sum(parameter.count - self.passed(parameter) for parameter in self._kinds["block"])
-        return self.parameter_count - self.layers * idle
+        idle = sum(parameter.values - self.passed(parameter) for parameter in self._kinds[BLOCK])
+        return self.parameter_count - (self.layers - self.dense_blocks) * idle
 
     @property
     def parameter_count(self) -> int:
         """Elements in the whole model; a tied table counts once."""
-        blocks = self.layers * self.kind_parameter_count("block")
-        return self.kind_parameter_count("embedding") + blocks + self.kind_parameter_count("head")
+        counts = {kind: self.kind_parameter_count(kind) for kind in self._kinds}
+        return sum(counts[kind] for kind in self.layer_sequence())

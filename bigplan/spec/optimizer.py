@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.words import did_you_mean
+from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import Lora, trained
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -77,7 +78,7 @@ class ParameterRule(NamedTuple):
 
 def full_name(kind: str, layer: int, parameter: str) -> str:
     """A parameter's name in the whole model; `layer` counts from the embedding, which is 0."""
-    return f"layers.{layer - 1}.{parameter}" if kind == "block" else parameter
+    return f"layers.{layer - 1}.{parameter}" if kind in BLOCKS else parameter
 
 
 def rules(
@@ -92,6 +93,8 @@ def rules(
 
 
 def _rule(optimizer: Optimizer, name: str, parameter: Parameter) -> ParameterRule:
+    if parameter.constant:  # its gradient is zero, and so is every update without decay
+        return ParameterRule(0.0, 1.0)
     usual = optimizer.weight_decay if parameter.decay else 0.0
     for group in optimizer.groups:
         if fnmatchcase(name, group.match):
@@ -119,6 +122,8 @@ def check_groups(optimizer: Optimizer, model: ModelSpec, lora: Lora | None = Non
 def _names(model: ModelSpec, lora: Lora | None) -> Iterator[tuple[str, Parameter]]:
     for layer, kind in enumerate(model.layer_sequence()):
         for parameter in trained(model, kind, lora):
+            if parameter.constant:
+                continue
             yield full_name(kind, layer, parameter.name), parameter
 
 

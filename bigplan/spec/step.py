@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 Split = Literal["rows", "columns", "replicated"]
+TERMS = 3  # numbers in bf16, of 8 bits each, that add up to one in fp32, of 24
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Parameter:
     its rows. A rank has whole heads; where there are fewer heads than ranks, neighbours have the
     same one. `experts` counts the experts that take turns in its rows: row j * experts + e is row j
     of expert e's matrix, or its column j where that leads back to the residual stream. So equal
-    parts of the rows are equal parts of each expert.
+    parts of the rows are equal parts of each expert. A `constant` is fp32 values that no gradient
+    changes, in TERMS rows that add up to them, so that layers in 16 bits hold them exactly.
     """
 
     name: str
@@ -34,6 +36,12 @@ class Parameter:
     decay: bool
     heads: int = 0
     experts: int = 0
+    constant: bool = False
+
+    @property
+    def values(self) -> int:
+        """Numbers of the model that it holds: its elements, unless several add up to one."""
+        return self.count // TERMS if self.constant else self.count
 
     @property
     def count(self) -> int:
@@ -129,7 +137,7 @@ class LayerStep:
 
     @property
     def beside_all(self) -> tuple[Parameter, ...]:
-        """Parameters that every tensor-parallel rank has and applies to all of a value.
+        """Parameters and adapters that every tensor-parallel rank applies to all of a value.
 
         Norms of heads are not among them, because each rank has its own heads, nor is a router,
         because each rank has its part of the gradient. With sequence parallelism there are none,
@@ -137,7 +145,8 @@ class LayerStep:
         """
         if any(value.split or value.whole for value in self.gives):
             return ()
-        return tuple(p for p in self.parameters if p.split == "replicated")
+        whole = tuple(p for p in self.parameters if p.split == "replicated")
+        return (*whole, *self.adapters) if len(whole) == len(self.parameters) else whole
 
     @property
     def biased(self) -> bool:

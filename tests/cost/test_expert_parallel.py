@@ -14,10 +14,11 @@ from bigplan.cost.price import price
 from bigplan.cost.run import PricedRun, graph_of
 from bigplan.cost.step import UPDATE_BYTES, Execution, framework_step
 from bigplan.graph.build import build_graph
-from bigplan.graph.graph import BLOCK, Graph
+from bigplan.graph.graph import Graph
 from bigplan.graph.operators import Collective, Gemm
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.layers import BLOCK
 from bigplan.spec.training import Training
 
 QWEN = find_model("qwen3-30b-a3b")

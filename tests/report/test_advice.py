@@ -69,8 +69,21 @@ def test_fp32_is_told_of_tensor_cores_and_bf16_is_not() -> None:
     assert "precision" not in advised(planned("llama-like-3.3b"))
 
 
-def test_a_good_model_with_large_batches_needs_no_advice() -> None:
-    assert advised(planned("llama-like-3.3b")) == {}
+def test_a_good_model_with_large_batches_needs_no_advice_but_fp8() -> None:
+    plain, low = (
+        planned("llama-like-3.3b", LARGE.model_copy(update={"fp8_gemms": on}))
+        for on in (False, True)
+    )
+    advice = advised(plain)
+    assert [*advice] == ["fp8_gemms"]
+    assert "`--fp8-gemms`" in advice["fp8_gemms"].text
+    saved = 1 - low.predicted.step_seconds / plain.predicted.step_seconds
+    assert advice["fp8_gemms"].gain == pytest.approx(saved, abs=0.01)
+    assert advised(low) == {}
+
+
+def test_fp8_is_not_advised_where_it_would_not_run() -> None:
+    assert "fp8_gemms" not in advised(planned("llama-like-3.3b", ffn=14344))
 
 
 def test_short_kernels_are_told_and_long_ones_are_not() -> None:

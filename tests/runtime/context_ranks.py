@@ -13,6 +13,7 @@ from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.runtime.sharded_ranks import (
     EXPERTS,
     GPT2,
+    LATENT,
     MASKED,
     all_resident,
     drawn,
@@ -47,6 +48,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "mistral": {"sliding_window": 5},  # windows reach over the border of parts
     "qwen3": {"qk_norm": True},
     "olmo2": {"qk_norm": True, "qk_norm_whole": True, "norms": "after"},
+    "deepseek": LATENT,
     "mixtral": {**EXPERTS, "router_loss": 0.0},  # the plain loop balances over whole sequences
 }
 

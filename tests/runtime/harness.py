@@ -133,7 +133,7 @@ def _state(context: Context, weights: Mapping[int, Tensor]) -> State:
 
 def _missing(context: Context, layer: int) -> LayerState:
     """Of a layer on another stage."""
-    elements = context.model.kind_parameter_count(context.graph.layers[layer])
+    elements = sum(p.count for p in context.parameters(layer))
     nothing = torch.full((elements,), torch.nan)
     return LayerState(nothing, (nothing,) * context.training.optimizer.moments)
 

@@ -9,10 +9,12 @@ import torch
 import transformers
 
 from bigplan.runtime import blocks, positions
+from bigplan.runtime.constants import terms_of
 from bigplan.runtime.operators import capped
 from bigplan.runtime.rope_pairs import apart
 from bigplan.spec.hf.config import from_hf_config
 from bigplan.spec.hf.weights import hf_tensors, stored
+from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 SEED = 3
@@ -70,6 +72,53 @@ QWEN3_MOE = LLAMA | {
     "moe_intermediate_size": 40,
     "num_experts": 6,
     "num_experts_per_tok": 3,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+}
+DEEPSEEK = SIZES | {
+    "intermediate_size": 112,
+    "num_key_value_heads": 6,
+    "first_k_dense_replace": 2,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0},
+}
+OF_DEEPSEEK = {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+BESIDE = LLAMA | {
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "moe_intermediate_size": 40,
+    "num_experts_per_tok": 3,
+    "tie_word_embeddings": False,
+}
+QWEN2_MOE = BESIDE | {"num_experts": 6, "shared_expert_intermediate_size": 56}
+GLM4_MOE = BESIDE | {
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 5000.0,
+        "partial_rotary_factor": 0.5,
+    },
 }
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 GEMMA = (
@@ -145,6 +194,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
     "llama-bias": ("llama", LLAMA | {"attention_bias": True, "mlp_bias": True}),
     "llama3-scaling": ("llama", LLAMA | {"rope_parameters": LLAMA3}),
+    "yarn-scaling": ("llama", LLAMA | {"rope_parameters": YARN}),
     "linear-scaling": ("llama", LLAMA | {"rope_parameters": LINEAR}),
     "mistral": ("mistral", LLAMA | {"sliding_window": LENGTH}),
     "mistral-window": ("mistral", LLAMA | {"sliding_window": WINDOW}),
@@ -249,8 +299,51 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         QWEN3_MOE | {"num_experts": 3, "num_experts_per_tok": 1},
     ),
+    "deepseek-v3": ("deepseek_v3", DEEPSEEK),
+    "deepseek-v3-one-matrix-of-queries": ("deepseek_v3", DEEPSEEK | {"q_lora_rank": None}),
+    "deepseek-v3-halves": (
+        "deepseek_v3",
+        DEEPSEEK | {"rope_interleave": False, "rope_parameters": LINEAR},
+    ),
+    "deepseek-v3-experts": ("deepseek_v3", DEEPSEEK | OF_DEEPSEEK),
+    "deepseek-v2": ("deepseek_v2", DEEPSEEK),
+    "deepseek-v2-experts": ("deepseek_v2", DEEPSEEK | OF_DEEPSEEK | {"n_shared_experts": 2}),
+    "deepseek-v2-groups": (
+        "deepseek_v2",
+        DEEPSEEK | OF_DEEPSEEK | {"topk_method": "group_limited_greedy"},
+    ),
+    "deepseek-v2-one-matrix-of-queries": (
+        "deepseek_v2",
+        DEEPSEEK | {"q_lora_rank": None, "rope_parameters": LINEAR | {"rope_type": "default"}},
+    ),
+    "qwen3-moe-dense": (
+        "qwen3_moe",
+        QWEN3_MOE | {"num_hidden_layers": 3, "mlp_only_layers": [0]},
+    ),
+    "qwen2-moe": ("qwen2_moe", QWEN2_MOE),
+    "qwen2-moe-dense": (
+        "qwen2_moe",
+        QWEN2_MOE | {"mlp_only_layers": [0, 1], "norm_topk_prob": True, "qkv_bias": False},
+    ),
+    "glm4-moe": ("glm4_moe", GLM4_MOE | {"attention_bias": True, "use_qk_norm": True}),
+    "glm4-moe-groups": (
+        "glm4_moe",
+        GLM4_MOE
+        | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "n_shared_experts": 2},
+    ),
+    "glm4-moe-bare": (
+        "glm4_moe",
+        GLM4_MOE | {"first_k_dense_replace": 0, "norm_topk_prob": False},
+    ),
+    "dots1": (
+        "dots1",
+        GLM4_MOE
+        | {"rope_parameters": LLAMA["rope_parameters"], "n_shared_experts": 2}
+        | {"norm_topk_prob": True, "sliding_window": None},
+    ),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }
+BIAS = "e_score_correction_bias"  # of routers, a buffer
 Layers = list[dict[str, torch.Tensor]]
 
 
@@ -264,6 +357,9 @@ def reference(case: str) -> torch.nn.Module:
     for value in model.parameters():
         with torch.no_grad():  # norms and biases too, which start at one and zero
             value.add_(torch.randn_like(value), alpha=0.05)
+    for name, value in model.named_buffers():
+        if name.endswith(BIAS):
+            value.copy_(torch.randn_like(value) * 0.1)  # so that it has a say
     assert isinstance(model, torch.nn.Module)
     return model
 
@@ -281,6 +377,9 @@ def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, t
         value = parameter.grad if gradients else parameter
         assert value is not None, name
         theirs[name] = value
+    for name, buffer in reference.named_buffers():
+        if name.endswith(BIAS) and not gradients:
+            theirs[name] = buffer
     config = cast(Any, reference.config)
     if config.model_type == "gpt_neox" and "lm_head.weight" in theirs:  # since transformers 5
         theirs["embed_out.weight"] = theirs.pop("lm_head.weight")
@@ -313,6 +412,9 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
     for tensor in hf_tensors(config.model_type, model):
         value = theirs.pop(tensor.name)
         for piece in tensor.pieces:
+            if piece.parameter.constant:
+                layers[piece.layer][piece.parameter.name] = terms_of(value)
+                continue
             place = stored(config.model_type, model, piece.layer, piece.parameter)[piece.expert]
             matrix = value.T if place.transposed else value
             cycles = matrix.reshape(-1, place.cycle or place.run, *matrix.shape[1:])
@@ -324,8 +426,8 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
             whole[piece.expert :: place.experts] = rows.detach()
     assert not theirs, f"no parameter of ours for {', '.join(theirs)}"
     for layer in layers:
-        for leaf in layer.values():
-            leaf.requires_grad_()
+        for name, leaf in layer.items():
+            leaf.requires_grad_(name != ROUTER_BIAS)
     return layers
 
 
@@ -333,10 +435,11 @@ def states(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tens
     """The hidden states [b, s, h] that the head is given."""
     dtype = layers[0]["embed_tokens.weight"].dtype
     x = blocks.embedding_norm(layers[0], blocks.embedding(layers[0], tokens, model), model)
-    for parameters, attends in zip(layers[1:-1], model.attentions, strict=True):
+    kinds = model.layer_sequence()[1:-1]
+    for kind, parameters, attends in zip(kinds, layers[1:-1], model.attentions, strict=True):
         length = tokens.shape[1]
         rope = positions.position_tables(model, length, "cpu", dtype, attends=attends)
-        x = blocks.block(parameters, x, model, rope)
+        x = blocks.block(parameters, x, model.seen_by(kind), rope)
     return x
 
 

@@ -68,6 +68,11 @@ def tiny_model(**changes: object) -> ModelSpec:
     return ModelSpec.model_validate(fields | changes)
 
 
+def elements_of(model: ModelSpec) -> int:
+    """Elements of all layers; a constant has several for each of its values."""
+    return sum(p.count for kind in model.layer_sequence() for p in model.kinds()[kind])
+
+
 def tiny_training(global_batch: int, **changes: object) -> Training:
     """fp32 without clipping, unless changed."""
     fields = {
@@ -138,7 +143,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
             "experts_per_token": draw(st.sampled_from((1, 2, 3))),
             "router_normalised": draw(flag),
             "router_loss": draw(st.sampled_from((0.0, 0.1))),
-        }
+        } | draw(beside_experts())
     if kind > 0:
         style |= {
             "norm": "layernorm",
@@ -161,17 +166,58 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         } | draw(st.sampled_from(_RESIDUALS))
     if kind == 0 and draw(flag):
         style = _of_gemma(draw)
+    latent = kind < 1 and not style.keys() & {"norm_plus_one"} and draw(flag)
+    if latent:
+        style |= _latent(draw)
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
+    several = "attention_pattern" in style or "dense_blocks" in style
     tied = draw(flag)
+    normed = draw(st.sampled_from(_NORMS_OF_HEADS[:1] if latent else _NORMS_OF_HEADS))
     return tiny_model(
-        layers=draw(st.integers(2 if "attention_pattern" in style else 1, 3)),
-        kv_heads=draw(st.sampled_from(kv_heads)),
+        layers=draw(st.integers(2 if several else 1, 3)),
+        kv_heads=4 if latent else draw(st.sampled_from(kv_heads)),
         tied_embeddings=tied,
         head_bias=not tied and draw(flag),
-        **draw(st.sampled_from(_NORMS_OF_HEADS)),
-        qkv_bias=draw(flag),
+        **normed,
+        qkv_bias=not latent and draw(flag),
         **style,
     )
+
+
+def _latent(draw: st.DrawFn) -> dict[str, object]:
+    """Latent attention, with one matrix of queries or two."""
+    return {
+        "sliding_window": None,
+        "latent_attention": {
+            "query_rank": draw(st.sampled_from((None, 16))),
+            "kv_rank": 16,
+            "plain_dim": draw(st.sampled_from((8, 16))),
+            "rope_dim": draw(st.sampled_from((4, 8))),
+            "value_dim": draw(st.sampled_from((8, 12))),
+            "interleaved": draw(st.booleans()),
+        },
+    }
+
+
+@st.composite
+def beside_experts(draw: st.DrawFn) -> dict[str, object]:
+    """Parts of DeepSeek's, GLM-4.5's and Qwen2-MoE's models beside experts, each or not."""
+    style: dict[str, object] = {}
+    if draw(st.booleans()):
+        style |= {"shared_ffn": draw(st.sampled_from((16, 48))), "shared_gate": draw(st.booleans())}
+    if draw(st.booleans()):
+        style |= {"dense_blocks": 1, "dense_ffn": 64}
+    if draw(st.booleans()):
+        style["routing"] = {
+            "scores": "sigmoid",
+            "bias": draw(st.booleans()),
+            "groups": 2,
+            "groups_per_token": draw(st.sampled_from((1, 2))),
+            "scale": draw(st.sampled_from((1.0, 2.5))),
+        }
+        # A group of two or three experts may be all that a token chooses among.
+        style |= {"router_loss": 0.0, "experts_per_token": draw(st.sampled_from((1, 2)))}
+    return style
 
 
 def _of_gemma(draw: st.DrawFn) -> dict[str, object]:

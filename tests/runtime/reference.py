@@ -276,7 +276,8 @@ class PlainLoop:
             p = used(layer)
             if summed(layer) is not None:  # as in _Summed.linears
                 p |= {name: p[name].detach() for name in EXPERTS if name in p}
-            x = blocks.block(p, x, model, self._positions[model.attentions[layer - 1]], ways)
+            seen, attends = model.seen_by(self._graph.layers[layer]), model.attentions[layer - 1]
+            x = blocks.block(p, x, seen, self._positions[attends], ways)
         last = len(kinds) - 1
         if model.tied_embeddings:
             return blocks.head_loss(
@@ -287,7 +288,8 @@ class PlainLoop:
     def _mixture(self, sums: _Summed | None) -> Mixture:
         """Experts, of whose balance a step has the mean over blocks, micro-batches and ranks."""
         model, graph = self._plan.model, self._graph
-        terms = model.layers * graph.micro_batches * graph.strategy.dp
+        routed = model.layers - model.dense_blocks
+        terms = routed * graph.micro_batches * graph.strategy.dp
         weight = model.router_loss / terms * self._scale
         return Mixture(
             sums=None if sums is None else _SummedExperts(sums),
@@ -543,6 +545,9 @@ def _tensors(
         parameters, _split(leaf, parameters), _split(magnitude, parameters), strict=True
     ):
         tensor = part.to(dtype)
+        if p.constant:
+            tensors[p.name] = tensor.detach()
+            continue
 
         def add(gradient: Tensor, sums: Tensor = sums) -> None:
             sums.add_(gradient.detach().double().abs())

@@ -7,6 +7,7 @@ import pickle
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from bigplan.graph.strategy import Replicas, Strategy
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.spec.optimizer import Optimizer
-from bigplan.spec.training import LossScale
+from bigplan.spec.training import LossScale, Training
 from tests.runtime.harness import STEPS, Run, evaluated, execute, take_gpu
 from tests.runtime.masked import masked_data, masked_training
 from tests.runtime.plans import (
@@ -37,6 +38,7 @@ from tests.runtime.reference import INACTIVE
 from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement, placements
 
+Drawn = TypeVar("Drawn")
 MASKED = "masked"
 # Of more than two ranks: two have every case with every stage of ZeRO.
 FEW = {1: "fp16", 2: "clipped", 3: MASKED}
@@ -58,6 +60,16 @@ GEMMA: dict[str, object] = {
     "attention_pattern": ("1 local", "1 global"),
     "local_rope_theta": 50.0,
     "tied_embeddings": True,
+}
+LATENT = {
+    "kv_heads": 4,
+    "latent_attention": {
+        "query_rank": 16,
+        "kv_rank": 16,
+        "plain_dim": 8,
+        "rope_dim": 4,
+        "value_dim": 8,
+    },
 }
 OLMO_AND_GRANITE: dict[str, object] = {
     "norms": "after",
@@ -82,8 +94,15 @@ FAMILIES = {
     name: parts | {"tied_embeddings": True}
     for name, parts in (("gemma", GEMMA), ("olmo", OLMO_AND_GRANITE), ("cohere", COHERE))
 }
-# Most of a gradient is the balance's, so that a weight of it that is off is found.
 EXPERTS = {"ffn": 32, "experts": 4, "experts_per_token": 2, "router_loss": 0.1}
+BESIDE = EXPERTS | {
+    "router_loss": 0.0,
+    "shared_ffn": 48,
+    "shared_gate": True,
+    "dense_blocks": 1,
+    "dense_ffn": 64,
+    "routing": {"scores": "sigmoid", "bias": True, "groups": 2, "groups_per_token": 2},
+}
 
 
 def layouts(ranks: int) -> list[Strategy]:
@@ -169,9 +188,9 @@ def random_plans(
     return {f"random-{'-'.join(precisions)}-{i}": plan for i, plan in enumerate(found)}
 
 
-def drawn(plans: st.SearchStrategy[Plan], number: int) -> list[Plan]:
+def drawn(plans: st.SearchStrategy[Drawn], number: int) -> list[Drawn]:
     """So many of them, the same in every run."""
-    found: list[Plan] = []
+    found: list[Drawn] = []
 
     @settings(
         max_examples=number,
@@ -182,8 +201,8 @@ def drawn(plans: st.SearchStrategy[Plan], number: int) -> list[Plan]:
         suppress_health_check=list(HealthCheck),
     )
     @given(plans)
-    def collect(plan: Plan) -> None:
-        found.append(plan)
+    def collect(one: Drawn) -> None:
+        found.append(one)
 
     collect()
     return found
@@ -271,8 +290,22 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
             )
             for name, parts in FAMILIES.items()
         },
+        "beside": beside(tiny_training(4 * ranks, clip_norm=0.5), group),
+        "latent": plan_of(
+            tiny_model(layers=3, **LATENT),
+            tiny_training(4 * ranks, clip_norm=0.5),
+            group,
+            everywhere,
+        ),
         MASKED: plan_of(model, masked_training(4 * ranks, data), group, everywhere),
     }
+
+
+def beside(training: Training, strategy: Strategy) -> Plan:
+    """Of a model whose first block has no experts, and others more than these; anywhere."""
+    model = tiny_model(layers=3, **BESIDE)
+    *_, placement = drawn(placements(build_graph(model, training, strategy), free=True), 6)
+    return plan_of(model, training, strategy, placement.model_copy(update={"chunk": 5_000}))
 
 
 def pipelines(ranks: int) -> dict[str, Plan]:
@@ -290,8 +323,10 @@ def pipelines(ranks: int) -> dict[str, Plan]:
         resident = all_resident(build_graph(model, training, layout))
         found[f"{exact}{name}"] = plan_of(model, training, layout, resident)
         if ranks == 2 and layout.vpp == 1:
-            experts = tiny_model(layers=blocks, **EXPERTS)
-            found[f"experts-{name}"] = plan_of(experts, training, layout, resident)
+            for part, fields in (("experts", EXPERTS), ("latent", LATENT)):
+                other = tiny_model(layers=blocks, **fields)
+                found[f"{part}-{name}"] = plan_of(other, training, layout, resident)
+            found[f"same-beside-{name}"] = beside(training, layout)
         if ranks > 2 and (
             layout.zero in (1, 2) or layout.tp * layout.vpp > 2 or layout.first_blocks
         ):
@@ -379,8 +414,10 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         f"{MASKED}-tp2": plan_of(model, masked_training(4, data), two, everywhere),
     }
     for name, layout in (("tp2", two), ("tp2-whole", whole)):
-        experts = tiny_model(layers=3, **EXPERTS)
-        found[f"{name}-experts"] = plan_of(experts, clipped, layout, everywhere)
+        for part, fields in (("experts", EXPERTS), ("latent", LATENT)):
+            other = tiny_model(layers=3, **fields)
+            found[f"{name}-{part}"] = plan_of(other, clipped, layout, everywhere)
+        found[f"{name}-beside"] = beside(clipped, layout)
     for family, parts in FAMILIES.items():
         other = tiny_model(layers=3, **parts)
         for name, layout in (("tp2", two), ("tp2-whole", whole)):

@@ -95,7 +95,11 @@ def split_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
         "ffn": 48,
         "vocab": draw(st.sampled_from((256, 251, 5))),
     }
-    model = draw(models()).model_copy(update=changes)
+    model = draw(models())
+    if model.latent_attention is not None:
+        changes |= {"kv_heads": 24, "head_dim": model.head_dim}
+    changes |= {key: 48 for key in ("shared_ffn", "dense_ffn") if getattr(model, key)}
+    model = model.model_copy(update=changes)
     training = tiny_training(
         4,
         precision=draw(st.sampled_from(("fp32", "bf16"))),

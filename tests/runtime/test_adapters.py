@@ -23,7 +23,7 @@ from bigplan.runtime.layers import Block
 from bigplan.runtime.positions import Sharing, position_tables
 from bigplan.runtime.products import Products, Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
-from bigplan.spec.lora import Lora, adapters, targets_of
+from bigplan.spec.lora import Lora, adapted_steps, adapters, targets_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from tests.examples import examples
@@ -113,8 +113,11 @@ def _apart(ours: Tensor, exact: Tensor, beside: float = 0.0) -> float:
 
 
 def _roundings(gradients: Mapping[str, Tensor]) -> float:
-    """A norm of gradients that cancel: with a window of one token nothing depends on queries."""
-    return 0.01 * max(float(gradient.norm()) for gradient in gradients.values())
+    """A norm of gradients that cancel: with a window of one token nothing depends on queries.
+
+    Of it CLOSE are 5e-7 of the largest gradient, a few roundings of fp32.
+    """
+    return 0.05 * max(float(gradient.norm()) for gradient in gradients.values())
 
 
 @st.composite
@@ -238,6 +241,7 @@ def test_ranks_give_parts_of_the_gradients(
         block.record({**frozen, **trained}, mine, kept, recompute)
         kept.sums.open(totals, fresh=True)
         by_input, _ = kept.gradients(gradient)
+        kept.sums.close(ranks.counted_elsewhere(adapted_steps(model, "block", case.lora)))
         return by_input.flatten(0, -2), totals
 
     found, _ = on_threads(tp, work)

@@ -53,9 +53,11 @@ def test_loss_and_gradients_equal_transformers(case: str) -> None:
     assert found.item() == pytest.approx(expected.item(), rel=TOLERANCE)
     by_name = named(theirs, gradients=True)
     for tensor in hf_tensors(CASES[case][0], model):
+        if any(piece.parameter.constant for piece in tensor.pieces):
+            continue
         rows = [_gradient(ours[piece.layer], piece) for piece in tensor.pieces]
         gradient, by_theirs = joined(tensor, rows), by_name[tensor.name]
-        error = (gradient - by_theirs).norm() / by_theirs.norm()
+        error = (gradient - by_theirs).norm() / by_theirs.norm().clamp(min=1e-30)
         # Softmax ignores what is added to all keys alike, so k_proj.bias has no gradient without
         # rope, and with it a small one of terms that cancel.
         if tensor.name.endswith("k_proj.bias"):

@@ -22,7 +22,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from tests.examples import examples
 from tests.runtime.harness import same
-from tests.runtime.plans import tiny_model, tiny_training
+from tests.runtime.plans import elements_of, tiny_model, tiny_training
 from tests.runtime.reference import State
 from tests.runtime.split_ranks import every_rank, resident, split_pairs, state_of_all, write
 
@@ -37,7 +37,7 @@ def _begun(plan: Plan, folder: Path | None = None) -> State:
         if folder is not None:
             files = write(ranks, plan, folder).files
             stored = sum(tensor.rectangle.elements for file in files for tensor in file.tensors)
-            assert stored == KINDS * plan.model.parameter_count
+            assert stored == KINDS * elements_of(plan.model)
         return state_of_all(ranks)
 
 

@@ -123,7 +123,7 @@ class _Layer:
         output = block.record(views, self.part(self.x, context.group), kept, recompute)
         nbytes = torch.tensor(kept.nbytes)
         by_input, gradients = kept.gradients(self.part(self.gradient, context.group))
-        return output, by_input, nbytes, *(gradients[name].flatten() for name in self.parameters)
+        return output, by_input, nbytes, *(one.flatten() for one in gradients.values())
 
 
 def _exchanged(kind: LayerKind, recompute: Recompute) -> Counter[Called]:

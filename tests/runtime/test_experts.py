@@ -18,6 +18,7 @@ from bigplan.runtime import experts, mixture
 from bigplan.runtime.mixture import DOWN, GATE, ROUTER, UP, Mixture
 from bigplan.runtime.products import Sums
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.routing import Routing
 from tests.examples import examples
 from tests.runtime.plans import tiny_model
 
@@ -231,7 +232,25 @@ def test_balance_weighs_in_the_gradients(
     wanted = torch.autograd.grad(weight * _balance(case), leaves)
     assert torch.equal(found[0], alone[0])
     for ours, plain in zip((2, 3), wanted, strict=True):
-        # Routers compute in fp32, whatever the dtype.
-        torch.testing.assert_close(found[ours] - alone[ours], plain, rtol=1e-5, atol=1e-6)
+        # Routers compute in fp32, whatever the dtype, and this is a difference of two gradients.
+        torch.testing.assert_close(found[ours] - alone[ours], plain, rtol=1e-5, atol=4e-6)
     for ours in (1, 4, 5, 6):
         assert torch.equal(found[ours], alone[ours])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_scores_that_sigmoids_read_are_in_fp32(device: str) -> None:
+    """Rounded to bf16, they would choose other experts for some of these tokens."""
+    made = torch.Generator().manual_seed(0)
+    x, router = (torch.randn(*shape, generator=made) for shape in ((512, 64), (40, 64)))
+    x, router = (one.to(device, torch.bfloat16) for one in (x, 0.02 * router))
+    exact = x.double() @ router.double().T
+    scores = experts.router_scores(x, router, Routing(scores="sigmoid"))
+    assert scores.dtype is torch.float32
+    assert float((scores - exact).abs().max()) < 1e-6
+    rounded = experts.router_scores(x, router, Routing())
+    others = [one.topk(8).indices.sort().values for one in (rounded.double(), scores.double())]
+    chosen = exact.topk(8).indices.sort().values
+    differing = [float((other != chosen).any(1).double().mean()) for other in others]
+    assert differing[0] > 0.005
+    assert not differing[1]

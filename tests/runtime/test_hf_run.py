@@ -13,22 +13,24 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import Tier
+from bigplan.placement import Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.runtime.checkpoint import latest
 from bigplan.runtime.data import BatchSource, bundled_text
 from bigplan.runtime.hf_export import export_checkpoint
 from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.hf.config import load_hf_config
+from bigplan.spec.layers import BLOCKS
 from bigplan.spec.model import ModelSpec
 from tests.runtime.checkpoints import running
 from tests.runtime.harness import check, context_of, execute, started
-from tests.runtime.hf_models import LENGTH, Layers, logits, reference
-from tests.runtime.plans import placed, plan_of, tiny_training
+from tests.runtime.hf_models import BIAS, LENGTH, Layers, logits, reference
+from tests.runtime.plans import CHUNK, plan_of, tiny_training
 from tests.toys import kind_placement
 
 TOLERANCE = 1e-5  # fp32 sums of a few hundred terms in another order
@@ -41,14 +43,22 @@ def _folder(case: str, folder: Path) -> torch.nn.Module:
     return theirs
 
 
-def _plan(folder: Path, model: ModelSpec) -> Plan:
+def _plan(folder: Path, model: ModelSpec, precision: str = "fp32") -> Plan:
     """Everything that can leaves the GPU; two micro-batches of two sequences."""
     tied = model.tied_embeddings
     away = kind_placement(1, Tier.HOST, Tier.HOST, (Recompute.NONE, Tier.HOST), Tier.HOST)
-    two = kind_placement(2, Tier.NVME, Tier.NVME, (Recompute.NONE, Tier.NVME), Tier.NVME)
+    layers = model.layer_sequence()
+    blocks = {
+        kind: kind_placement(
+            layers.count(kind), Tier.NVME, Tier.NVME, (Recompute.NONE, Tier.NVME), Tier.NVME
+        )
+        for kind in BLOCKS
+        if kind in layers
+    }
     table = kind_placement(1, optimizer=Tier.HOST) if tied else away
-    training = tiny_training(4, weights=str(folder))
-    placement = placed(embedding=table, block=two, head=away)
+    training = tiny_training(4, weights=str(folder), precision=precision)
+    stage = StagePlacement(kinds={"embedding": table, **blocks, "head": away})
+    placement = Placement(stages=(stage,), slots=2, chunk=CHUNK)
     strategy = Strategy(dp=1, micro_batch=2, accumulation_group=2)
     return plan_of(model, training, strategy, placement)
 
@@ -63,7 +73,7 @@ def _layers(worker: NativeWorker) -> Layers:
 
 CASES = [
     *("llama", "mistral-window", "phi3-window", "qwen3", "mixtral", "qwen3-moe", "gpt2"),
-    *("opt-untied-no-bias", "olmo2", "cohere", "glm"),
+    *("opt-untied-no-bias", "olmo2", "cohere", "glm", "qwen2-moe-dense", "glm4-moe"),
 ]
 
 
@@ -95,7 +105,27 @@ def test_a_run_starts_where_the_folder_is_and_exports_what_it_learned(
             scores.abs().max(),
         )
     assert (ours - scores).abs().max() < TOLERANCE * most
+    biases = {n: b for n, b in theirs.named_buffers() if n.endswith(BIAS)}
+    for name, bias in biases.items():  # which no step changes
+        assert torch.equal(dict(loaded.named_buffers())[name], bias)
     assert (before - scores).abs().max() > 100 * TOLERANCE * most
+
+
+def test_a_routers_bias_keeps_its_bits_in_a_run_in_16(tmp_path: Path) -> None:
+    """In one number of bf16 it would lose two thirds of them."""
+    theirs: Any = _folder("glm4-moe-groups", tmp_path / "in")
+    plan = _plan(tmp_path / "in", load_hf_config(tmp_path / "in" / "config.json"), "bf16")
+    with started(plan) as worker:
+        worker.step()
+        worker.step()
+        worker.save(tmp_path / "checkpoints")
+    export_checkpoint(latest(tmp_path / "checkpoints"), tmp_path / "out", "bf16")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    biases = {n: b for n, b in theirs.named_buffers() if n.endswith(BIAS)}
+    assert len(biases) == 2
+    for name, bias in biases.items():
+        assert torch.equal(found[name], bias)
+        assert not torch.equal(bias.bfloat16().float(), bias)
 
 
 def _loss_of(theirs: Any, plan: Plan) -> float:

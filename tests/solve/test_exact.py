@@ -21,10 +21,11 @@ from bigplan.solve.candidate import Candidate
 from bigplan.solve.exact import decisions, exact_placement
 from bigplan.solve.pins import Pin
 from bigplan.solve.stage import stage_classes
+from bigplan.spec.layers import BLOCKS
 from bigplan.spec.sharing import NodeSharing
 from bigplan.units import PerRank
 from bigplan.verify import used_bytes, verify
-from tests.toys import KINDS, toy_graph, toy_kind, with_capacity
+from tests.toys import KINDS, kind_placement, placed, toy_graph, toy_kind, with_capacity
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # the grid that exact mode promises for optimizer state
 Policies = tuple[tuple[Recompute, Tier], ...]
@@ -65,14 +66,20 @@ def brute_force(
     graph: Graph, costs: Costs, policies: Policies, parameters: tuple[Tier, ...]
 ) -> float | None:
     """Seconds of the fastest placement of the blocks that fits, the ends staying on the GPU."""
-    blocks = graph.layers.count("block") // graph.strategy.pp
-    best = None
-    for chosen in product(_blocks(blocks, policies, parameters), repeat=graph.strategy.pp):
-        stages = []
-        for stage, placed in enumerate(chosen):
-            names = {graph.layers[layer] for layer in graph.stage_layers(stage)}
-            ends = {name: KindPlacement.on_gpu(1) for name in names - {"block"}}
-            stages.append(StagePlacement(kinds=ends | {"block": placed}))
+    best, each = None, []
+    for stage in range(graph.strategy.pp):
+        layers = [graph.layers[layer] for layer in graph.stage_layers(stage)]
+        choices = {
+            name: [*_blocks(layers.count(name), policies, parameters)]
+            if name in BLOCKS
+            else [KindPlacement.on_gpu(1)]
+            for name in dict.fromkeys(layers)
+        }
+        each.append(
+            [dict(zip(choices, kinds, strict=True)) for kinds in product(*choices.values())]
+        )
+    for chosen in product(*each):
+        stages = [StagePlacement(kinds=kinds) for kinds in chosen]
         programs = lower_steady(graph, Placement(stages=tuple(stages)))
         if _fits(programs, costs):
             seconds = simulate(programs, graph, costs).seconds
@@ -146,6 +153,21 @@ def test_two_blocks_that_keep_no_activations(seed: int) -> None:
     most, least = _range(graph)
     costs = with_capacity(_random_costs(rng), gpu=(most + least) // 2)
     _equal(graph, costs, policies=POLICIES[:1])
+
+
+def test_two_kinds_of_blocks() -> None:
+    """Each is placed on its own; one of them is smaller."""
+    graph = toy_graph(blocks=2, units=2, dense=1)
+    plain = {name: replace(graph.kinds[name], stores_activations=False) for name in BLOCKS}
+    graph = replace(graph, kinds={**graph.kinds, **plain})
+    away = kind_placement(1, gradients=Tier.HOST, optimizer=Tier.HOST)
+    most, least = (
+        max(p.bytes_by_tier()[Tier.GPU] for p in lower(graph, where))
+        for where in (placed(graph), placed(graph, dense=away, block=away))
+    )
+    costs = with_capacity(_random_costs(random.Random(150)), gpu=(most + least) // 2)
+    pins = tuple(Pin(kind, "parameters", "gpu", None) for kind in BLOCKS)
+    _equal(graph, costs, POLICIES[:1], (Tier.GPU,), pins)
 
 
 def test_two_stages() -> None:

@@ -160,6 +160,26 @@ def test_decay_is_for_matrices_only(bias: bool, qk: bool, norm: str, mlp: str) -
     )
 
 
+_EIGHT = {"experts": 8, "experts_per_token": 2}
+
+
+def test_shared_experts_and_dense_blocks() -> None:
+    beside = {"shared_ffn": 32, "shared_gate": True, "dense_blocks": 1, "dense_ffn": 96}
+    spec = model(**_EIGHT, **beside, routing={"bias": True})
+    assert spec.layer_sequence() == ("embedding", "dense", "block", "head")
+    assert names(spec, "dense") == names(model(), "block")
+    assert names(spec, "block")[6:12] == [
+        *(f"shared.{name}_proj.weight" for name in ("gate", "up")),
+        *("shared_gate.weight", "shared.down_proj.weight", "router.weight", "router.bias"),
+    ]
+    dense, one = model().parameter_count, 3 * 64 * 128
+    shared = 3 * 64 * 32 + 64
+    routed = 8 * one + shared + 8 * 64 + 8  # a bias has a value for each expert
+    assert spec.parameter_count == dense - 2 * one + 3 * 64 * 96 + routed
+    assert spec.active_parameter_count == spec.parameter_count - 6 * one
+    assert spec.dense.parameter_count == model(ffn=96).parameter_count
+
+
 def test_experts() -> None:
     spec = model(experts=8, experts_per_token=2)
     assert names(spec, "block")[5:] == [
@@ -190,6 +210,22 @@ def test_experts() -> None:
         (
             {"experts": 8, "experts_per_token": 2, "parallel_residual": True},
             "`experts` 8 with `parallel_residual`, but",
+        ),
+        ({"shared_ffn": 64}, "`shared_ffn` 64 without `experts`; state `experts`, or remove it"),
+        ({"dense_blocks": 1, "dense_ffn": 64}, "`dense_blocks` 1 and `dense_ffn` 64 without `exp"),
+        ({"routing": {"bias": True}}, "`routing` without `experts`"),
+        (_EIGHT | {"shared_gate": True}, "`shared_gate` without `shared_ffn`, the MLP that it"),
+        (_EIGHT | {"dense_blocks": 1}, "`dense_blocks` is 1 and `dense_ffn` 0, the inner width"),
+        (_EIGHT | {"dense_blocks": 2, "dense_ffn": 64}, "`dense_blocks` 2 of `layers` 2 leaves no"),
+        (
+            _EIGHT | {"router_loss": 0.1, "routing": {"scores": "sigmoid"}},
+            "`router_loss` 0.1 balances a softmax, but `routing.scores` is sigmoid; remove it",
+        ),
+        (_EIGHT | {"routing": {"groups": 3}}, "`routing.groups` 3 must divide `experts` 8 into"),
+        (_EIGHT | {"routing": {"groups": 8}}, "into groups of two or more, the two best of which"),
+        (
+            _EIGHT | {"routing": {"groups": 2, "groups_per_token": 3}},
+            "`routing.groups_per_token` 3 of 2 groups of 4 experts must hold `experts_per_token` 2",
         ),
     ],
 )

@@ -25,9 +25,14 @@ _OF_OTHERS: Mapping[str, str] = {
     "experts_per_token": "num_experts_per_tok moe_router_topk top_k",
     "router_normalised": "norm_topk_prob",
     "router_loss": "router_aux_loss_coef moe_aux_loss_coeff aux_loss_coef",
+    "routing": "n_group topk_group routed_scaling_factor scoring_func moe_router_score_function",
+    "shared_ffn": "n_shared_experts shared_expert_intermediate_size "
+    "moe_shared_expert_intermediate_size",
+    "dense_blocks": "first_k_dense_replace mlp_only_layers",
     "heads": "num_attention_heads num_heads n_heads n_head attention_heads",
     "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads num_query_groups key_value_heads",
     "head_dim": "kv_channels head_size d_head d_kv",
+    "latent_attention": "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim",
     "vocab": "vocab_size padded_vocab_size vocabulary_size",
     "max_sequence_length": "max_position_embeddings n_positions n_ctx max_seq_len context_length "
     "max_length",

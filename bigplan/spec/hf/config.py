@@ -7,7 +7,7 @@ Dropout and token ids are ignored. A written config is read back and compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,12 @@ from bigplan.spec.hf.refusals import refuse_adapter, refuse_experts, refuse_fore
 from bigplan.spec.model import ModelSpec
 
 SUPPORTED_MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
-EXPERT_FAMILIES = tuple(name for name, family in FAMILIES.items() if "experts" in family.keys)
+# Families with experts, each with the keys that it reads.
+EXPERT_FAMILIES: Mapping[str, Collection[str]] = {
+    name: {*family.defaults, *chain(*family.keys.values())}
+    for name, family in FAMILIES.items()
+    if "experts" in family.keys
+}
 
 
 def load_hf_config(path: Path) -> ModelSpec:
@@ -61,7 +66,10 @@ def from_hf_config(
     reader = ConfigReader(config, family.defaults, where, lines or {})
     fields = family.read(reader)
     name = reader.name() or Path(where).parent.name
-    fields |= {"name": name or model_type, "source": f"Hugging Face config.json ({model_type})"}
+    source = f"Hugging Face config.json ({model_type})"
+    if config.get("num_nextn_predict_layers"):
+        source += ", without layers that predict further tokens"
+    fields |= {"name": name or model_type, "source": source}
     try:
         return validate(fields, ModelSpec, where)
     except ProblemsError as error:
@@ -100,6 +108,8 @@ def differences(one: ModelSpec, other: ModelSpec) -> tuple[str, ...]:
         ignored |= {"rope_theta", "rotary_fraction"}
     if one.scale_of_scores == other.scale_of_scores:
         ignored.add("score_scale")
+    if one.routed_by == other.routed_by:
+        ignored.add("routing")
     if one.attentions == other.attentions:  # which several patterns and bases may give
         ignored |= {"sliding_window", "attention_pattern", "local_rope_theta", "global_rope"}
         ignored.add("rope_theta")

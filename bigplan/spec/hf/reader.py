@@ -44,9 +44,9 @@ class ConfigReader:
             raise self._wrong(key, value, f"a whole number of at least {least}")
         return value
 
-    def optional_count(self, key: str) -> int | None:
+    def optional_count(self, key: str, least: int = 1) -> int | None:
         """As `count`, or None where the key is null or absent."""
-        return None if self._value(key) is None else self.count(key)
+        return None if self._value(key) is None else self.count(key, least)
 
     def number(self, key: str) -> float:
         """A number above 0."""

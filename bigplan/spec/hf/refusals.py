@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bigplan.errors import RefusedError, quoted
@@ -30,15 +30,9 @@ def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
 
 
 # Model types with mixtures of experts, and what their blocks have that no block here has.
-_LATENT = (
-    "its attention is over latent vectors, some experts are shared, and first blocks are dense"
-)
 _OTHER_EXPERTS = {
     "dbrx": "queries, keys and values are clipped, and its norms are layer norms without biases",
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
-    "deepseek_v32": _LATENT,
-    "glm4_moe": "some experts are shared, and first blocks are dense",
+    "deepseek_v32": "its attention sees those tokens alone that an index of its own picks",
     "gpt_oss": "its experts have biases and clamp their gates, and attention has sinks",
     "granitemoe": "residuals, scores and logits are scaled",
     "grok-1": "its norms stand before and after, and scores and logits are capped",
@@ -49,25 +43,17 @@ _OTHER_EXPERTS = {
     "minimax": "most of its attention is linear",
     "olmoe": "it norms queries and keys over all heads together, not each head",
     "phimoe": "its routers pick experts one after the other, and its norms have biases",
-    "qwen2_moe": "an expert is shared by all tokens",
 }
-# Keys of experts that families read, and the loss's, which says nothing of the model.
-_READ = (
-    "moe_intermediate_size",
-    "norm_topk_prob",
-    "num_experts",
-    "num_experts_per_tok",
-    "num_local_experts",
-    "output_router_logits",
-    "router_aux_loss_coef",
-    "router_jitter_noise",
-)
+# Keys of experts by other names, and the loss's, which say nothing of the model.
+_READ = ("num_experts", "num_local_experts", "output_router_logits", "router_jitter_noise")
 _EXPERT_WORDS = ("expert", "moe", "router")
 _DENSE_BLOCKS = ("first_k_dense_replace", "n_dense_layers", "interleave_moe_layer_step")
 
 
-def refuse_experts(config: Mapping[str, Any], where: str, families: Iterable[str]) -> None:
-    """Experts of other kinds, by their type or by their keys; `families` have routed ones alone."""
+def refuse_experts(
+    config: Mapping[str, Any], where: str, families: Mapping[str, Collection[str]]
+) -> None:
+    """Experts of other kinds, by their type or by their keys; `families` read some keys each."""
     model_type = str(config["model_type"])
     if model_type in _OTHER_EXPERTS:
         raise RefusedError(
@@ -75,14 +61,14 @@ def refuse_experts(config: Mapping[str, Any], where: str, families: Iterable[str
             f"take a model of {', '.join(families)}, or a dense one"
         )
     routed = model_type in families
-    read = _READ if routed else ()
+    read = (*_READ, *families[model_type]) if routed else ()
     for key, value in config.items():
         about = key in _DENSE_BLOCKS or any(word in key for word in _EXPERT_WORDS)
         if not about or key in read or value in _OFF:
             continue
         told = (
-            "experts are planned where every block has a router and routed experts alone; leave it "
-            "out, or take another model"
+            f"models of type {model_type} are planned without it; leave it out, or take another "
+            "model"
             if routed
             else f"experts are read in config.json files of {', '.join(families)}; take one of "
             "these, or write a model of this shape as a model YAML with `experts`"
@@ -112,6 +98,8 @@ def refuse_type(model_type: str, where: str) -> None:
 
 # Keys that change the architecture beyond ModelSpec, unless they hold one of these "off" values.
 _FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio", "quantization")
+_RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
+_WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 _FOREIGN_KEYS = (
     "add_cross_attention",
     "is_encoder_decoder",
@@ -123,7 +111,10 @@ _FOREIGN_KEYS = (
 
 def refuse_foreign(config: Mapping[str, Any], where: str) -> None:
     """Anything else that is no decoder-only transformer."""
+    read = _RANKS if config["model_type"] in _WITH_RANKS else ()
     for key, value in config.items():
+        if key in read:
+            continue
         foreign = key in _FOREIGN_KEYS or any(word in key for word in _FOREIGN_WORDS)
         if foreign and value not in _OFF:
             raise RefusedError(

@@ -63,6 +63,8 @@ class ParameterPiece:
     def shape(self) -> tuple[int, ...]:
         """Of the expert's rows, or of the whole parameter."""
         rows, *columns = self.parameter.shape
+        if self.parameter.constant:  # a file has the sum of its terms
+            return tuple(columns)
         return (rows // max(1, self.parameter.experts), *columns)
 
 
@@ -107,15 +109,17 @@ def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> 
     tensors = FAMILIES[family].tensors
     module, _, part = parameter.name.rpartition(".")
     names = {**tensors.names, **(tensors.with_shared_norm if model.shared_norm else {})}
-    name = f"{names[module].format(layer - 1)}.{part}"
+    name = names.get(parameter.name, f"{names[module]}.{part}").format(layer - 1)
     transposed, rows = part == "weight" and module in tensors.transposed, parameter.shape[0]
+    if parameter.constant:
+        rows = parameter.shape[1]
     group = next((modules for modules in tensors.fused if module in modules), None)
     paired = module in tensors.paired and model.positions == "rope"
     pairs = Pairs(model.head_dim, model.rotary_width) if paired else None
     if group is None:
         return Stored(name, rows, transposed, pairs=pairs)
     shapes = {p.name: p.shape for p in model.kinds()[model.layer_sequence()[layer]]}
-    cycles = model.kv_heads if tensors.by_head else 1
+    cycles = model.kv_heads if module in tensors.by_head else 1
     runs = [shapes[f"{other}.{part}"][0] // cycles for other in group]
     place = group.index(module)
     return Stored(name, runs[place], transposed, sum(runs[:place]), sum(runs), pairs=pairs)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from bigplan.errors import InputError
-from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.cluster import Cluster, Host, NodeGroup, Nvme, Pcie, Running
 from bigplan.spec.experiment import Experiment, LaunchSpec
 from bigplan.spec.files.document import validate
@@ -21,13 +20,17 @@ from bigplan.spec.link import GpuLink, Network
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, ParameterGroup
 from bigplan.spec.part import MachinePart
+from bigplan.spec.rope_scaling import RopeScaling
 from bigplan.spec.schedule import Schedule
 from bigplan.spec.sweep import Find
 from bigplan.spec.training import LossScale, TrainingRequest, ValidationSpec
 
 # Rules between fields, names of what is shipped, and figures that no machine has: a schema of JSON
 # has no words for them. Each is a part of what is told.
-_ROPE = ("needs `", "is not below", "divide frequencies", "but rope turns")
+_ROPE = (
+    *("exceeds `beta_fast`", "needs `", "is not below", "divide frequencies"),
+    "but rope turns",
+)
 BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
     ModelSpec: (
         "is not a multiple of",
@@ -38,7 +41,10 @@ BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
         *("added as they are", "without `parallel_residual`", "without `qk_norm`"),
         "with `tied_embeddings`",
         *("without `attention_pattern`", "which are not scaled", "have their own form"),
+        *("with `latent_attention`", "`latent_attention` with", "wider than keys"),
         *("without `experts`", "must be from 1 to `experts`", "but experts are swiglu"),
+        *("must divide `experts`", "must hold `experts_per_token`", "leaves no block"),
+        *("balances a softmax", "the MLP that it gates", "width of their MLP"),
     ),
     RopeScaling: _ROPE,
     Optimizer: ("has no",),

@@ -36,7 +36,11 @@ def test_a_models_dimensions_in_other_words(words: str, key: str) -> None:
 
 def test_keys_of_every_family_of_hugging_face_are_known() -> None:
     said = {
-        (key, ours) for one in FAMILIES.values() for ours, keys in one.keys.items() for key in keys
+        (key, ours.partition(".")[0])
+        for one in FAMILIES.values()
+        for ours, keys in one.keys.items()
+        for key in keys
+        if ours != "dense_ffn"  # which is the only MLP's width where there are no experts
     }
     found = {(key, meant(key, Architecture.model_fields)) for key, _ in said if "." not in key}
     assert found == {(key, ours) for key, ours in said if "." not in key}

@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 
 from bigplan.errors import InputError, RefusedError
-from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.hf.config import SUPPORTED_MODEL_TYPES, from_hf_config, load_hf_config
 from bigplan.spec.hf.families.rope import write_scaling
+from bigplan.spec.hf.families.shared_experts import read_deepseek_experts, write_deepseek_experts
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.rope_scaling import RopeScaling
 from tests.wording import tells
 
 _SMALL = {
@@ -27,6 +29,12 @@ _PHI3 = _SMALL | {"pad_token_id": None}
 _FALCON = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 300}
 _FALCON |= {"new_decoder_architecture": True}
 _STARCODER2 = _SMALL | {"bos_token_id": None, "eos_token_id": None}
+_DOTS1 = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+}
 _NEOX = {key: value for key, value in _SMALL.items() if key != "num_key_value_heads"}
 _OPT = {key: value for key, value in _NEOX.items() if key != "intermediate_size"} | {
     "ffn_dim": 160,
@@ -49,6 +57,12 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", _SMALL),
     ("qwen3_moe", _SMALL | {"moe_intermediate_size": 48, "num_experts": 9, "head_dim": 16}),
     ("qwen3_moe", _SMALL | {"norm_topk_prob": True, "attention_bias": True}),
+    ("qwen3_moe", _SMALL | {"mlp_only_layers": [0]}),
+    ("qwen2_moe", _SMALL),
+    ("qwen2_moe", _SMALL | {"num_experts": 9, "shared_expert_intermediate_size": 24}),
+    ("glm4_moe", _SMALL),
+    ("glm4_moe", _SMALL | {"n_group": 4, "topk_group": 2, "n_shared_experts": 3}),
+    ("dots1", _SMALL | _DOTS1),
     ("gpt2", _GPT2),
     ("gpt2", _GPT2 | {"n_inner": 100, "tie_word_embeddings": False}),
     ("gpt_neox", _NEOX),
@@ -77,7 +91,9 @@ def built_by_transformers(model_type: str, fields: dict[str, Any]) -> tuple[dict
     config = transformers.AutoConfig.for_model(model_type, **fields)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    return json.loads(config.to_json_string()), sum(p.numel() for p in model.parameters())
+    biases = (b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    count = sum(p.numel() for p in (*model.parameters(), *biases))
+    return json.loads(config.to_json_string()), count
 
 
 @pytest.mark.parametrize(("model_type", "fields"), _CASES)
@@ -95,7 +111,11 @@ def test_short_config_means_the_same_as_the_written_one(
     model_type: str, fields: dict[str, Any]
 ) -> None:
     written, _ = built_by_transformers(model_type, fields)
-    assert from_hf_config(written) == from_hf_config({"model_type": model_type} | fields)
+    found = from_hf_config(written), from_hf_config({"model_type": model_type} | fields)
+    one, other = (model.model_copy(update={"source": ""}) for model in found)
+    assert one == other
+    further = bool(written.get("num_nextn_predict_layers"))
+    assert found[0].source.endswith("predict further tokens") == further
 
 
 def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -167,8 +187,50 @@ def _of_gemma(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, An
     }
 
 
+def _of_deepseek(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Widths of heads are transformers' defaults."""
+    latent, routing = spec.latent_attention, spec.routed_by
+    assert latent is not None
+    told = write_scaling(spec.rope_scaling) or {}
+    llama |= {
+        "rope_parameters": told | {"rope_theta": spec.rope_theta},
+        "q_lora_rank": latent.query_rank,
+        "moe_intermediate_size": spec.ffn,
+        "intermediate_size": spec.dense_ffn,
+        "num_experts_per_tok": spec.experts_per_token,
+        "n_routed_experts": spec.experts,
+        "n_shared_experts": spec.shared_ffn // spec.ffn,
+        "first_k_dense_replace": spec.dense_blocks,
+        "routed_scaling_factor": routing.scale,
+        "n_group": routing.groups,
+        "topk_group": routing.groups_per_token,
+    }
+    if routing.scores == "sigmoid":
+        return "deepseek_v3", llama
+    method = "greedy" if routing.groups == 1 else "group_limited_greedy"
+    return "deepseek_v2", llama | {"topk_method": method}
+
+
 def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     told = {"num_experts_per_tok": spec.experts_per_token, "router_aux_loss_coef": spec.router_loss}
+    if spec.latent_attention is not None:
+        return _of_deepseek(spec, llama)
+    if spec.routed_by.bias:
+        return "glm4_moe", llama | {
+            "moe_intermediate_size": spec.ffn,
+            "num_experts_per_tok": spec.experts_per_token,
+            "n_routed_experts": spec.experts,
+            "head_dim": spec.head_dim,
+            "first_k_dense_replace": spec.dense_blocks,
+            "intermediate_size": spec.dense_ffn,
+            "attention_bias": spec.qkv_bias,
+            "use_qk_norm": spec.qk_norm,
+            "routed_scaling_factor": spec.routed_by.scale,
+        }
+    if spec.shared_gate:
+        shared = {"shared_expert_intermediate_size": spec.shared_ffn}
+        shared |= {"moe_intermediate_size": spec.ffn}
+        return "qwen2_moe", llama | told | shared | {"num_experts": spec.experts}
     if not spec.qk_norm:
         return "mixtral", llama | told | {"num_local_experts": spec.experts}
     told |= {"moe_intermediate_size": spec.ffn, "norm_topk_prob": spec.router_normalised}
@@ -343,6 +405,20 @@ _PUBLISHED = {
     "opt-175b": (175e9, 0.5e9),
     # Brown et al. 2020, table 2.1
     "gpt3-175b": (175e9, 0.5e9),
+    # Tensors of zai-org's files, 110,468,824,832 and 358,337,791,296, less those of the layer that
+    # predicts a second token
+    "glm-4.5-air": (106_852_251_264, 0),
+    "glm-4.5": (352_797_829_024, 0),
+    # tensors of Qwen's files; Qwen Team 2024, arXiv 2407.10671, table 1
+    "qwen1.5-moe-a2.7b": (14_315_784_192, 0),
+    "qwen2-57b-a14b": (57.4e9, 0.05e9),
+    # the cards' totals; arXiv 2412.19437, section 4.2
+    "deepseek-v2-lite": (15_706_484_224, 0),
+    "deepseek-v2": (235_741_434_880, 0),
+    "deepseek-v3": (671e9, 0.5e9),
+    # The files' tensors: those of the card but one scale for 128 x 128 elements in fp8. Its paper,
+    # arXiv 2507.20534, says 1.04 T.
+    "kimi-k2": (1.026e12, 0.5e9),
     # this project's own
     "llama-like-3.3b": (3.32e9, 0.01e9),
     "llama-like-5.5b": (5.50e9, 0.01e9),
@@ -358,7 +434,16 @@ def test_published_counts(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "billions"),
     # Mistral AI 2023, "Mixtral of experts"; Qwen's cards: the names are the counts
-    [("mixtral-8x7b", 12.9), ("qwen3-30b-a3b", 3.3), ("qwen3-235b-a22b", 22)],
+    [
+        ("mixtral-8x7b", 12.9),
+        ("qwen3-30b-a3b", 3.3),
+        ("qwen3-235b-a22b", 22),
+        ("qwen1.5-moe-a2.7b", 2.7),
+        ("qwen2-57b-a14b", 14.2),
+        ("deepseek-v2", 21),
+        ("deepseek-v3", 37),
+        ("kimi-k2", 32.6),
+    ],
 )
 def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> None:
     count = find_model(name).active_parameter_count / 1e9
@@ -371,24 +456,34 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
         ("llava", {}, "model_type 'llava' is not supported (supported: "),
         ("bert", {}, f"supported: {', '.join(SUPPORTED_MODEL_TYPES)}"),
         ("mixtral", {"router_jitter_noise": 0.1}, "`router_jitter_noise` is 0.1"),
-        ("mixtral", {"n_shared_experts": 1}, "`n_shared_experts` is 1: experts are planned where"),
+        ("mixtral", {"n_shared_experts": 1}, "`n_shared_experts` is 1: models of type mixtral"),
         ("mixtral", {"hidden_act": "gelu"}, "`hidden_act` is 'gelu'"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "`decoder_sparse_step` is 2"),
-        ("qwen3_moe", {"mlp_only_layers": [0]}, "`mlp_only_layers` is [0]"),
-        ("qwen3_moe", {"first_k_dense_replace": 3}, "`first_k_dense_replace` is 3: experts are"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "`mlp_only_layers` is [1]"),
+        ("qwen2_moe", {"mlp_only_layers": [1]}, "supported: first blocks, such as [0, 1]"),
+        ("qwen2_moe", {"decoder_sparse_step": 2}, "`decoder_sparse_step` is 2"),
+        ("qwen2_moe", {"use_sliding_window": True}, "`use_sliding_window` is True"),
+        ("qwen3_moe", {"first_k_dense_replace": 3}, "`first_k_dense_replace` is 3: models of"),
+        ("glm4_moe", {"shared_expert_intermediate_size": 8}, "is 8: models of type glm4_moe are"),
+        ("dots1", _DOTS1 | {"max_window_layers": 1}, "`sliding_window` is 4096"),
         (
             "qwen3_moe",
             {"shared_expert_intermediate_size": 64},
-            "`shared_expert_intermediate_size` is 64: experts are planned where every block has",
+            "`shared_expert_intermediate_size` is 64: models of type qwen3_moe are planned without",
         ),
         (
             "qwen3_moe",
             {"use_sliding_window": True, "max_window_layers": 2},
             "`max_window_layers` is 2",
         ),
-        ("qwen2_moe", {}, "is not supported: an expert is shared by all tokens; take a model of"),
         ("olmoe", {}, "is not supported: it norms queries and keys over all heads together"),
-        ("deepseek_v3", {}, "is not supported: its attention is over latent vectors, some"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "`topk_method` is 'noaux_tc'"),
+        ("deepseek_v3", {"attention_bias": True}, "`attention_bias` is True"),
+        ("deepseek_v2", {"rms_norm_eps": 1e-5}, "`rms_norm_eps` is 1e-05, which is not supported"),
+        ("kimi_k2", {"num_key_value_heads": 1}, "`num_key_value_heads` is 1"),
+        ("deepseek_v32", {}, "is not supported: its attention sees those tokens alone"),
+        ("llama", {"kv_lora_rank": 8}, "`kv_lora_rank` is 8: this changes the architecture"),
         (
             "gemma3",
             {"vision_config": {"depth": 2}},
@@ -411,7 +506,7 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
         ("stablelm", {"use_parallel_residual": True}, "`use_parallel_residual` is True"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
         ("gpt_oss", {}, "model_type 'gpt_oss' is not supported: its experts have biases"),
-        ("glm4_moe", {}, "of mixtral, qwen3_moe, or a dense one"),
+        ("deepseek_v32", {}, "glm4_moe, dots1, deepseek_v3, deepseek_v2, kimi_k2, or a dense one"),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),
         ("llama", {"num_experts": 8}, "`num_experts` is 8"),
@@ -514,7 +609,7 @@ def test_broken_configs(config: dict[str, Any], message: str) -> None:
 
 def test_rope_parameters_and_sliding_window() -> None:
     base = {"model_type": "qwen2"} | _SMALL
-    scaled = base | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}}
+    scaled = base | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 5e5}}
     assert from_hf_config(scaled).rope_theta == 5e5
     assert from_hf_config(base).sliding_window is None
     sliding = base | {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 16}
@@ -546,7 +641,7 @@ def test_rope_scaling(key: str) -> None:
     assert old == RopeScaling(name="linear", factor=2.0)
     yarn = from_hf_config(base | {key: {"rope_type": "yarn", "factor": 4.0}}).rope_scaling
     assert yarn is not None
-    assert yarn.name == "yarn"
+    assert (yarn.name, yarn.original_length) == ("yarn", _SMALL["max_position_embeddings"])
     assert from_hf_config(base | {key: {"rope_type": "default"}}).rope_scaling is None
     for unknown in ({"rope_type": "mrope"}, {"factor": 2.0, "type": 3}):
         with pytest.raises(RefusedError, match=f"`{key}` is .* supported: rope_type default"):
@@ -586,6 +681,17 @@ def test_rope_scaling(key: str) -> None:
             ":5: `n_embed` 65 is not a multiple of `n_",
         ),
         ("opt", {"ffn_dim": 10**8}, ":7: `ffn_dim` is 100000000, which must be at most"),
+        (
+            "glm4_moe",
+            {"n_routed_experts": 8, "n_group": 3},
+            ":10: `n_group` 3 must divide `n_routed_experts` 8 into groups of two or more",
+        ),
+        (
+            "glm4_moe",
+            {"first_k_dense_replace": 3},
+            ":9: `first_k_dense_replace` 3 of `num_hidden_layers` 3 leaves no block with experts",
+        ),
+        ("glm4_moe", {"n_shared_experts": -1}, ":9: `n_shared_experts` is -1, which must be a wh"),
     ],
 )
 def test_problems_have_the_names_and_lines_of_the_file(
@@ -599,6 +705,36 @@ def test_problems_have_the_names_and_lines_of_the_file(
     with pytest.raises(InputError) as caught:
         load_hf_config(path)
     assert f"{path}{told}" in str(caught.value)
+
+
+def test_what_deepseek_v3_says_of_experts_is_a_model() -> None:
+    """Values of its config.json (arXiv 2412.19437, section 4.2): all but its attention."""
+    config = {
+        "model_type": "deepseek_v3",
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "intermediate_size": 18432,
+    }
+    fields = read_deepseek_experts(ConfigReader(config, {}, "config.json"))
+    usual = find_model("llama-3-8b").model_dump() | {"hidden": 7168, "layers": 61}
+    model = ModelSpec.model_validate(usual | fields)
+    assert (model.dense_blocks, model.dense_ffn, model.shared_ffn) == (3, 18432, 2048)
+    assert model.routed_by.model_dump() == {
+        "scores": "sigmoid",
+        "bias": True,
+        "groups": 8,
+        "groups_per_token": 4,
+        "group_best": 2,
+        "scale": 2.5,
+    }
+    assert write_deepseek_experts(model).items() <= config.items()
 
 
 def test_gelus() -> None:

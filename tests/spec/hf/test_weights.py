@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from bigplan.spec.catalog import find_model
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.weights import Stored, hf_tensors, stored
+from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 
@@ -39,6 +42,20 @@ def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:
     assert total == model.parameter_count
 
 
+LATENT = {"kv_rank": 8, "plain_dim": 8, "rope_dim": 8, "value_dim": 8}
+
+
+def _with_latents(model: dict[str, object]) -> Iterator[ModelSpec]:
+    """The model with latent attention of either kind."""
+    others = {
+        key: value
+        for key, value in model.items()
+        if key not in ("kv_heads", "head_dim", "qk_norm", "positions")
+    }
+    for rank in (None, 8):
+        yield ModelSpec.model_validate(others | {"latent_attention": LATENT | {"query_rank": rank}})
+
+
 def _modules(*, experts: bool = False, **changes: object) -> set[str]:
     """With tensors of their own, in a model that has all but what `changes` say."""
     all_of_it = {
@@ -48,13 +65,24 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
         "tied_embeddings": False,
         "experts": 2 if experts else 0,
         "experts_per_token": 1 if experts else 0,
+        "shared_ffn": 8 * experts,
     }
     model = ModelSpec.model_validate(find_model("llama-3-8b").model_dump() | all_of_it | changes)
     kinds = [*model.kinds().values()]
     if not experts and changes.get("qk_norm", True):
         around = model.model_dump() | {"norms": "around"}
         kinds += ModelSpec.model_validate(around).kinds().values()
-    return {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
+    if changes.get("qk_norm", True):
+        kinds += [
+            kind for one in _with_latents(model.model_dump()) for kind in one.kinds().values()
+        ]
+    named = {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
+    if experts and "mlp" not in changes:  # a family may name modules that only some models have
+        others = {"shared_gate": True, "dense_blocks": 1, "dense_ffn": 8}
+        beside = ModelSpec.model_validate(model.model_dump() | others | {"routing": {"bias": True}})
+        names = [p.name for kind in beside.kinds().values() for p in kind]
+        named |= {*(name.rpartition(".")[0] for name in names), ROUTER_BIAS}
+    return named
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,6 +97,7 @@ def test_families_name_modules_that_there_are(family: str) -> None:
         embedding_norm=False,
         mlp="swiglu" if experts else "gelu",
         experts=experts,
+        shared_ffn=0,
     )
     # Norms before attention and MLP are not there in some families, or one is there for both.
     assert least - {"input_norm", "post_norm"} <= set(tensors.names)
@@ -87,6 +116,8 @@ def _places(family: str, model: ModelSpec, layer: int) -> dict[str, Stored]:
     [
         ("mixtral", "mixtral-8x7b", "block_sparse_moe.experts.{}.w2"),
         ("qwen3_moe", "qwen3-30b-a3b", "mlp.experts.{}.down_proj"),
+        ("qwen2_moe", "qwen1.5-moe-a2.7b", "mlp.experts.{}.down_proj"),
+        ("glm4_moe", "glm-4.5-air", "mlp.experts.{}.down_proj"),
     ],
 )
 def test_every_expert_has_tensors_of_its_own(family: str, name: str, down: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,12 @@ from bigplan.spec.model import ModelSpec
         ("qwen3-8b", "qwen3"),
         ("mixtral-8x7b", "mixtral"),
         ("qwen3-30b-a3b", "qwen3_moe"),
+        ("qwen1.5-moe-a2.7b", "qwen2_moe"),
+        ("glm-4.5", "glm4_moe"),
+        ("deepseek-v2", "deepseek_v2"),
+        ("deepseek-v2-lite", "deepseek_v2"),
+        ("deepseek-v3", "deepseek_v3"),
+        ("kimi-k2", "deepseek_v3"),
     ],
 )
 def test_presets_have_their_family(name: str, family: str) -> None:
@@ -43,15 +51,24 @@ def _models(draw: st.DrawFn) -> ModelSpec:
     """Any mixture of what families differ in; most have no family."""
     flag = st.booleans()
     biased, routed = draw(flag), draw(flag)
-    experts = {
+    experts: dict[str, Any] = {
         "experts": 4,
         "experts_per_token": 2,
         "router_normalised": draw(flag),
         "router_loss": draw(st.sampled_from((0.0, 0.01))),
+        "shared_ffn": draw(st.sampled_from((0, 48, 72))),
+        "dense_blocks": 1,
+        "dense_ffn": draw(st.sampled_from((48, 64))),
         "mlp": "swiglu",
         "mlp_bias": False,
         "parallel_residual": False,
     }
+    experts["shared_gate"] = experts["shared_ffn"] > 0 and draw(flag)
+    if draw(flag):
+        experts |= {"dense_blocks": 0, "dense_ffn": 0}
+    if draw(flag):
+        routing = {"bias": draw(flag), "scale": draw(st.sampled_from((1.0, 2.5)))}
+        experts |= {"router_loss": 0.0, "routing": routing | {"scores": "sigmoid"}}
     return ModelSpec.model_validate(
         {
             "name": "mixed",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from bigplan.spec.hf.families.arcee import ARCEE, NEMOTRON
 from bigplan.spec.hf.families.bloom import BLOOM
 from bigplan.spec.hf.families.cohere import COHERE, COHERE2
+from bigplan.spec.hf.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from bigplan.spec.hf.families.ernie import ERNIE
 from bigplan.spec.hf.families.exaone import EXAONE4
 from bigplan.spec.hf.families.experts import MIXTRAL, QWEN3_MOE
@@ -26,6 +27,7 @@ from bigplan.spec.hf.families.phi import PHI
 from bigplan.spec.hf.families.phi3 import PHI3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
 from bigplan.spec.hf.families.seed_oss import SEED_OSS
+from bigplan.spec.hf.families.shared_experts import DOTS1, GLM4_MOE, QWEN2_MOE
 from bigplan.spec.hf.families.smollm3 import SMOLLM3
 from bigplan.spec.hf.families.stablelm import STABLELM
 from bigplan.spec.hf.families.starcoder2 import STARCODER2
@@ -64,4 +66,10 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "gptj": GPTJ,
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
+    "qwen2_moe": QWEN2_MOE,
+    "glm4_moe": GLM4_MOE,
+    "dots1": DOTS1,
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v2": DEEPSEEK_V2,
+    "kimi_k2": DEEPSEEK_V3,
 }

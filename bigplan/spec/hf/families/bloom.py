@@ -25,7 +25,7 @@ _TENSORS = Tensors(
         "lm_head": "lm_head",
     },
     fused=(("q_proj", "k_proj", "v_proj"),),
-    by_head=True,
+    by_head=("q_proj", "k_proj", "v_proj"),
 )
 _KEYS = {
     "layers": ("n_layer", "num_hidden_layers"),

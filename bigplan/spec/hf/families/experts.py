@@ -1,4 +1,4 @@
-"""Mixtral and Qwen3-MoE: a router and experts in every block."""
+"""Mixtral and Qwen3-MoE: a router and experts in every block, or in all but the first."""
 
 from __future__ import annotations
 
@@ -15,32 +15,40 @@ from bigplan.spec.hf.families.llama import (
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
-_DENSE = ("gate_proj", "up_proj", "down_proj")
-_KEYS = LLAMA_KEYS | {
+DENSE = ("gate_proj", "up_proj", "down_proj")
+ROUTER_KEYS = LLAMA_KEYS | {
     "experts_per_token": ("num_experts_per_tok",),
     "router_loss": ("router_aux_loss_coef",),
 }
+DENSE_KEYS = {"dense_blocks": ("mlp_only_layers",), "dense_ffn": ("intermediate_size",)}
 
 
-def _tensors(module: str, matrices: tuple[str, str, str]) -> Tensors:
-    """Llama's, with a router and experts in place of the MLP; `matrices`: gate, up and down."""
+def routed_tensors(
+    module: str, matrices: tuple[str, str, str] = DENSE, *, dense: bool = True
+) -> Tensors:
+    """Llama's, with a router and experts beside the MLP or, not `dense`, in place of it.
+
+    `matrices`: gate, up and down.
+    """
     within = f"model.layers.{{}}.{module}"
-    shared = {name: place for name, place in LLAMA_TENSORS.names.items() if name not in _DENSE}
+    names = LLAMA_TENSORS.names.items()
+    others = {name: place for name, place in names if dense or name not in DENSE}
     experts = {
         f"experts.{ours}": f"{within}.experts.{{expert}}.{theirs}"
-        for ours, theirs in zip(_DENSE, matrices, strict=True)
+        for ours, theirs in zip(DENSE, matrices, strict=True)
     }
-    return Tensors({**shared, "router": f"{within}.gate", **experts})
+    return Tensors({**others, "router": f"{within}.gate", **experts})
 
 
-def _read_router(reader: ConfigReader) -> dict[str, Any]:
+def read_router(reader: ConfigReader) -> dict[str, Any]:
+    """How many experts a token passes, and the coefficient of their balance."""
     return {
         "experts_per_token": reader.count("num_experts_per_tok"),
         "router_loss": reader.get("router_aux_loss_coef"),
     }
 
 
-def _write_router(model: ModelSpec) -> dict[str, Any]:
+def write_router(model: ModelSpec) -> dict[str, Any]:
     """The router's loss is added by transformers only where it gives the router's scores."""
     return {
         "num_experts_per_tok": model.experts_per_token,
@@ -54,7 +62,7 @@ def _read_mixtral(reader: ConfigReader) -> dict[str, Any]:
         reader.refuse("router_jitter_noise", "0: routers read what experts read")
     return (
         read_llama_like(reader)
-        | _read_router(reader)
+        | read_router(reader)
         | {
             "experts": reader.count("num_local_experts"),
             "sliding_window": reader.optional_count("sliding_window"),
@@ -65,23 +73,41 @@ def _read_mixtral(reader: ConfigReader) -> dict[str, Any]:
 def _write_mixtral(model: ModelSpec) -> dict[str, Any]:
     return (
         write_llama_like(model, "mixtral", "MixtralForCausalLM")
-        | _write_router(model)
+        | write_router(model)
         | {"num_local_experts": model.experts, "sliding_window": model.sliding_window}
     )
 
 
-def _read_qwen3(reader: ConfigReader) -> dict[str, Any]:
+def read_dense(reader: ConfigReader) -> dict[str, Any]:
+    """Which blocks have no experts, as Qwen's files say it: some of the first."""
     if reader.count("decoder_sparse_step") != 1:
-        reader.refuse("decoder_sparse_step", "1: experts in every block")
-    if reader.get("mlp_only_layers"):
-        reader.refuse("mlp_only_layers", "an empty list: experts in every block")
+        reader.refuse("decoder_sparse_step", "1: experts in all blocks but first ones")
+    dense = reader.get("mlp_only_layers") or []
+    if dense != list(range(len(dense))):
+        reader.refuse("mlp_only_layers", "first blocks, such as [0, 1], or an empty list")
+    if not dense:
+        return {}
+    return {"dense_blocks": len(dense), "dense_ffn": reader.count("intermediate_size")}
+
+
+def write_dense(model: ModelSpec) -> dict[str, Any]:
+    """The same."""
+    return {
+        "intermediate_size": model.dense_ffn or model.ffn,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(range(model.dense_blocks)),
+    }
+
+
+def _read_qwen3(reader: ConfigReader) -> dict[str, Any]:
     slides, bias = reader.flag("use_sliding_window"), reader.flag("attention_bias")
     if slides and reader.get("max_window_layers"):
         # transformers 4 slides from this block on, transformers 5 in all.
         reader.refuse("max_window_layers", "0, or use_sliding_window false")
     return (
         read_llama_like(reader)
-        | _read_router(reader)
+        | read_router(reader)
+        | read_dense(reader)
         | {
             "ffn": reader.count("moe_intermediate_size"),
             # transformers 5 writes one name, and 4 the other.
@@ -98,13 +124,12 @@ def _read_qwen3(reader: ConfigReader) -> dict[str, Any]:
 def _write_qwen3(model: ModelSpec) -> dict[str, Any]:
     return (
         write_llama_like(model, "qwen3_moe", "Qwen3MoeForCausalLM")
-        | _write_router(model)
+        | write_router(model)
+        | write_dense(model)
         | {
             "moe_intermediate_size": model.ffn,
             "num_experts": model.experts,
             "norm_topk_prob": model.router_normalised,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
             "attention_bias": model.qkv_bias,
             "use_sliding_window": model.sliding_window is not None,
             "sliding_window": model.sliding_window,
@@ -127,8 +152,8 @@ MIXTRAL = ModelFamily(
         "router_jitter_noise": 0.0,
     },
     _write_mixtral,
-    _tensors("block_sparse_moe", ("w1", "w3", "w2")),
-    _KEYS | {"experts": ("num_local_experts",)},
+    routed_tensors("block_sparse_moe", ("w1", "w3", "w2"), dense=False),
+    ROUTER_KEYS | {"experts": ("num_local_experts",)},
 )
 QWEN3_MOE = ModelFamily(
     _read_qwen3,
@@ -149,11 +174,12 @@ QWEN3_MOE = ModelFamily(
         "mlp_only_layers": None,
     },
     _write_qwen3,
-    _tensors("mlp", _DENSE),
-    _KEYS
+    routed_tensors("mlp"),
+    ROUTER_KEYS
     | {
         "experts": ("num_experts", "num_local_experts"),
         "ffn": ("moe_intermediate_size",),
         "router_normalised": ("norm_topk_prob",),
+        **DENSE_KEYS,
     },
 )

@@ -29,7 +29,7 @@ _TENSORS = Tensors(
         "lm_head": "lm_head",
     },
     fused=(("q_proj", "k_proj", "v_proj"),),
-    by_head=True,
+    by_head=("q_proj", "k_proj", "v_proj"),
     with_shared_norm={"input_norm": "transformer.h.{}.input_layernorm"},
 )
 _KEYS = {

@@ -21,7 +21,7 @@ class Tensors:
     names: Mapping[str, str]  # module -> its name in the files
     transposed: tuple[str, ...] = ()  # modules whose matrices are [in, out]
     fused: tuple[tuple[str, ...], ...] = ()  # modules stored as one matrix, one below another
-    by_head: bool = False  # fused rows are grouped by key head, not by module
+    by_head: tuple[str, ...] = ()  # those whose rows are grouped by key head, not by module
     # Modules whose files have the two rows of each pair that rope turns beside each other. Ours are
     # half of the turned columns apart; scores are the same, since queries and keys both are so.
     paired: tuple[str, ...] = ()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.rope_scaling import FAST, SLOW, RopeScaling
 
 _LENGTH = "original_max_position_embeddings"
 _PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, which holds everything
+_OF_YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # which files call so, too
 _FIELDS = {
     "factor": "factor",
     "low_frequency_factor": "low_freq_factor",
@@ -17,6 +18,7 @@ _FIELDS = {
     "original_length": "original_max_position_embeddings",
     "short_factors": "short_factor",
     "long_factors": "long_factor",
+    **{field: field for field in _OF_YARN},
 }
 _OLD_NAMES = {"su": "longrope"}
 
@@ -56,12 +58,20 @@ def read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, Any
         return None
     name = _OLD_NAMES.get(name, name)
     length = rope.get(_LENGTH, reader.config.get(_LENGTH))
-    if length is None and name in ("llama3", "longrope"):
+    if length is None and name in ("llama3", "yarn", "longrope"):
         length = reader.count("max_position_embeddings")
+    if name == "yarn" and (rope.get("attention_factor") or rope.get("truncate") is False):
+        place = next(place for place in _PLACES if reader.mapping(place))
+        reader.refuse(place, "yarn without `attention_factor`, with bounds that are truncated")
     fields = {"name": name} | {field: rope.get(key) for field, key in _FIELDS.items()}
     fields["original_length"] = length
     if name == "longrope":
         fields |= _read_longrope(rope, reader, length)
+    of_yarn = {field: fields.pop(field) or None for field in _OF_YARN}
+    if name == "yarn":
+        of_yarn["beta_fast"] = of_yarn["beta_fast"] or FAST
+        of_yarn["beta_slow"] = of_yarn["beta_slow"] or SLOW
+        fields |= of_yarn
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -80,6 +90,9 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
     fields = {key: getattr(scaling, field) for field, key in _FIELDS.items()}
+    for field in _OF_YARN:
+        if scaling.name != "yarn" or not getattr(scaling, field):
+            del fields[_FIELDS[field]]
     fields["rope_type"] = scaling.name
     told = {key: value for key, value in fields.items() if value not in (None, ())}
     return {key: [*value] if isinstance(value, tuple) else value for key, value in told.items()}

@@ -1,0 +1,59 @@
+"""An MLP beside a block's experts, which all tokens pass, on one rank (runtime/shared.py).
+
+Its products, activation and sum are operators like those of a dense block's MLP, with collectives
+of their own.
+"""
+
+from __future__ import annotations
+
+from bigplan.graph.experts import weighting
+from bigplan.graph.operators import Collective, Stream
+from bigplan.graph.shape import RankShape
+from bigplan.spec.layers import SHARED_ACTIVATION
+from bigplan.spec.step import LayerStep, StepOp
+
+
+def shared_inner_bytes(shape: RankShape) -> int:
+    """Bytes of its gate, up or inner values on a tensor-parallel rank; 0 where there is none."""
+    inner = (s.gives[0] for s in shape.steps(StepOp.ACTIVATION) if s.name == SHARED_ACTIVATION)
+    return sum(map(shape.activation_shape.nbytes, inner))
+
+
+def into_shared(shape: RankShape, name: str) -> tuple[Collective, ...]:
+    """As `into_matrix`, where there is such an MLP; `name` and `beside` are the experts'."""
+    return shape.into_matrix(name.replace("mlp", "shared")) if shape.model.shared_ffn else ()
+
+
+def out_of_shared(shape: RankShape, name: str, beside: str) -> tuple[Collective, ...]:
+    """As `out_of_matrix`, likewise."""
+    if not shape.model.shared_ffn:
+        return ()
+    name, beside = (one.replace("mlp", "shared") for one in (name, beside))
+    return shape.out_of_matrix(name, beside=beside)
+
+
+def added(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
+    """Its sum with the stream; in the backward, that of gradients by what both it and experts read.
+
+    Autograd adds these up.
+    """
+    return Stream(step.name, 3 * shape.hidden), Stream(step.name, 3 * shape.hidden)
+
+
+def gated_by_score(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream] | None:
+    """Its activation times a weight for each token; None: it has no such gate."""
+    return weighting(shape, step) if shape.model.shared_gate else None
+
+
+def shared_workspace(shape: RankShape) -> int:
+    """Bytes that its backward needs beyond what is saved, as a dense MLP's does.
+
+    The gradient by what it reads, of the experts' backward before, lives beside.
+    """
+    inner = shared_inner_bytes(shape)
+    if not inner:
+        return 0
+    plain = shape.fused and not shape.generated
+    passes = (2 if shape.generated else 4) if shape.model.shared_gate else 2 + plain
+    matrix = shape.model.hidden * (shape.model.shared_ffn // shape.tp) * shape.element
+    return passes * inner + matrix + shape.gathered + shape.hidden

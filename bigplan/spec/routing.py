@@ -1,0 +1,48 @@
+"""How the experts of a token are chosen and weighted."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from bigplan.spec.files.document import Spec
+
+
+class Routing(Spec):
+    """How a router's scores become a token's experts and their weights.
+
+    Shares of experts are a softmax over all scores, or the sigmoid of each. A token gets the
+    experts with the largest shares, plus `bias` where there is one; its weights are shares without
+    the bias (DeepSeek-V3, arXiv 2412.19437, equations 13 to 16).
+    """
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    bias: bool = False
+    """numbers added to shares where experts are chosen; training leaves them as they are"""
+    groups: int = Field(default=1, ge=1, le=10**4)
+    """equal groups of experts; a token chooses among the experts of some groups alone"""
+    groups_per_token: int = Field(default=1, ge=1, le=10**4)
+    """these: the groups whose best experts together have most"""
+    group_best: int = Field(default=2, ge=1, le=10**4)
+    """experts of a group that count for it, its best: 2 in DeepSeek-V3, 1 in V2"""
+    scale: float = Field(default=1.0, gt=0)
+    """factor of all weights"""
+
+    def problem(self, experts: int, each: int) -> str | None:
+        """Why a token cannot choose `each` of so many experts like this; None: it can."""
+        if self.groups == self.groups_per_token == 1:
+            return None
+        size, rest = divmod(experts, self.groups)
+        best = {1: "one", 2: "two"}.get(self.group_best, str(self.group_best))
+        if rest or size < self.group_best:
+            return (
+                f"`routing.groups` {self.groups} must divide `experts` {experts} into groups of "
+                f"{best} or more, the {best} best of which are added up; correct it"
+            )
+        if self.groups_per_token > self.groups or self.groups_per_token * size < each:
+            return (
+                f"`routing.groups_per_token` {self.groups_per_token} of {self.groups} groups of "
+                f"{size} experts must hold `experts_per_token` {each}; correct it"
+            )
+        return None
