@@ -67,7 +67,8 @@ class _Attention(Function):
                 gradient, *heads, out, lse, seed, offset, None, *sums, 0.0, True, scale=ctx.scale
             )
         else:
-            wide, width = _padded(heads), q.shape[-1]
+            wide = _padded(heads)
+            width = wide[-1].shape[-1]
             gradient, out = _widened(gradient, width), _widened(out, width)
             found = equal.backward(gradient, wide, (out, *others), ctx.scale, None)
         by_q, by_k, by_v = (x.transpose(1, 2) for x in found[:3])
