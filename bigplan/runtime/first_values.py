@@ -19,6 +19,7 @@ from bigplan.rectangle import Rectangle, all_of
 from bigplan.runtime import four_bits
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.hf_weights import HfFolder
+from bigplan.spec.four_bits import packed_columns
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
@@ -66,9 +67,11 @@ def stored_values(model: ModelSpec, training: Training) -> FirstValues:
         if kind != "block" or parameter.name not in matrices:
             return first(kind, layer, parameter, part)
         matrix, blocks = matrices[parameter.name], four_bits.unstored(part, dtype)
-        bands = blocks.bands(rows_at_once(matrix.matrix[1]))
-        packed = [four_bits.packed(first(kind, layer, matrix, band), dtype) for band in bands]
-        return four_bits.part_of(torch.cat(packed), part)
+        packed = torch.empty(blocks.rows, packed_columns(blocks.columns, dtype.itemsize), dtype=dtype)
+        for band in blocks.bands(rows_at_once(matrix.matrix[1])):
+            rows, _ = band.within(blocks)
+            four_bits.packed(first(kind, layer, matrix, band), dtype, packed[rows])
+        return four_bits.part_of(packed, part)
 
     return stored
 
