@@ -89,6 +89,9 @@ def _fill(
     """Make ranges of the layer's elements, and put them wherever some of them are kept."""
     kind, rows = context.kind(layer).name, context.rows[layer]
     parameters = {parameter.name: parameter for parameter in context.parameters(layer)}
+    # As the model has them: values are drawn in blocks of these rows, whatever is stored of them.
+    own = (*parameters.values(), *context.model.kinds().get(kind, ()))
+    at_once = {parameter.name: rows_at_once(parameter.matrix[1]) for parameter in own}
 
     def make(part: Rectangle) -> None:
         values = first(kind, layer, parameters[part.parameter], part).flatten()
@@ -102,7 +105,7 @@ def _fill(
     cores.run(
         partial(make, part)
         for one in together
-        for part in one.bands(rows_at_once(parameters[one.parameter].matrix[1]))
+        for part in one.bands(at_once[one.parameter])
     )
 
 
