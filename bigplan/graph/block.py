@@ -26,7 +26,7 @@ from bigplan.graph.experts import (
     row_bytes,
     weighting,
 )
-from bigplan.graph.four_bits import unpacked, unpacked_bytes
+from bigplan.graph.four_bits import unpacked_bytes, unpacking
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import (
     Collective,
@@ -108,7 +108,7 @@ def block(shape: RankShape) -> LayerKind:
         + unpacked_bytes(shape),
         backward_workspace=_backward_workspace(shape, trained, saved) + unpacked_bytes(shape),
         chained=_chained(shape),
-        largest=max(shape.whole_hidden, largest_bytes(shape, tensors)),
+        largest=max(shape.whole_hidden, largest_bytes(shape, trained)),
         frozen=shape.frozen,
         adapters=adapters,
         waits=any(isinstance(product, Gemm) and product.apart for product in linear),
@@ -213,7 +213,7 @@ def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...
     )
     if shape.frozen:
         forward, backward = adapter_products(shape, products)
-        opened = tuple(unpacked(shape, step) for step in products) if shape.packed else ()
+        opened = unpacking(shape, products)
         return (*gemms, *opened, *forward), (*by_input(gemms), *opened, *backward)
     quantised, quantised_back = _quantisation([gemm for gemm in gemms if gemm.fp8])
     return (*gemms, *quantised), (*by_input_and_weight(gemms), *biases, *quantised_back)
@@ -330,7 +330,11 @@ def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     qkv, *_, up, _ = shape.steps(StepOp.PRODUCT)
     again = (
         *(shape.into_matrix("attention input again") if qkv.saves else ()),
-        *(_into_mlp(shape, "mlp input again") if up.saves or shape.model.experts else ()),
+        *(
+            _into_mlp(shape, "mlp input again")
+            if up.saves or (shape.model.experts and not shape.frozen)
+            else ()
+        ),
     )
     return tuple(Collective(one.name, one.pattern, one.nbytes, hidden=True) for one in again)
 

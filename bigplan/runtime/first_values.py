@@ -19,7 +19,7 @@ from bigplan.rectangle import Rectangle, all_of
 from bigplan.runtime import four_bits
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.hf_weights import HfFolder
-from bigplan.spec.four_bits import packed_columns
+from bigplan.spec.four_bits import is_packed, packed_columns
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
@@ -60,14 +60,16 @@ def stored_values(model: ModelSpec, training: Training) -> FirstValues:
     first = first_values(model, training)
     if training.lora is None or training.lora.frozen is None:
         return first
-    matrices = {p.name: p for p in model.kinds()["block"] if len(p.shape) == 2}
+    matrices = {p.name: p for p in model.kinds()["block"] if is_packed(p)}
     dtype = DTYPES[training.precision]
 
     def stored(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
         if kind != "block" or parameter.name not in matrices:
             return first(kind, layer, parameter, part)
         matrix, blocks = matrices[parameter.name], four_bits.unstored(part, dtype)
-        packed = torch.empty(blocks.rows, packed_columns(blocks.columns, dtype.itemsize), dtype=dtype)
+        packed = torch.empty(
+            blocks.rows, packed_columns(blocks.columns, dtype.itemsize), dtype=dtype
+        )
         for band in blocks.bands(rows_at_once(matrix.matrix[1])):
             rows, _ = band.within(blocks)
             four_bits.packed(first(kind, layer, matrix, band), dtype, packed[rows])

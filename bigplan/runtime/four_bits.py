@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -13,7 +14,15 @@ from bigplan.spec.four_bits import BLOCK, LEVELS, packed_columns
 
 # A value's code is the number of these that it is above, once divided by its block's scale.
 BOUNDS = tuple((lower + upper) / 2 for lower, upper in pairwise(LEVELS))
+# A matrix [out, in] of how its weight is stored.
+Open = Callable[[Tensor], Tensor]
+
 _WORDS = {2: torch.int16, 4: torch.int32}  # by bytes of an element
+
+
+def as_stored(weight: Tensor) -> Tensor:
+    """The matrix of a weight that is stored as it is."""
+    return weight
 
 
 def packed(matrix: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:

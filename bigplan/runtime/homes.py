@@ -102,11 +102,7 @@ def _fill(
         for filling in rows.filling(elements):
             home.put(filling.start, torch.zeros(len(filling)))
     together = (part for elements in ranges for _, part in rows.rectangles(elements))
-    cores.run(
-        partial(make, part)
-        for one in together
-        for part in one.bands(at_once[one.parameter])
-    )
+    cores.run(partial(make, part) for one in together for part in one.bands(at_once[one.parameter]))
 
 
 def without(ranges: Iterable[range], others: Iterable[range]) -> Iterator[range]:

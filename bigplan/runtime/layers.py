@@ -20,10 +20,11 @@ from bigplan.runtime import blocks, generated
 from bigplan.runtime.blocks import PLAIN, Ways
 from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
+from bigplan.runtime.four_bits import as_stored
 from bigplan.runtime.generated import library_for
 from bigplan.runtime.kept import KeptActivations, differentiate
 from bigplan.runtime.positions import Positions, Sharing, position_tables
-from bigplan.runtime.products import Products, Sums, as_stored
+from bigplan.runtime.products import Products, Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.words import own_rows

@@ -9,7 +9,7 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +23,7 @@ from bigplan.runtime import experts
 from bigplan.runtime.adapters import Adapters, AddProduct, adapted, below_each_other, side_by_side
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.blocks import PLAIN, Parameters, Ways
+from bigplan.runtime.four_bits import Open, as_stored
 from bigplan.runtime.generated import rows_of
 from bigplan.runtime.lookup import add_rows
 from bigplan.runtime.mixture import Mixture
@@ -32,15 +33,6 @@ from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library
-
-
-# A matrix [out, in] of how its weight is stored.
-Open = Callable[[Tensor], Tensor]
-
-
-def as_stored(weight: Tensor) -> Tensor:
-    """The matrix of a weight that is stored as it is."""
-    return weight
 
 
 class Factor(NamedTuple):
@@ -339,7 +331,8 @@ class Products:
     @property
     def mixture(self) -> Mixture:
         """How a block runs its experts."""
-        return Mixture(self.ranks, self.sums, rows=rows_of(self.kernels))
+        rows = rows_of(self.kernels)
+        return Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen, open=self.open)
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         """As blocks.plain_linears, of matrices that ranks split by rows."""

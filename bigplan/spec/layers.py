@@ -13,6 +13,7 @@ from bigplan.spec.architecture import Architecture
 from bigplan.spec.step import LayerStep, Parameter, StepOp, StepValue, product
 
 TABLE = "embed_tokens.weight"  # which a tied head reads
+ROUTER = "router.weight"  # which chooses experts
 
 
 def described(model: Architecture) -> Mapping[str, tuple[LayerStep, ...]]:
@@ -160,7 +161,7 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     """
     each = model.experts_per_token
     scores = StepValue("router scores", model.experts, split=False, whole=True)
-    router = Parameter("router.weight", (model.experts, model.hidden), "replicated", True)
+    router = Parameter(ROUTER, (model.experts, model.hidden), "replicated", True)
     sent = StepValue("sent", model.hidden, each, split=False, whole=True)
     weights = StepValue("router weights", 1, each, split=False, whole=True)
     places = tuple(weights._replace(name=name) for name in ("chosen experts", "order of rows"))

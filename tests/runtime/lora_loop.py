@@ -17,12 +17,16 @@ from bigplan.runtime.adapter_rows import NAME, adapter_parameters
 from bigplan.runtime.blocks import Ways
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import stored_values, whole_values
+from bigplan.runtime.mixture import Mixture
 from bigplan.spec.lora import stored
 from bigplan.spec.step import Parameter
 
 
-def plain_ways(scale: float) -> Ways:
-    """Products as the formula has them, differentiated by autograd."""
+def plain_ways(scale: float, balance: float = 0.0) -> Ways:
+    """Products as the formula has them, differentiated by autograd.
+
+    `balance`: what that of a block's experts weighs, over all tokens of a pass.
+    """
 
     def linears(p: Mapping[str, Tensor], names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         outputs = []
@@ -33,7 +37,8 @@ def plain_ways(scale: float) -> Ways:
             outputs.append(y)
         return tuple(outputs)
 
-    return Ways(linears)
+    mixture = Mixture(balance=(lambda: balance) if balance else None)
+    return Ways(linears, experts=mixture)
 
 
 @dataclass
@@ -104,7 +109,7 @@ class LoraLoop:
         """The losses of all targets."""
         model, lora = self.plan.model, self.plan.training.lora
         assert lora is not None
-        ways = plain_ways(lora.scale)
+        ways = plain_ways(lora.scale, model.router_loss / model.layers)
         length = tokens.shape[1]
         tables = {
             one: positions.position_tables(model, length, "cpu", torch.float32, attends=one)
