@@ -125,8 +125,8 @@ def test_other_engines_say_why_they_have_no_adapters(
 
 
 def test_adapters_are_not_named_where_they_do_not_fit_either(bigplan: Run) -> None:
-    desk = ("--model", "mixtral-8x7b", "--cluster", "rtx-4090-workstation", "--cap", "nvme=0GB")
-    code, _, err = bigplan("plan", *desk, "--cap", "host=16GB")
+    desk = ("--model", "qwen3-235b-a22b", "--cluster", "rtx-4090-workstation")
+    code, _, err = bigplan("plan", *desk, "--cap", "nvme=0GB")
     assert code == 3
     assert "does not fit" in err
     assert "adapters" not in err
