@@ -19,6 +19,7 @@ from bigplan.rectangle import Rectangle, all_of
 from bigplan.runtime import four_bits
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.hf_weights import HfFolder
+from bigplan.runtime.peft_import import PeftFolder
 from bigplan.spec.four_bits import is_packed, packed_columns
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -55,9 +56,14 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
     return read
 
 
-def stored_values(model: ModelSpec, training: Training) -> FirstValues:
-    """As `first_values`, of what the training stores: blocks' matrices may be in 4 bits."""
+def stored_values(model: ModelSpec, training: Training, *, resumed: bool = False) -> FirstValues:
+    """As `first_values`, of what the training stores: blocks' matrices may be in 4 bits.
+
+    `resumed`: nobody asks for adapters, which a checkpoint has.
+    """
     first = first_values(model, training)
+    if training.lora is not None and training.lora.weights is not None and not resumed:
+        first = _with_adapters(first, PeftFolder.open(model, training))
     if training.lora is None or training.lora.frozen is None:
         return first
     matrices = {p.name: p for p in model.kinds()["block"] if is_packed(p)}
@@ -76,6 +82,15 @@ def stored_values(model: ModelSpec, training: Training) -> FirstValues:
         return four_bits.part_of(packed, part)
 
     return stored
+
+
+def _with_adapters(first: FirstValues, folder: PeftFolder) -> FirstValues:
+    def read(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
+        if layer == ADAPTERS:
+            return folder.values(parameter.name, part)
+        return first(kind, layer, parameter, part)
+
+    return read
 
 
 def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter) -> Tensor:

@@ -64,7 +64,7 @@ class HfFolder:
         model = self.model
         expected = {tensor.name: tensor.shape for tensor in hf_tensors(self.family, model)}
         for path in sorted(set(self.files.values())):
-            with _opened(path) as file:
+            with opened(path) as file:
                 for name in (name for name in expected if self.files[name] == path):
                     header = file.get_slice(self.names[name])
                     shape, dtype = tuple(header.get_shape()), header.get_dtype()
@@ -93,7 +93,7 @@ class HfFolder:
         values = torch.empty(rectangle.rows, rectangle.columns)
         by_file = sorted(places, key=lambda place: self.files[place.tensor])
         for path, mine in groupby(by_file, lambda place: self.files[place.tensor]):
-            with _opened(path) as file:
+            with opened(path) as file:
                 for place in mine:
                     tensor = file.get_slice(self.names[place.tensor])
                     if place.experts > 1:
@@ -151,7 +151,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         raise InputError(
             f"{folder}: holds neither {SINGLE} nor {INDEX}; take a complete copy of the model"
         )
-    with _opened(single) as file:
+    with opened(single) as file:
         return dict.fromkeys(file.keys(), single)
 
 
@@ -167,7 +167,7 @@ def _indexed(index: Path) -> dict[str, Path]:
     for path in sorted(set(found.values())):
         if path.parent != index.parent:
             raise InputError(f"{index}: names {path}, which is outside of its folder; correct it")
-        with _opened(path) as file:
+        with opened(path) as file:
             inside = set(file.keys())
         missing = next((n for n, p in found.items() if p == path and n not in inside), None)
         if missing is not None:
@@ -179,7 +179,7 @@ def _indexed(index: Path) -> dict[str, Path]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
     """A safetensors file, its header checked against its length."""
     require_regular(path)
     try:

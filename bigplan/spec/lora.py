@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import sqrt
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
@@ -30,6 +30,31 @@ def _twice_the_rank(data: dict[str, int]) -> float:
     return 2.0 * data["rank"]
 
 
+class LoraRequest(Spec):
+    """The `lora:` part as the user writes it: with `weights` all else is optional."""
+
+    rank: int | None = Field(default=None, gt=0, le=HIGHEST_RANK)
+    """columns between A and B; default: that of `weights`"""
+    alpha: float | None = Field(default=None, gt=0)
+    """adapters count alpha / rank; default: that of `weights`, or 2 x rank"""
+    targets: tuple[str, ...] | None = None
+    """products with an adapter, such as [q_proj, v_proj]; default: those of `weights`, or all"""
+    rank_stabilised: bool | None = None
+    """adapters count alpha / sqrt(rank) in place of alpha / rank; default: as `weights`, or no"""
+    frozen: Literal["nf4"] | None = None
+    """how the blocks' frozen matrices are stored: nf4 in 4 bits (QLoRA); null: in `precision`"""
+    weights: str | None = Field(default=None, min_length=1)
+    """peft's folder of adapters to start from; default: new ones, which change nothing at first"""
+
+    @model_validator(mode="after")
+    def _check(self) -> LoraRequest:
+        if self.rank is None and self.weights is None:
+            raise InputError(
+                "lora has no rank; write one, such as 16, or `weights` with a folder of adapters"
+            )
+        return self
+
+
 class Lora(Spec):
     """Low-rank adapters of the blocks' products; nothing else of the model is trained."""
 
@@ -43,6 +68,8 @@ class Lora(Spec):
     """adapters count alpha / sqrt(rank) in place of alpha / rank"""
     frozen: Literal["nf4"] | None = None
     """how the blocks' frozen matrices are stored: nf4 in 4 bits (QLoRA); null: in `precision`"""
+    weights: str | None = Field(default=None, min_length=1, exclude_if=lambda weights: not weights)
+    """peft's folder of adapters to start from; null: new ones"""
 
     @property
     def scale(self) -> float:

@@ -27,7 +27,12 @@ ATTENTION = Lora(rank=8, targets=("q_proj", "v_proj"))
 
 
 def _resolved(lora: Lora, model: ModelSpec = LLAMA) -> Training:
-    return resolve(TrainingRequest(lora=lora), model)
+    return resolve(TrainingRequest.model_validate({"lora": lora.model_dump()}), model)
+
+
+def test_a_rank_is_needed() -> None:
+    with pytest.raises(ValueError, match="lora has no rank; write one, such as 16"):
+        TrainingRequest.model_validate({"lora": {"alpha": 8}})
 
 
 def test_defaults_and_scales() -> None:
