@@ -24,7 +24,7 @@ from torch import Tensor
 from bigplan.rectangle import all_of
 from bigplan.runtime import four_bits
 from bigplan.runtime.cores import Cores
-from bigplan.runtime.first_values import rows_at_once, stored_values
+from bigplan.runtime.first_values import rows_to_make, stored_values
 from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.hf.config import to_hf_config
 from bigplan.spec.hf.weights import hf_tensors
@@ -67,7 +67,7 @@ def _jobs(model: ModelSpec, training: Training) -> Iterator[tuple[int, Callable[
         for parameter in stored(model, "block", training.lora, 2):
             wide = own[parameter.name]
             if wide.shape != parameter.shape:
-                for part in all_of(parameter).bands(rows_at_once(wide.matrix[1])):
+                for part in all_of(parameter).bands(rows_to_make(wide)):
                     weights = part.rows * wide.matrix[1]
                     yield weights, partial(values, "block", layer, parameter, part)
 

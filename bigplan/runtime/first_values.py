@@ -25,8 +25,8 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
 
-# Of a kind, layer (index in layer_sequence()), parameter and rectangle of it: fp32 values on the
-# CPU [rows, columns]. A vector is one row.
+# Of a kind, layer (index in layer_sequence()), parameter and rectangle of it: values on the CPU
+# [rows, columns], fp32 or as a file has them. A vector is one row.
 FirstValues = Callable[[str, int, Parameter, Rectangle], Tensor]
 
 STD = 0.02  # of every matrix, as in GPT-2 and Llama
@@ -34,6 +34,8 @@ STD = 0.02  # of every matrix, as in GPT-2 and Llama
 # and 5 ms to draw, in which they do not: about 100 cores can do it side by side. A rectangle that
 # begins or ends amid a block, or has some columns of it, draws all of it.
 BLOCK = 1 << 20
+# Of 128 experts 2,048 wide, each then has 32 rows: in transposed tensors, whole lines of a cache.
+EXPERTS_BLOCKS = 8
 
 
 def first_values(model: ModelSpec, training: Training) -> FirstValues:
@@ -76,7 +78,7 @@ def stored_values(model: ModelSpec, training: Training, *, resumed: bool = False
         packed = torch.empty(
             blocks.rows, packed_columns(blocks.columns, dtype.itemsize), dtype=dtype
         )
-        for band in blocks.bands(rows_at_once(matrix.matrix[1])):
+        for band in blocks.bands(rows_to_make(matrix)):
             rows, _ = band.within(blocks)
             four_bits.packed(first(kind, layer, matrix, band), dtype, packed[rows])
         return four_bits.part_of(packed, part)
@@ -136,6 +138,11 @@ def random_values(
 def rows_at_once(columns: int) -> int:
     """Rows of a matrix that are drawn from one seed; requests of multiples waste nothing."""
     return max(1, BLOCK // columns)
+
+
+def rows_to_make(parameter: Parameter) -> int:
+    """Rows to ask for at once: several blocks where each expert's tensor has a few of them."""
+    return rows_at_once(parameter.matrix[1]) * (EXPERTS_BLOCKS if parameter.experts else 1)
 
 
 def _generator(key: str) -> torch.Generator:

@@ -13,6 +13,7 @@ constexpr int BOUNDS = 15;   // between the 16 levels
 // The largest magnitude, NaN if there is one: as integers NaN is above all of them.
 inline float largest(const float* values) {
   uint32_t most = 0;
+#pragma GCC ivdep
   for (int i = 0; i < COLUMNS; i++) {
     uint32_t bits;
     std::memcpy(&bits, values + i, sizeof bits);
@@ -41,12 +42,16 @@ inline void pack_block(const float* values, const float* bounds, Stored* out) {
   constexpr int BYTES = COLUMNS / 2;
   const float scale = put_scale(largest(values), out + BYTES / sizeof(Stored));
   const float divisor = scale > 0 ? scale : 1.0f;
-  float divided[COLUMNS];
-  int32_t counts[COLUMNS] = {};
-  for (int i = 0; i < COLUMNS; i++) divided[i] = values[i] / divisor;
-  for (int bound = 0; bound < BOUNDS; bound++)
-    for (int i = 0; i < COLUMNS; i++) counts[i] += divided[i] > bounds[bound];
+  int32_t counts[COLUMNS];
+#pragma GCC ivdep
+  for (int i = 0; i < COLUMNS; i++) {
+    const float divided = values[i] / divisor;
+    int32_t count = 0;
+    for (int bound = 0; bound < BOUNDS; bound++) count += divided > bounds[bound];
+    counts[i] = count;
+  }
   uint8_t codes[BYTES];
+#pragma GCC ivdep
   for (int i = 0; i < BYTES; i++)
     codes[i] = static_cast<uint8_t>(counts[2 * i] | counts[2 * i + 1] << 4);
   std::memcpy(out, codes, BYTES);
@@ -58,6 +63,7 @@ void pack(const Element* values, int64_t blocks, const float* bounds, Stored* ou
   float buffer[COLUMNS];
   for (int64_t block = 0; block < blocks; block++) {
     const auto* value = readable(values + block * COLUMNS, buffer, COLUMNS);
+#pragma GCC ivdep
     for (int i = 0; i < COLUMNS; i++) buffer[i] = widened(value[i]);
     pack_block(buffer, bounds, out + block * SIZE);
   }
