@@ -84,7 +84,8 @@ class HfFolder:
     def values(self, layer: int, parameter: Parameter, rectangle: Rectangle) -> Tensor:
         """A rectangle of a parameter on the CPU [rows, columns]; a vector is one row.
 
-        In the file's dtype, or fp32 where it has fp64 or tensors of several. `layer` is its index in layer_sequence(). No more of the file is read.
+        In the file's dtype, or fp32 where it has fp64 or tensors of several. `layer` is its index
+        in layer_sequence(). No more of the file is read.
         """
         places = stored(self.family, self.model, layer, parameter)
         vector = len(parameter.shape) == 1
