@@ -57,7 +57,7 @@ class LoraLoop:
         self.frozen = [
             {p.name: self._matrix(p, whole_values(first, kind, layer, p)) for p in described}
             for layer, kind in enumerate(sequence)
-            for described in [stored(model, kind, training.lora, 4)]
+            for described in [stored(model, kind, training.lora, training.compute_bytes)]
         ]
         described = adapter_parameters(model, training.lora, range(len(sequence)))
         self.adapters = {
@@ -78,7 +78,7 @@ class LoraLoop:
         """What a frozen parameter is in products: matrices in 4 bits have lost some of it."""
         whole = {p.name: p.shape for p in self.plan.model.kinds()["block"]}
         as_it_is = described.shape == whole.get(described.name, described.shape)
-        return values if as_it_is else four_bits.unpacked(values)
+        return values if as_it_is else four_bits.unpacked(values).float()
 
     def step(self) -> float:
         """One step; its loss."""
