@@ -122,6 +122,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2-some": {"targets": ["q_proj", "v_proj", "o_proj"], "alpha": 3.0},
     "phi3": {"rank_stabilised": True},  # queries, keys and values are one module
     "gpt-neox": {},  # and head by head
+    "mixtral": {},  # of attention alone
+    "qwen3-moe": {"targets": ["k_proj", "o_proj"]},
 }
 
 
