@@ -67,7 +67,7 @@ def _jobs(model: ModelSpec, training: Training) -> Iterator[tuple[int, Callable[
         for parameter in stored(model, "block", training.lora, 2):
             wide = own[parameter.name]
             if wide.shape != parameter.shape:
-                for part in all_of(parameter).bands(rows_to_make(wide)):
+                for part in all_of(parameter).bands(rows_to_make(wide, training)):
                     weights = part.rows * wide.matrix[1]
                     yield weights, partial(values, "block", layer, parameter, part)
 

@@ -34,8 +34,9 @@ STD = 0.02  # of every matrix, as in GPT-2 and Llama
 # and 5 ms to draw, in which they do not: about 100 cores can do it side by side. A rectangle that
 # begins or ends amid a block, or has some columns of it, draws all of it.
 BLOCK = 1 << 20
-# Of 128 experts 2,048 wide, each then has 32 rows: in transposed tensors, whole lines of a cache.
-EXPERTS_BLOCKS = 8
+# Blocks of experts that are read at once out of files: in 16 bits as large as two in fp32. Of 128
+# experts 2,048 wide each then has 16 rows, and of one block 4, whose reading is all overhead.
+EXPERTS_BLOCKS = 4
 
 
 def first_values(model: ModelSpec, training: Training) -> FirstValues:
@@ -78,7 +79,7 @@ def stored_values(model: ModelSpec, training: Training, *, resumed: bool = False
         packed = torch.empty(
             blocks.rows, packed_columns(blocks.columns, dtype.itemsize), dtype=dtype
         )
-        for band in blocks.bands(rows_to_make(matrix)):
+        for band in blocks.bands(rows_to_make(matrix, training)):
             rows, _ = band.within(blocks)
             four_bits.packed(first(kind, layer, matrix, band), dtype, packed[rows])
         return four_bits.part_of(packed, part)
@@ -140,9 +141,10 @@ def rows_at_once(columns: int) -> int:
     return max(1, BLOCK // columns)
 
 
-def rows_to_make(parameter: Parameter) -> int:
+def rows_to_make(parameter: Parameter, training: Training) -> int:
     """Rows to ask for at once: several blocks where each expert's tensor has a few of them."""
-    return rows_at_once(parameter.matrix[1]) * (EXPERTS_BLOCKS if parameter.experts else 1)
+    several = parameter.experts and training.weights is not None
+    return rows_at_once(parameter.matrix[1]) * (EXPERTS_BLOCKS if several else 1)
 
 
 def _generator(key: str) -> torch.Generator:

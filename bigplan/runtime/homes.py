@@ -48,8 +48,7 @@ def fill_first(context: Context, first: FirstValues, layers: Iterable[int] | Non
     """First weights and empty moments at the home of these layers, or of all and of adapters.
 
     Only elements that have a home are made, each once. Besides the plan's memory, a thread has at
-    most two blocks of elements in fp32 (first_values.BLOCK), and one in another precision; of
-    experts eight times as many.
+    most two blocks of elements in fp32 (first_values.BLOCK), and one in another precision.
     """
     with Cores() as cores:
         for layer in context.rows if layers is None else layers:
@@ -92,7 +91,7 @@ def _fill(
     parameters = {parameter.name: parameter for parameter in context.parameters(layer)}
     # As the model has them: values are drawn in blocks of these rows, whatever is stored of them.
     own = (*parameters.values(), *context.model.kinds().get(kind, ()))
-    at_once = {parameter.name: rows_to_make(parameter) for parameter in own}
+    at_once = {parameter.name: rows_to_make(parameter, context.training) for parameter in own}
 
     def make(part: Rectangle) -> None:
         values = first(kind, layer, parameters[part.parameter], part).flatten()
