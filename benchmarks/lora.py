@@ -264,11 +264,14 @@ def packing(out: Path) -> dict[str, Any]:
     weights = lora_packing.written(small, out / "two-blocks", DEVICE)
     found: dict[str, Any] = lora_packing.rates(small, weights, DEVICE)
     print(*lora_packing.shown(found), sep="\n", flush=True)
+    gc.collect()
+    torch.cuda.empty_cache()  # launches want the GPU
     for part, drawn in (("packed", True), ("packed", False), ("packed-70b", True)):
         model, given = model_of(part), settings(part, out)
         if not drawn:
             shutil.rmtree(weights)
             weights = lora_packing.written(model, out / "weights", DEVICE)
+            torch.cuda.empty_cache()
             given["training"]["weights"] = str(weights)
         name = f"{part}, {'drawn' if drawn else 'out of files'}"
         found[name] = lora_packing.first_step(given, model, out / "first-step")
