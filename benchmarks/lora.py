@@ -6,9 +6,10 @@ Parts: `resident` (LoRA of Llama 3 8B, all on the GPU), `streamed` (the same wit
 14 GiB, so that frozen weights pass through it from host memory), `large` (40 blocks of Llama 3
 70B's shape, 36 B parameters, the GPU held to 24 GiB), `packed` and `packed-70b` (frozen blocks in
 4 bits: 8B with the GPU held to 14 GiB, all of 70B to 24 GiB), `unpack` (the kernel that opens such
-matrices), and as peers of the first `plain` and `compiled`: transformers' model with the same
-adapters and torch's fused AdamW, its blocks compiled or not; of `packed` `qlora`: transformers,
-peft and bitsandbytes' NF4, with Liger's kernels. All weights are random. OUT gets cluster.yaml,
+matrices), `packing` (how fast they are packed, and how soon launches of 8B and 70B take a step),
+and as peers of the first `plain` and `compiled`: transformers' model with the same adapters and
+torch's fused AdamW, its blocks compiled or not; of `packed` `qlora`: transformers, peft and
+bitsandbytes' NF4, with Liger's kernels. All weights are random. OUT gets cluster.yaml,
 lora.json, and the runs. About eight minutes on an H200 by estimate. Without a GPU: small shapes, to
 see that everything runs; its figures mean nothing.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -27,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import lora_packing
 from bigplan.launcher.record import read_record
 from bigplan.spec.catalog import find_model
 from bigplan.spec.files.dump import to_yaml
@@ -39,7 +42,7 @@ RANK = 16
 LENGTH, BATCH = (4096, 8) if CUDA else (64, 4)
 STEPS = 8 if CUDA else 3
 PEERS = ("plain", "compiled", "qlora")
-PARTS = ("unpack", "resident", "streamed", "packed", "large", "packed-70b", *PEERS)
+PARTS = ("unpack", "packing", "resident", "streamed", "packed", "large", "packed-70b", *PEERS)
 CAPS = {
     "streamed": {"gpu": "14 GiB"},
     "packed": {"gpu": "14 GiB"},
@@ -59,10 +62,8 @@ def model_of(part: str) -> ModelSpec:
     return ModelSpec.model_validate(found | changed)
 
 
-def launched(part: str, out: Path) -> dict[str, Any]:
-    """A launch's seconds a step and bytes, beside its promises."""
-    model, path = model_of(part), out / f"{part}.yaml"
-    (out / f"{part}-model.yaml").write_text(to_yaml(model))
+def settings(part: str, out: Path) -> dict[str, Any]:
+    """What a part trains, where and how, but for its model."""
     batch = BATCH // 2 if part in LARGE else BATCH
     frozen = {"frozen": "nf4"} if part.startswith("packed") else {}
     training = {
@@ -73,13 +74,20 @@ def launched(part: str, out: Path) -> dict[str, Any]:
         "lora": {"rank": RANK} | frozen,
     }
     given: dict[str, Any] = {
-        "model": str(out / f"{part}-model.yaml"),
         "cluster": str(out / "cluster.yaml"),
         "training": training,
         "engine": "native",
     }
     if CUDA and part in CAPS:
         given["caps"] = CAPS[part]
+    return given
+
+
+def launched(part: str, out: Path) -> dict[str, Any]:
+    """A launch's seconds a step and bytes, beside its promises."""
+    model, path = model_of(part), out / f"{part}.yaml"
+    (out / f"{part}-model.yaml").write_text(to_yaml(model))
+    given = settings(part, out) | {"model": str(out / f"{part}-model.yaml")}
     path.write_text(json.dumps(given))  # JSON is YAML
     runs = out / "runs" / part
     options = ("--steps", str(STEPS), "--checkpoint-keep", "0", "--run-dir", str(runs))
@@ -89,7 +97,7 @@ def launched(part: str, out: Path) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "promised": record.summary.predicted_step_seconds,
-        "tokens a second": batch * LENGTH / seconds,
+        "tokens a second": given["training"]["global_batch"] * LENGTH / seconds,
         "losses": [metric.loss for metric in record.metrics],
         "GiB (promised)": {
             row.tier: [(row.measured or 0) / 2**30, row.predicted / 2**30]
@@ -250,6 +258,28 @@ def unpack() -> dict[str, Any]:
     }
 
 
+def packing(out: Path) -> dict[str, Any]:
+    """Weights a second, and seconds to the first steps of 8B and 70B in 4 bits."""
+    small = ModelSpec.model_validate(model_of("packed").model_dump() | {"layers": 2})
+    weights = lora_packing.written(small, out / "two-blocks", DEVICE)
+    found: dict[str, Any] = lora_packing.rates(small, weights, DEVICE)
+    print(*lora_packing.shown(found), sep="\n", flush=True)
+    gc.collect()
+    torch.cuda.empty_cache()  # launches want the GPU
+    for part, drawn in (("packed", True), ("packed", False), ("packed-70b", True)):
+        model, given = model_of(part), settings(part, out)
+        if not drawn:
+            shutil.rmtree(weights)
+            weights = lora_packing.written(model, out / "weights", DEVICE)
+            torch.cuda.empty_cache()
+            given["training"]["weights"] = str(weights)
+        name = f"{part}, {'drawn' if drawn else 'out of files'}"
+        found[name] = lora_packing.first_step(given, model, out / "first-step")
+        print(f"{name}: {json.dumps(found[name])}", flush=True)
+    shutil.rmtree(weights)
+    return found
+
+
 def _bigplan(*arguments: str) -> None:
     command = "from bigplan.cli import main; main()"
     subprocess.run([sys.executable, "-c", command, *arguments], check=True)
@@ -276,6 +306,8 @@ def main() -> None:
                 if part in PEERS
                 else unpack()
                 if part == "unpack"
+                else packing(out)
+                if part == "packing"
                 else launched(part, out)
             )
         except subprocess.CalledProcessError as error:

@@ -42,10 +42,7 @@ def device_refusal(gpu: Gpu) -> str | None:
 def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str | None:
     """Why a tool is not planned for with this model, or with adapters; None: it may be."""
     if lora is not None:
-        return (
-            f"bigplan plans adapters (lora) for its own runtime alone, not for {tool}: plan with "
-            "--engine native, or leave lora out"
-        )
+        return "lora runs with --engine native alone"
     usual = ModelSpec.model_fields
     parts = [key for key in NATIVE_PARTS if getattr(model, key) != usual[key].default]
     if model.experts and tool not in WITH_EXPERTS:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from bigplan.errors import InputError, quoted
+from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.launcher.inputs import unreadable_data
 from bigplan.spec.catalog import list_clusters, list_models
 from bigplan.spec.files.reading import read_text, user_path
+from bigplan.spec.hf.peft import adapter_folder
 from bigplan.spec.hf.weights import family_of
 
 if TYPE_CHECKING:
@@ -76,8 +77,9 @@ def files_read(experiment: Experiment, path: Path | None) -> Iterator[Path]:
     training = experiment.training
     validation = training.validation.data if training.validation else None
     shipped = {"bundled", *list_models(), *list_clusters()}
+    adapters = training.lora.weights if training.lora else None
     named = (experiment.model, experiment.cluster, training.data, validation, training.weights)
-    for name in named:
+    for name in (*named, adapters):
         if isinstance(name, str) and name not in shipped:
             yield user_path(name)
 
@@ -94,6 +96,11 @@ def warnings(model: ModelSpec, training: Training) -> Iterator[str]:
         try:
             family_of(user_path(training.weights), model)
         except InputError as error:
+            yield f"{error}. {hint}"
+    if training.lora is not None and training.lora.weights is not None:
+        try:
+            adapter_folder(user_path(training.lora.weights), model, training.weights)
+        except (InputError, RefusedError) as error:
             yield f"{error}. {hint}"
     if training.sequence_length > model.max_sequence_length:
         known = "is described with; it is trained, and exported, with all"

@@ -238,6 +238,16 @@ class PlanOptions:
             flag="--lora-alpha",
         ),
     ] = None
+    lora_weights: Annotated[
+        str | None,
+        _option(
+            "training.lora.weights",
+            "Folder of peft's adapters to start from, which tells rank, alpha and targets.",
+            STEP,
+            "DIR",
+            flag="--lora-weights",
+        ),
+    ] = None
     lora_frozen: Annotated[
         str | None,
         _option(

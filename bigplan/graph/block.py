@@ -27,7 +27,7 @@ from bigplan.graph.experts import (
     row_bytes,
     weighting,
 )
-from bigplan.graph.four_bits import unpacked, unpacked_bytes
+from bigplan.graph.four_bits import unpacked_bytes, unpacking
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.latent import (
     backward_bytes,
@@ -135,7 +135,7 @@ def block(shape: RankShape) -> LayerKind:
         + unpacked_bytes(shape)
         + cast_bytes(shape)[1],
         chained=_chained(shape),
-        largest=max(shape.whole_hidden, largest_bytes(shape, tensors), shared_inner_bytes(shape)),
+        largest=max(shape.whole_hidden, largest_bytes(shape, trained), shared_inner_bytes(shape)),
         frozen=shape.frozen,
         adapters=adapters,
         waits=any(isinstance(product, Gemm) and product.apart for product in linear),
@@ -249,7 +249,7 @@ def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...
     )
     if shape.frozen:
         forward, backward = adapter_products(shape, products)
-        opened = tuple(unpacked(shape, step) for step in products) if shape.packed else ()
+        opened = unpacking(shape, products)
         return (*gemms, *opened, *forward), (*by_input(gemms), *opened, *backward)
     pairs = [casts(shape, *one) for one in zip(gemms, products, strict=True) if one[0].fp8]
     ahead, back = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -371,7 +371,11 @@ def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     *_, up, _ = shape.steps(StepOp.PRODUCT)
     again = (
         *into_heads(shape, "again"),
-        *(_into_mlp(shape, "mlp input again") if up.saves or shape.model.experts else ()),
+        *(
+            _into_mlp(shape, "mlp input again")
+            if up.saves or (shape.model.experts and not shape.frozen)
+            else ()
+        ),
     )
     return tuple(Collective(one.name, one.pattern, one.nbytes, hidden=True) for one in again)
 

@@ -170,10 +170,10 @@ def gradient_bytes(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     """
     made = [tensor.elements for tensor in tensors if tensor.experts]
     if shape.dispatched:
-        return shape.element * max(made)
+        return shape.element * max(made, default=0)
     if not shape.sums_in_products:
         return shape.element * sum(made)
-    return shape.element * max(made) if shape.grouped_kernels else 0
+    return shape.element * max(made, default=0) if shape.grouped_kernels else 0
 
 
 def largest_bytes(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:

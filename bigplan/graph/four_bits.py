@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bigplan.graph.operators import Stream
 from bigplan.graph.shape import RankShape, local_tensor
-from bigplan.spec.four_bits import packed_columns
+from bigplan.spec.four_bits import is_packed, packed_columns
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 
 # Bytes that plain torch moves for an element, as a multiple of the kernel's 2.5: codes and values
@@ -14,11 +16,15 @@ EAGER_BYTES = 12  # an element of these, while they live beside each other
 
 
 def _matrices(step: LayerStep) -> list[Parameter]:
-    return [parameter for parameter in step.parameters if len(parameter.shape) == 2]
+    return [parameter for parameter in step.parameters if is_packed(parameter)]
 
 
-def unpacked(shape: RankShape, step: LayerStep) -> Stream:
-    """One pass over what a product reads, before its forward as before its backward."""
+def unpacking(shape: RankShape, products: Iterable[LayerStep]) -> tuple[Stream, ...]:
+    """One pass over what each product reads, before its forward as before its backward."""
+    return tuple(_unpacked(shape, step) for step in products if shape.packed and _matrices(step))
+
+
+def _unpacked(shape: RankShape, step: LayerStep) -> Stream:
     nbytes = 0
     for matrix in _matrices(step):
         local = local_tensor(matrix, shape.tp)

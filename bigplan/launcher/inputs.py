@@ -38,3 +38,7 @@ def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> No
         from bigplan.runtime.hf_weights import HfFolder
 
         HfFolder.open(user_path(training.weights), model)
+    if weights and training.lora is not None and training.lora.weights is not None:
+        from bigplan.runtime.peft_import import PeftFolder
+
+        PeftFolder.open(model, training)

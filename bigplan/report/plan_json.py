@@ -14,6 +14,7 @@ from bigplan.report.stages import stages_of
 from bigplan.report.tables import why_slower
 from bigplan.report.today import today_json
 from bigplan.runnable import Runnable
+from bigplan.spec.lora import trained_count
 from bigplan.wear import wear_of
 from bigplan.whatif import Answer
 
@@ -55,6 +56,7 @@ def plan_json(
 def plan_facts(plan: Plan) -> dict[str, Any]:
     """What a plan says by itself: sizes in bytes, times in seconds.
 
+    `trained_parameters` are all `parameters`, or those of adapters.
     `groups_tried` are the choices of a mixed cluster's groups, null where its nodes are alike.
     `stages[].layers` and `recompute` count transformer blocks. `placement` maps a kind of tensor to
     the fraction of its bytes on each tier. `homes` maps a kind of tensor to layers and bytes, and
@@ -70,6 +72,8 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     predicted, stages, wear = plan.predicted, stages_of(plan), wear_of(plan)
     return {
         "decision": decision(plan, stages),
+        "parameters": plan.model.parameter_count,
+        "trained_parameters": trained_count(plan.model, plan.training.lora),
         "groups_tried": [mix.model_dump(mode="json") for mix in plan.search.mixes] or None,
         **{name: getattr(predicted, name) for name in PREDICTED},
         "search": plan.search.model_dump(mode="json"),

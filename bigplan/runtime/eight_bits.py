@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import ScalingType
 
 from bigplan.mechanics import LEAST_LARGEST
+from bigplan.runtime.matrices import Open, as_stored
 
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -76,6 +77,11 @@ class EightBits:
 
     casts: CastsTo = cast
     in_place: ClassVar[bool] = False
+
+    @property
+    def open(self) -> Open:
+        """Weights are not stored in 8 bits."""
+        return as_stored
 
     def read(self, x: Tensor) -> tuple[Cast, Tensor]:
         """Its rows."""

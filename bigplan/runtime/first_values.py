@@ -19,12 +19,14 @@ from bigplan.rectangle import Rectangle, all_of
 from bigplan.runtime import four_bits
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.hf_weights import HfFolder
+from bigplan.runtime.peft_import import PeftFolder
+from bigplan.spec.four_bits import is_packed, packed_columns
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
 
-# Of a kind, layer (index in layer_sequence()), parameter and rectangle of it: fp32 values on the
-# CPU [rows, columns]. A vector is one row.
+# Of a kind, layer (index in layer_sequence()), parameter and rectangle of it: values on the CPU
+# [rows, columns], fp32 or as a file has them. A vector is one row.
 FirstValues = Callable[[str, int, Parameter, Rectangle], Tensor]
 
 STD = 0.02  # of every matrix, as in GPT-2 and Llama
@@ -32,6 +34,9 @@ STD = 0.02  # of every matrix, as in GPT-2 and Llama
 # and 5 ms to draw, in which they do not: about 100 cores can do it side by side. A rectangle that
 # begins or ends amid a block, or has some columns of it, draws all of it.
 BLOCK = 1 << 20
+# Blocks of experts that are read at once out of files: in 16 bits as large as two in fp32. Of 128
+# experts 2,048 wide each then has 16 rows, and of one block 4, whose reading is all overhead.
+EXPERTS_BLOCKS = 4
 
 
 def first_values(model: ModelSpec, training: Training) -> FirstValues:
@@ -54,23 +59,41 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
     return read
 
 
-def stored_values(model: ModelSpec, training: Training) -> FirstValues:
-    """As `first_values`, of what the training stores: blocks' matrices may be in 4 bits."""
+def stored_values(model: ModelSpec, training: Training, *, resumed: bool = False) -> FirstValues:
+    """As `first_values`, of what the training stores: blocks' matrices may be in 4 bits.
+
+    `resumed`: nobody asks for adapters, which a checkpoint has.
+    """
     first = first_values(model, training)
+    if training.lora is not None and training.lora.weights is not None and not resumed:
+        first = _with_adapters(first, PeftFolder.open(model, training))
     if training.lora is None or training.lora.frozen is None:
         return first
-    matrices = {p.name: p for p in model.kinds()["block"] if len(p.shape) == 2}
+    matrices = {p.name: p for p in model.kinds()["block"] if is_packed(p)}
     dtype = DTYPES[training.precision]
 
     def stored(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
         if kind != "block" or parameter.name not in matrices:
             return first(kind, layer, parameter, part)
         matrix, blocks = matrices[parameter.name], four_bits.unstored(part, dtype)
-        bands = blocks.bands(rows_at_once(matrix.matrix[1]))
-        packed = [four_bits.packed(first(kind, layer, matrix, band), dtype) for band in bands]
-        return four_bits.part_of(torch.cat(packed), part)
+        packed = torch.empty(
+            blocks.rows, packed_columns(blocks.columns, dtype.itemsize), dtype=dtype
+        )
+        for band in blocks.bands(rows_to_make(matrix, training)):
+            rows, _ = band.within(blocks)
+            four_bits.packed(first(kind, layer, matrix, band), dtype, packed[rows])
+        return four_bits.part_of(packed, part)
 
     return stored
+
+
+def _with_adapters(first: FirstValues, folder: PeftFolder) -> FirstValues:
+    def read(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
+        if layer == ADAPTERS:
+            return folder.values(parameter.name, part)
+        return first(kind, layer, parameter, part)
+
+    return read
 
 
 def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter) -> Tensor:
@@ -116,6 +139,12 @@ def random_values(
 def rows_at_once(columns: int) -> int:
     """Rows of a matrix that are drawn from one seed; requests of multiples waste nothing."""
     return max(1, BLOCK // columns)
+
+
+def rows_to_make(parameter: Parameter, training: Training) -> int:
+    """Rows to ask for at once: several blocks where each expert's tensor has a few of them."""
+    several = parameter.experts and training.weights is not None
+    return rows_at_once(parameter.matrix[1]) * (EXPERTS_BLOCKS if several else 1)
 
 
 def _generator(key: str) -> torch.Generator:

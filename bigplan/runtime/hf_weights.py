@@ -1,15 +1,15 @@
 """First weights out of a Hugging Face folder: config.json and safetensors, rectangle by rectangle.
 
 Nothing is unpickled, and no more than a rectangle of a parameter is in memory beside what the
-caller keeps: files are mapped, and unmapped again after each.
+caller keeps. Files are mapped, and stay so while the folder is in use: a mixture's rectangle has a
+few rows of each of a hundred experts, and to map a file takes as long as to read 100 KiB of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class HfFolder:
     model: ModelSpec
     files: Mapping[str, Path]  # tensor, as the family names it -> its file
     names: Mapping[str, str]  # tensor, as the family names it -> as the file does
+    _mapped: dict[Path, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def open(cls, folder: Path, model: ModelSpec) -> HfFolder:
@@ -66,7 +67,7 @@ class HfFolder:
         model = self.model
         expected = {tensor.name: tensor.shape for tensor in hf_tensors(self.family, model)}
         for path in sorted(set(self.files.values())):
-            with _opened(path) as file:
+            with opened(path) as file:
                 for name in (name for name in expected if self.files[name] == path):
                     header = file.get_slice(self.names[name])
                     shape, dtype = tuple(header.get_shape()), header.get_dtype()
@@ -83,35 +84,42 @@ class HfFolder:
                         )
 
     def values(self, layer: int, parameter: Parameter, rectangle: Rectangle) -> Tensor:
-        """A rectangle of a parameter, fp32 on the CPU [rows, columns]; a vector is one row.
+        """A rectangle of a parameter on the CPU [rows, columns]; a vector is one row.
 
-        `layer` is its index in layer_sequence(). No more of the file is read.
+        In the file's dtype, or fp32 where it has fp64 or tensors of several. `layer` is its index
+        in layer_sequence(). No more of the file is read.
         """
         places = stored(self.family, self.model, layer, parameter)
         if parameter.constant:
             (place,) = places
-            with _opened(self.files[place.tensor]) as file:
-                whole = terms_of(file.get_tensor(self.names[place.tensor]))
+            whole = terms_of(self._tensor(place.tensor))
             rows, columns = rectangle.in_matrix
             return whole[rows, columns]
         vector = len(parameter.shape) == 1
         if vector:  # each element is a row of the tensor
             first, last = rectangle.first_column, rectangle.last_column
             rectangle = Rectangle(parameter.name, first, last, 0, 1)
-        values = torch.empty(rectangle.rows, rectangle.columns)
-        by_file = sorted(places, key=lambda place: self.files[place.tensor])
-        for path, mine in groupby(by_file, lambda place: self.files[place.tensor]):
-            with _opened(path) as file:
-                for place in mine:
-                    tensor = file.get_slice(self.names[place.tensor])
-                    if place.experts > 1:
-                        _read_expert(tensor, place, rectangle, values)
-                    else:
-                        _read(tensor, place, rectangle, values)
+        tensors = [self._tensor(place.tensor) for place in places]
+        dtypes = {tensor.dtype for tensor in tensors} - {torch.float64}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        values = torch.empty(rectangle.rows, rectangle.columns, dtype=dtype)
+        for place, tensor in zip(places, tensors, strict=True):
+            if place.experts > 1:
+                _read_expert(tensor, place, rectangle, values)
+            else:
+                _read(tensor, place, rectangle, values)
         return values.T if vector else values
 
+    def _tensor(self, name: str) -> Tensor:
+        """A tensor in its mapped file; nothing of it is read here."""
+        path = self.files[name]
+        if path not in self._mapped:
+            self._mapped[path] = _mapped(path)  # by whichever thread comes last
+        tensor: Tensor = self._mapped[path].get_tensor(self.names[name])
+        return tensor
 
-def _read(tensor: Any, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
+
+def _read(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
     if place.pairs is not None:
         _read_pairs(tensor, place, rectangle, into)
         return
@@ -120,18 +128,18 @@ def _read(tensor: Any, place: Stored, rectangle: Rectangle, into: Tensor) -> Non
         into[band.within(rectangle)] = part
 
 
-def _read_pairs(tensor: Any, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
+def _read_pairs(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
     """As _read, by way of the whole heads that the rectangle has rows of."""
     assert place.pairs is not None
     head, name = place.pairs.head, rectangle.parameter
     first, last = rectangle.first_row // head * head, -(-rectangle.last_row // head) * head
     heads = Rectangle(name, first, last, rectangle.first_column, rectangle.last_column)
-    rows = torch.empty(heads.rows, heads.columns)
+    rows = torch.empty(heads.rows, heads.columns, dtype=into.dtype)
     _read(tensor, replace(place, pairs=None), heads, rows)
     into.copy_(apart(rows, place.pairs)[rectangle.within(heads)])
 
 
-def _read_expert(tensor: Any, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
+def _read_expert(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
     """The expert's rows of a rectangle of all experts', every so many of `into`."""
     first, last = (
         -(-(row - place.expert) // place.experts)
@@ -145,11 +153,11 @@ def _read_expert(tensor: Any, place: Stored, rectangle: Rectangle, into: Tensor)
     into[start :: place.experts] = _part(tensor, place, mine)
 
 
-def _part(tensor: Any, place: Stored, rectangle: Rectangle) -> Tensor:
+def _part(tensor: Tensor, place: Stored, rectangle: Rectangle) -> Tensor:
     """A rectangle of the tensor once that is [out, in], or of a vector of one column."""
     rows, columns = rectangle.in_matrix
     part: Tensor
-    if len(tensor.get_shape()) == 1:
+    if tensor.dim() == 1:
         part = tensor[rows].unsqueeze(1)
     else:
         part = tensor[columns, rows].T if place.transposed else tensor[rows, columns]
@@ -173,7 +181,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         raise InputError(
             f"{folder}: holds neither {SINGLE} nor {INDEX}; take a complete copy of the model"
         )
-    with _opened(single) as file:
+    with opened(single) as file:
         return dict.fromkeys(file.keys(), single)
 
 
@@ -189,7 +197,7 @@ def _indexed(index: Path) -> dict[str, Path]:
     for path in sorted(set(found.values())):
         if path.parent != index.parent:
             raise InputError(f"{index}: names {path}, which is outside of its folder; correct it")
-        with _opened(path) as file:
+        with opened(path) as file:
             inside = set(file.keys())
         missing = next((n for n, p in found.items() if p == path and n not in inside), None)
         if missing is not None:
@@ -201,11 +209,17 @@ def _indexed(index: Path) -> dict[str, Path]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file while it is looked at."""
+    with _mapped(path) as file:
+        yield file
+
+
+def _mapped(path: Path) -> Any:
     """A safetensors file, its header checked against its length."""
     require_regular(path)
     try:
-        file = safe_open(path, framework="pt", device="cpu")
+        return safe_open(path, framework="pt", device="cpu")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; take a complete copy of the model") from None
     except (SafetensorError, OSError) as error:
@@ -213,5 +227,3 @@ def _opened(path: Path) -> Iterator[Any]:
             f"{path}: cannot be read as safetensors ({error}); it is cut off or damaged: "
             "copy it again"
         ) from None
-    with file as opened:
-        yield opened

@@ -16,7 +16,7 @@ from bigplan.mechanics import PAGE
 from bigplan.rectangle import Rectangle
 from bigplan.runtime.context import Context
 from bigplan.runtime.cores import Cores
-from bigplan.runtime.first_values import FirstValues, rows_at_once
+from bigplan.runtime.first_values import FirstValues, rows_to_make
 from bigplan.runtime.memory import Key
 from bigplan.runtime.slab import align_up, aligned_empty
 
@@ -89,6 +89,9 @@ def _fill(
     """Make ranges of the layer's elements, and put them wherever some of them are kept."""
     kind, rows = context.kind(layer).name, context.rows[layer]
     parameters = {parameter.name: parameter for parameter in context.parameters(layer)}
+    # As the model has them: values are drawn in blocks of these rows, whatever is stored of them.
+    own = (*parameters.values(), *context.model.kinds().get(kind, ()))
+    at_once = {parameter.name: rows_to_make(parameter, context.training) for parameter in own}
 
     def make(part: Rectangle) -> None:
         values = first(kind, layer, parameters[part.parameter], part).flatten()
@@ -99,11 +102,7 @@ def _fill(
         for filling in rows.filling(elements):
             home.put(filling.start, torch.zeros(len(filling)))
     together = (part for elements in ranges for _, part in rows.rectangles(elements))
-    cores.run(
-        partial(make, part)
-        for one in together
-        for part in one.bands(rows_at_once(parameters[one.parameter].matrix[1]))
-    )
+    cores.run(partial(make, part) for one in together for part in one.bands(at_once[one.parameter]))
 
 
 def without(ranges: Iterable[range], others: Iterable[range]) -> Iterator[range]:

@@ -166,7 +166,7 @@ class KeptActivations:
             whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
             packed = [self._pack(one) for one in (whole, chosen, order)]
             rows = _RecomputedTensor(sent, packed)
-            given = partial(mixture.given, routed.experts)
+            given = partial(mixture.given, routed.experts, products.matrices.open)
             for output, name in ((routed.gate, mixture.GATE), (routed.up, mixture.UP)):
                 self.forget(output, given, rows, p[name], chosen, order)
 

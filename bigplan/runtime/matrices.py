@@ -22,6 +22,10 @@ class Matrices(Protocol):
 
     in_place: ClassVar[bool]  # whether a weight's gradient is added to its sum inside the product
 
+    @property
+    def open(self) -> Open:
+        """Makes the matrix of a weight, for products that are none of these, as experts' are."""
+
     def read(self, x: Tensor) -> Any:
         """An input, for `product`."""
 

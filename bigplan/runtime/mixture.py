@@ -16,6 +16,7 @@ from torch.autograd import Function
 
 from bigplan.runtime import experts
 from bigplan.runtime.experts import Places, Put, RowOperators
+from bigplan.runtime.matrices import Open, as_stored
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
@@ -60,6 +61,8 @@ class Mixture(NamedTuple):
     unread: bool = False  # for the backward alone: the output is not computed
     forget: ForgetRouted | None = None  # None: gate and up are kept
     rows: RowOperators = experts.RowOperators()
+    frozen: bool = False  # nobody asks for weights' gradients, nor keeps what they would be made of
+    open: Open = as_stored  # of experts' matrices
 
 
 PLAIN = Mixture()
@@ -94,10 +97,10 @@ def sent(operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
     return operators.sent(x.flatten(0, -2), Places(*places))
 
 
-def given(count: int, rows: Tensor, weight: Tensor, *places: Tensor) -> Tensor:
+def given(count: int, opened: Open, rows: Tensor, weight: Tensor, *places: Tensor) -> Tensor:
     """What the first matrix of `count` experts [f * count, h] makes of their rows: [rows, f]."""
     ends = Places(*places).ends(count)
-    return experts.grouped(rows, experts.entering(weight, count), ends)
+    return experts.grouped(rows, experts.entering(opened(weight), count), ends)
 
 
 class _Routed(Function):
@@ -119,21 +122,21 @@ class _Routed(Function):
             bias=bias,
         )
         ctx.mark_non_differentiable(*places)
-        ctx.passed = passed
-        ctx.save_for_backward(x, scores, *places, router, gate, up)
+        ctx.passed, ctx.shape = passed, x.shape
+        ctx.save_for_backward(None if mixture.frozen else x, scores, *places, router, gate, up)
         rows = mixture.rows.sent(whole, places)
-        given_by = (given(model.experts, rows, weight, *places) for weight in (gate, up))
+        given_by = (given(model.experts, mixture.open, rows, w, *places) for w in (gate, up))
         return (*given_by, by_row, *places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         x, scores, chosen, order, router, gate, up = ctx.saved_tensors
         (mixture, model), places = ctx.passed, Places(chosen, order)
-        again, shape, ends = mixture.ranks.gather(x), x.shape, places.ends(model.experts)
+        again, ends = None if x is None else mixture.ranks.gather(x), places.ends(model.experts)
         del x
         by_gate, by_up, by_weights, *_ = gradients
-        rows = experts.grouped(by_gate, experts.leaving(gate, len(ends)), ends)
-        beside = experts.grouped(by_up, experts.leaving(up, len(ends)), ends)
+        rows = experts.grouped(by_gate, experts.leaving(mixture.open(gate), len(ends)), ends)
+        beside = experts.grouped(by_up, experts.leaving(mixture.open(up), len(ends)), ends)
         by_input = mixture.rows.combined(rows, places, beside)
         del rows, beside
         by_shares = _balance(mixture, model, places)
@@ -146,6 +149,8 @@ class _Routed(Function):
             routing=model.routed_by,
         ).to(router.dtype)
         summed = mixture.ranks.sum(by_input.addmm_(by_scores, router))
+        if again is None:
+            return None, summed().view(ctx.shape), None, None, None, None
         whole = again().flatten(0, -2)
         by_router = _by_router(mixture.sums, by_scores, whole)
         rows = mixture.rows.sent(whole, places)
@@ -153,7 +158,7 @@ class _Routed(Function):
             _by_experts(mixture, name, (by_given, rows), ends)
             for name, by_given in ((GATE, by_gate), (UP, by_up))
         ]
-        return None, summed().view(shape), None, by_router, *by_factors
+        return None, summed().view(ctx.shape), None, by_router, *by_factors
 
 
 def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:
@@ -174,6 +179,8 @@ def _by_experts(
     mixture: Mixture, name: str, factors: tuple[Tensor, Tensor], ends: Tensor
 ) -> Tensor | None:
     """The gradient of experts' matrices, of its factors [rows, f] and [rows, h]; as _by_router."""
+    if mixture.frozen:
+        return None
     by = mixture.rows.put
     if mixture.sums is not None:
         mixture.sums.add_grouped(name, factors, ends, by)
@@ -208,7 +215,7 @@ class _Closing(Function):
     def forward(ctx: Any, passed: _Passed, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
         *places, down = given
         ctx.passed = passed
-        ctx.save_for_backward(inner, *places, down)
+        ctx.save_for_backward(None if passed.mixture.frozen else inner, *places, down)
         return _added(passed, x, inner, Places(*places), down)
 
     @staticmethod
@@ -247,7 +254,7 @@ class _Gated(Function):
 def _added(passed: _Passed, x: Tensor, inner: Tensor, places: Places, down: Tensor) -> Tensor:
     """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
     ends = places.ends(passed.model.experts)
-    rows = experts.grouped(inner, experts.leaving(down, len(ends)), ends)
+    rows = experts.grouped(inner, experts.leaving(passed.mixture.open(down), len(ends)), ends)
     summed = passed.mixture.ranks.sum(passed.mixture.rows.combined(rows, places, None))()
     return x + summed.view(x.shape)
 
@@ -259,4 +266,5 @@ def _returned(
     ends = places.ends(passed.model.experts)
     gathered = passed.mixture.ranks.gather(by_output)().flatten(0, -2)
     rows = passed.mixture.rows.sent(gathered, places)
-    return rows, experts.grouped(rows, experts.entering(down, len(ends)), ends), ends
+    factors = experts.entering(passed.mixture.open(down), len(ends))
+    return rows, experts.grouped(rows, factors, ends), ends

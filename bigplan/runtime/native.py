@@ -30,7 +30,8 @@ from torch import Tensor
 from bigplan.mechanics import NICE
 from bigplan.spec.detect.machine import COMPILERS, cache_folder, compiler
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("step.cpp", "sums.cpp"))
+NAMES = ("step.cpp", "sums.cpp", "four_bits.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in NAMES)
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("elements.h", "team.h"))
 # No fused multiply-add that the source does not have; square roots and comparisons in vectors.
 FLAGS = (
@@ -138,6 +139,16 @@ class Native:
         """The sum of contiguous values' squares (in fp32); it does not depend on `threads`."""
         team = _Team(threads, NICE)
         return float(self._library.square_sum(*_values(values), ctypes.byref(team)))
+
+    def pack(self, values: Tensor, bounds: Sequence[float], out: Tensor) -> None:
+        """Blocks of 64 contiguous values as codes and a scale (runtime/four_bits.py), into `out`.
+
+        Other threads have the interpreter meanwhile; this takes the one that calls.
+        """
+        assert out.is_contiguous(), out.stride()
+        above = (ctypes.c_float * len(bounds))(*bounds)
+        place, kind = ctypes.c_void_p(out.data_ptr()), ctypes.c_int32(TYPES[out.dtype])
+        self._library.pack_four_bits(*_values(values), above, place, kind)
 
 
 def _values(tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]:

@@ -24,13 +24,12 @@ from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
 from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.runtime.hf_export import DTYPES, joined, write_json, write_trained, written_whole
 from bigplan.runtime.manifest import Manifest
-from bigplan.spec.hf.config import to_hf_config
-from bigplan.spec.hf.weights import HfTensor, family_of, hf_tensors
+from bigplan.spec.hf.peft import CONFIG, PREFIX, WEIGHTS, adapted_family
+from bigplan.spec.hf.weights import HfTensor, hf_tensors
 from bigplan.spec.lora import Lora, adapters, trained_count
 from bigplan.spec.optimizer import full_name
 from bigplan.spec.step import Parameter
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _WEIGHT = ".weight"
 
 
@@ -82,7 +81,7 @@ def export_adapters(found: FoundCheckpoint, folder: Path, precision: str) -> Non
     """
     manifest, dtype = found.manifest, DTYPES[precision]
     model, training = manifest.model, manifest.training
-    tensors = hf_tensors(_family(manifest), model)
+    tensors = hf_tensors(adapted_family(model, training.weights), model)
     nbytes = trained_count(model, training.lora) * dtype.itemsize
     with Reader(found.path, manifest) as reader, written_whole(folder, nbytes) as partial:
         every = _Adapters(reader, manifest)
@@ -99,14 +98,6 @@ def export_adapters(found: FoundCheckpoint, folder: Path, precision: str) -> Non
         (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode & 0o777)
 
 
-def _family(manifest: Manifest) -> str:
-    """Whose modules are adapted: those of the run's first weights, or of what is exported whole."""
-    model, weights = manifest.model, manifest.training.weights
-    if weights is None:
-        return str(to_hf_config(model)["model_type"])
-    return family_of(Path(weights).expanduser(), model)
-
-
 class _Module(NamedTuple):
     """One module's adapter."""
 
@@ -118,7 +109,7 @@ class _Module(NamedTuple):
     @property
     def name(self) -> str:
         """As peft calls it."""
-        return f"base_model.model.{self.module}"
+        return f"{PREFIX}{self.module}"
 
     def parts(self, dtype: torch.dtype) -> Iterable[tuple[str, Tensor]]:
         """Its tensors by the ends of their names."""

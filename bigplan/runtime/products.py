@@ -359,7 +359,8 @@ class Products:
     @property
     def mixture(self) -> Mixture:
         """How a block runs its experts."""
-        return Mixture(self.ranks, self.sums, rows=rows_of(self.kernels))
+        rows, opened = rows_of(self.kernels), self.matrices.open
+        return Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen, open=opened)
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         """As blocks.plain_linears, of matrices that ranks split by rows."""

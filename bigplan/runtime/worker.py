@@ -145,7 +145,8 @@ class NativeWorker:
         )  # too short a text fails before memory is taken
         self._data = source.data.fingerprint()
         if resume is None or self._graph.frozen:
-            values = stored_values(plan.model, plan.training)  # and so do weights of another model
+            # And so do weights of another model.
+            values = stored_values(plan.model, plan.training, resumed=resume is not None)
         if resume is not None:
             found = latest(resume, place=apart.place if apart else None)
             check_same(found, plan, self._data)

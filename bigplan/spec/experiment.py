@@ -258,10 +258,13 @@ def rebased(experiment: Experiment, folder: Path, overrides: Mapping[str, object
         if (value := getattr(experiment.training, key)) not in (None, "bundled")
         and f"training.{key}" not in overrides
     }
-    validation = experiment.training.validation
+    validation, lora = experiment.training.validation, experiment.training.lora
     if validation is not None and "training.validation.data" not in overrides:
         data = _from(folder, validation.data, validation.data != "bundled")
         training["validation"] = validation.model_copy(update={"data": data})
+    if lora is not None and lora.weights and "training.lora.weights" not in overrides:
+        weights = _from(folder, lora.weights, True)
+        training["lora"] = lora.model_copy(update={"weights": weights})
     if training:
         changes["training"] = experiment.training.model_copy(update=training)
     return experiment.model_copy(update=changes)

@@ -8,6 +8,9 @@ of b bytes holds 2 b codes, the first in its lowest bits. Scales are not quantis
 a parameter takes 4.25 (QLoRA's 4.13).
 """
 
+from bigplan.spec.layers import ROUTER
+from bigplan.spec.step import Parameter
+
 BLOCK = 64  # elements of a row that share a scale
 # Appendix E of the paper.
 LEVELS = (
@@ -16,6 +19,14 @@ LEVELS = (
     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
+
+
+def is_packed(parameter: Parameter) -> bool:
+    """Whether a block's parameter is stored so: matrices, but a router's.
+
+    That has a few hundred thousand elements, and its errors would choose other experts.
+    """
+    return len(parameter.shape) == 2 and parameter.name != ROUTER
 
 
 def packed_columns(columns: int, element: int) -> int:

@@ -21,6 +21,7 @@ ROUTER_BIAS = "router.bias"
 SHARED_GATE = "shared_gate.weight"
 # Steps of an MLP beside the experts.
 SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"
+ROUTER = "router.weight"  # which chooses experts
 
 
 def described(model: Architecture) -> Mapping[str, tuple[LayerStep, ...]]:
@@ -238,7 +239,7 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     """
     each = model.experts_per_token
     scores = StepValue("router scores", model.experts, split=False, whole=True)
-    router = Parameter("router.weight", (model.experts, model.hidden), "replicated", True)
+    router = Parameter(ROUTER, (model.experts, model.hidden), "replicated", True)
     sent = StepValue("sent", model.hidden, each, split=False, whole=True)
     weights = StepValue("router weights", 1, each, split=False, whole=True)
     places = tuple(weights._replace(name=name) for name in ("chosen experts", "order of rows"))

@@ -12,12 +12,13 @@ from functools import lru_cache
 from math import sqrt
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.words import did_you_mean
-from bigplan.spec.four_bits import BLOCK, packed_columns
+from bigplan.spec.four_bits import BLOCK, is_packed, packed_columns
+from bigplan.spec.layers import ROUTER
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, Split, StepOp
 
@@ -27,6 +28,31 @@ _WEIGHT = ".weight"
 
 def _twice_the_rank(data: dict[str, int]) -> float:
     return 2.0 * data["rank"]
+
+
+class LoraRequest(Spec):
+    """The `lora:` part as the user writes it: with `weights` all else is optional."""
+
+    rank: int | None = Field(default=None, gt=0, le=HIGHEST_RANK)
+    """columns between A and B; default: that of `weights`"""
+    alpha: float | None = Field(default=None, gt=0)
+    """adapters count alpha / rank; default: that of `weights`, or 2 x rank"""
+    targets: tuple[str, ...] | None = None
+    """products with an adapter, such as [q_proj, v_proj]; default: those of `weights`, or all"""
+    rank_stabilised: bool | None = None
+    """adapters count alpha / sqrt(rank) in place of alpha / rank; default: as `weights`, or no"""
+    frozen: Literal["nf4"] | None = None
+    """how the blocks' frozen matrices are stored: nf4 in 4 bits (QLoRA); null: in `precision`"""
+    weights: str | None = Field(default=None, min_length=1)
+    """peft's folder of adapters to start from; default: new ones, which change nothing at first"""
+
+    @model_validator(mode="after")
+    def _check(self) -> LoraRequest:
+        if self.rank is None and self.weights is None:
+            raise InputError(
+                "lora has no rank; write one, such as 16, or `weights` with a folder of adapters"
+            )
+        return self
 
 
 class Lora(Spec):
@@ -42,6 +68,8 @@ class Lora(Spec):
     """adapters count alpha / sqrt(rank) in place of alpha / rank"""
     frozen: Literal["nf4"] | None = None
     """how the blocks' frozen matrices are stored: nf4 in 4 bits (QLoRA); null: in `precision`"""
+    weights: str | None = Field(default=None, min_length=1, exclude_if=lambda weights: not weights)
+    """peft's folder of adapters to start from; null: new ones"""
 
     @property
     def scale(self) -> float:
@@ -50,9 +78,9 @@ class Lora(Spec):
 
 
 def targets_of(model: ModelSpec) -> tuple[str, ...]:
-    """Names of the products of the model's blocks, in the order of a forward."""
+    """Names of the products of the model's blocks that adapters may have, as in a forward."""
     products = (step for step in model.steps("block") if step.op is StepOp.PRODUCT)
-    return tuple(_module(matrix) for step in products for matrix in _matrices(step))
+    return tuple(_module(matrix) for step in products for matrix in _adaptable(step))
 
 
 def adapted_steps(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[LayerStep, ...]:
@@ -83,9 +111,7 @@ def stored(model: ModelSpec, kind: str, lora: Lora | None, element: int) -> tupl
 @lru_cache(maxsize=64)  # asked at every pass of a layer
 def _packed(parameters: tuple[Parameter, ...], element: int) -> tuple[Parameter, ...]:
     return tuple(
-        replace(p, shape=(p.shape[0], packed_columns(p.shape[1], element)))
-        if len(p.shape) == 2
-        else p
+        replace(p, shape=(p.shape[0], packed_columns(p.shape[1], element))) if is_packed(p) else p
         for p in parameters
     )
 
@@ -97,7 +123,7 @@ def packs(model: ModelSpec, lora: Lora | None, tp: int) -> bool:
     return all(
         parameter.local(tp)[1] % BLOCK == 0
         for parameter in model.kinds()["block"]
-        if len(parameter.shape) == 2
+        if is_packed(parameter)
     )
 
 
@@ -117,16 +143,22 @@ def trained_count(model: ModelSpec, lora: Lora | None) -> int:
 
 @lru_cache(maxsize=256)
 def _adapted(steps: tuple[LayerStep, ...], block: bool, lora: Lora) -> tuple[LayerStep, ...]:
-    return tuple(
-        _with_adapters(step, lora, block) if step.op is StepOp.PRODUCT else step for step in steps
-    )
+    return tuple(_frozen(step, lora, block) for step in steps)
+
+
+def _frozen(step: LayerStep, lora: Lora, block: bool) -> LayerStep:
+    if step.op is StepOp.PRODUCT:
+        return _with_adapters(step, lora, block)
+    if step.op is StepOp.ROUTE:  # what it sends is read again for gradients of experts alone
+        return replace(step, saves=tuple(v for v in step.saves if v != step.reads[0]))
+    return step
 
 
 def _with_adapters(step: LayerStep, lora: Lora, block: bool) -> LayerStep:
     """A product with its adapters: all A, then all B, so that one product with all A is enough."""
     wanted = [
         matrix
-        for matrix in _matrices(step)
+        for matrix in _adaptable(step)
         if block and (lora.targets is None or _module(matrix) in lora.targets)
     ]
     pairs = [_pair(matrix, lora.rank) for matrix in wanted]
@@ -134,8 +166,10 @@ def _with_adapters(step: LayerStep, lora: Lora, block: bool) -> LayerStep:
     return replace(step, adapters=flat, saves=step.saves if pairs else ())
 
 
-def _matrices(step: LayerStep) -> Iterator[Parameter]:
-    return (p for p in step.parameters if p.name.endswith(_WEIGHT))
+def _adaptable(step: LayerStep) -> Iterator[Parameter]:
+    """The matrices that may have adapters: not experts', which have rows of some tokens alone."""
+    matrices = (p for p in step.parameters if p.name.endswith(_WEIGHT))
+    return (matrix for matrix in matrices if not matrix.experts and matrix.name != ROUTER)
 
 
 def _module(matrix: Parameter) -> str:
@@ -157,14 +191,9 @@ def _pair(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
 
 
 def check_lora(lora: Lora, model: ModelSpec) -> None:
-    """Raise InputError where the model has none of the targets, or mixes experts."""
-    if model.experts:
-        raise InputError(
-            f"lora: adapters are not planned beside experts, and {model.name} has {model.experts} "
-            "in each block; leave `lora` out, or use a model without experts"
-        )
+    """Raise InputError where the model has none of the targets."""
     if not packs(model, lora, 1):
-        widths = sorted({p.shape[1] for p in model.kinds()["block"] if len(p.shape) == 2})
+        widths = sorted({p.shape[1] for p in model.kinds()["block"] if is_packed(p)})
         raise InputError(
             f"lora.frozen nf4 stores {BLOCK} elements of a row with one scale, and rows "
             f"of {model.name} have {', '.join(map(str, widths))}, which do not all divide by it; "
@@ -178,9 +207,10 @@ def check_lora(lora: Lora, model: ModelSpec) -> None:
     for target in lora.targets:
         if target not in known:
             hint = did_you_mean(target, known)
+            experts = "; experts and routers stay as they are" if model.experts else ""
             raise InputError(
                 f"lora.targets has {quoted(target)}, but blocks of {model.name} have no such "
-                f"product{hint}; they have {', '.join(known)}"
+                f"product{hint}; they have {', '.join(known)}{experts}"
             )
     if len(set(lora.targets)) < len(lora.targets):
         raise InputError("lora.targets names a product twice; name each once")

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.files.document import Spec, validate
-from bigplan.spec.lora import Lora, check_lora
+from bigplan.spec.hf.peft import started_from
+from bigplan.spec.lora import Lora, LoraRequest, check_lora
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, check_groups
 from bigplan.spec.schedule import MOST_STEPS, Schedule
@@ -199,7 +200,7 @@ class TrainingRequest(Spec):
     """loss on other data, now and then; default: none"""
     weights: str | None = Field(default=None, min_length=1)
     """Hugging Face folder to start from; default: seeded random weights"""
-    lora: Lora | None = None
+    lora: LoraRequest | None = None
     """train low-rank adapters and freeze the model; default: train the model"""
 
 
@@ -212,8 +213,8 @@ def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
     """The request with its defaults filled in for this model.
 
     Raises InputError where the sequence is longer than learned positions reach, where experts would
-    compute in fp8, where adapters have no target in the model, or where no trained parameter is in
-    one of the optimizer's groups.
+    compute in fp8, where adapters have no target in the model or are not those of the folder that
+    they start from, or where no trained parameter is in one of the optimizer's groups.
     """
     stated = request.model_dump(exclude_unset=True)
     # Only here does null mean something: no clipping. Elsewhere it means the default.
@@ -228,6 +229,10 @@ def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
     if (tokens := given.pop("tokens_per_step", None)) is not None:
         given["global_batch"] = _sequences(tokens, length, given.get("global_batch"))
     given.setdefault("global_batch", max(1, DEFAULT_TOKENS_PER_STEP // length))
+    if request.lora is not None:
+        lora = request.lora.model_dump(exclude_none=True)
+        from_folder = lora.get("weights") is not None
+        given["lora"] = started_from(lora, model, given.get("weights")) if from_folder else lora
     training = validate(given, Training, "training")
     if training.fp8_gemms and model.experts:
         raise InputError(

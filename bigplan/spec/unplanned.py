@@ -7,6 +7,9 @@ from __future__ import annotations
 
 EXPERTS = "experts of other kinds, or as other tools run them, are not planned"
 ADAPTERS = "adapters other than those of `training.lora` are not planned"
+LORA_DROPOUT = "dropout of what adapters read is not planned"
+DORA = "DoRA is not planned"
+ON_EXPERTS = "adapters on experts are not planned"
 CONTEXT_PARALLEL = "context parallelism is a decision, cp"
 OTHER_CONTEXT_PARALLEL = (
     "bigplan does not price how other tools exchange keys and values between context-parallel "
@@ -17,13 +20,22 @@ EXPERT_PARALLEL = "expert parallelism is not planned"
 _REMEDIES = {
     EXPERTS: "leave it out; a model has its own as `experts` and `experts_per_token`",
     ADAPTERS: "write `lora` in `training`, such as {rank: 16}, or leave it out",
+    LORA_DROPOUT: "leave it out; adapters train without",
+    DORA: "leave it out; `lora` trains LoRA's adapters",
+    ON_EXPERTS: "leave it out; of a mixture attention has adapters",
     CONTEXT_PARALLEL: "leave it out; --set cp=N pins it, and so does `set` in a file",
     EXPERT_PARALLEL: (
         "leave it out: experts are split by tensor parallelism and sharded by ZeRO; or plan a "
         "model with experts for Megatron-LM, with --engine megatron"
     ),
 }
-_PHRASES = {"context_parallel": CONTEXT_PARALLEL, "expert_parallel": EXPERT_PARALLEL}
+_PHRASES = {
+    "context_parallel": CONTEXT_PARALLEL,
+    "expert_parallel": EXPERT_PARALLEL,
+    "lora_dropout": LORA_DROPOUT,
+    "dora": DORA,
+    "target_parameters": ON_EXPERTS,
+}
 # Fields that one of the words below stands in.
 _PLANNED = ("experts", "experts_per_token", "router_normalised", "router_loss", "lora")
 _WORDS = {
@@ -32,7 +44,6 @@ _WORDS = {
     "experts": EXPERTS,
     "moe": EXPERTS,
     "router": EXPERTS,
-    "dora": ADAPTERS,
     "adapter": ADAPTERS,
     "adapters": ADAPTERS,
     "lora": ADAPTERS,

@@ -21,6 +21,8 @@ SMALL = ("--seq-len", "32", "--global-batch", "4", "--precision", "fp32")
 
 KEYS = {
     "decision",
+    "parameters",
+    "trained_parameters",
     "groups_tried",
     "step_seconds",
     "step_seconds_low",

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from bigplan.spec.catalog import find_model
+from bigplan.spec.lora import Lora, trained_count
 from tests.tiny import write_cluster
 
 Run = Callable[..., tuple[int, str, str]]
@@ -107,9 +109,24 @@ def test_where_nothing_fits_adapters_that_do_are_named(
     assert code == 0, out
 
 
+def test_the_number_of_trained_parameters_is_told(bigplan: Run, small: tuple[object, ...]) -> None:
+    whole, adapted = planned(bigplan, *small), planned(bigplan, *small, "--lora-rank", "4")
+    assert whole["trained_parameters"] == whole["parameters"] == adapted["parameters"]
+    count = trained_count(find_model("tiny-llama-test"), Lora(rank=4))
+    assert adapted["trained_parameters"] == count
+
+
+def test_other_engines_say_why_they_have_no_adapters(
+    bigplan: Run, small: tuple[object, ...]
+) -> None:
+    code, _, err = bigplan("plan", *small, "--lora-rank", "4", "--engine", "deepspeed")
+    assert code == 2
+    assert "lora runs with --engine native alone" in err
+
+
 def test_adapters_are_not_named_where_they_do_not_fit_either(bigplan: Run) -> None:
-    desk = ("--model", "mixtral-8x7b", "--cluster", "rtx-4090-workstation", "--cap", "nvme=0GB")
-    code, _, err = bigplan("plan", *desk)
+    desk = ("--model", "qwen3-235b-a22b", "--cluster", "rtx-4090-workstation")
+    code, _, err = bigplan("plan", *desk, "--cap", "nvme=0GB")
     assert code == 3
     assert "does not fit" in err
     assert "adapters" not in err

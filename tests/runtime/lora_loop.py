@@ -17,12 +17,16 @@ from bigplan.runtime.adapter_rows import NAME, adapter_parameters
 from bigplan.runtime.blocks import Ways
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import stored_values, whole_values
+from bigplan.runtime.mixture import Mixture
 from bigplan.spec.lora import stored
 from bigplan.spec.step import Parameter
 
 
-def plain_ways(scale: float) -> Ways:
-    """Products as the formula has them, differentiated by autograd."""
+def plain_ways(scale: float, balance: float = 0.0) -> Ways:
+    """Products as the formula has them, differentiated by autograd.
+
+    `balance`: what that of a block's experts weighs, over all tokens of a pass.
+    """
 
     def linears(p: Mapping[str, Tensor], names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         outputs = []
@@ -33,7 +37,8 @@ def plain_ways(scale: float) -> Ways:
             outputs.append(y)
         return tuple(outputs)
 
-    return Ways(linears)
+    mixture = Mixture(balance=(lambda: balance) if balance else None)
+    return Ways(linears, experts=mixture)
 
 
 @dataclass
@@ -52,7 +57,7 @@ class LoraLoop:
         self.frozen = [
             {p.name: self._matrix(p, whole_values(first, kind, layer, p)) for p in described}
             for layer, kind in enumerate(sequence)
-            for described in [stored(model, kind, training.lora, 4)]
+            for described in [stored(model, kind, training.lora, training.compute_bytes)]
         ]
         described = adapter_parameters(model, training.lora, range(len(sequence)))
         self.adapters = {
@@ -73,7 +78,7 @@ class LoraLoop:
         """What a frozen parameter is in products: matrices in 4 bits have lost some of it."""
         whole = {p.name: p.shape for p in self.plan.model.kinds()["block"]}
         as_it_is = described.shape == whole.get(described.name, described.shape)
-        return values if as_it_is else four_bits.unpacked(values)
+        return values if as_it_is else four_bits.unpacked(values).float()
 
     def step(self) -> float:
         """One step; its loss."""
@@ -104,7 +109,7 @@ class LoraLoop:
         """The losses of all targets."""
         model, lora = self.plan.model, self.plan.training.lora
         assert lora is not None
-        ways = plain_ways(lora.scale)
+        ways = plain_ways(lora.scale, model.router_loss / model.layers)
         length = tokens.shape[1]
         tables = {
             one: positions.position_tables(model, length, "cpu", torch.float32, attends=one)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bigplan.content import ADAPTERS
 from bigplan.graph.graph import Recompute
-from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy import Replicas, Strategy
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.rectangle import Rectangle
@@ -23,6 +23,8 @@ from tests.runtime.harness import context_of
 from tests.runtime.plans import plan_of, tiny_model, tiny_training
 
 LORA = {"rank": 4, "alpha": 8.0}
+# On unlike nodes: one has three of the four sequences of a step.
+UNLIKE = (Replicas(number=1, micro_batch=3), Replicas(number=1, micro_batch=1))
 STEPS = 2  # before a checkpoint, and after it
 
 
@@ -61,6 +63,8 @@ def layouts(ranks: int) -> dict[str, Strategy]:
             "pp2-vpp2": Strategy(dp=1, pp=2, vpp=2),
             "cp2": Strategy(dp=1, cp=2),
             "cp2-zero3": Strategy(dp=1, cp=2, zero=3),
+            "unlike": Strategy(dp=2, micro_batch=3, replicas=UNLIKE),
+            "unlike-zero3": Strategy(dp=2, micro_batch=3, zero=3, replicas=UNLIKE),
         }
     return {
         "tp4": Strategy(dp=1, tp=4),
@@ -69,6 +73,8 @@ def layouts(ranks: int) -> dict[str, Strategy]:
         "tp2-pp2-vpp2": Strategy(dp=1, tp=2, pp=2, vpp=2),
         "cp2-tp2": Strategy(dp=1, cp=2, tp=2),
         "dp2-cp2-zero3": Strategy(dp=2, cp=2, zero=3),
+        "unlike-tp2-zero3": Strategy(dp=2, tp=2, micro_batch=3, zero=3, replicas=UNLIKE),
+        "unlike-pp2": Strategy(dp=2, pp=2, micro_batch=3, replicas=UNLIKE),
     }
 
 

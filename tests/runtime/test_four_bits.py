@@ -10,10 +10,14 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch import Tensor
 
 from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
 from bigplan.plan import Plan
+from bigplan.rectangle import Rectangle
+from bigplan.runtime import first_values, four_bits, native
+from bigplan.spec.lora import stored
 from bigplan.spec.optimizer import Optimizer
 from tests.runtime import lora_ranks
 from tests.runtime.lora_loop import LoraLoop
@@ -22,6 +26,7 @@ from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.runtime.processes import start
 from tests.runtime.test_lora import CLOSE, check_steps
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NF4 = {**LORA, "frozen": "nf4"}
 WIDE = {"hidden": 128, "ffn": 256}  # two ranks still have whole blocks of 64 in every row
 # Wide sums round more; gradients of A, which are zeros at first, would make steps of that.
@@ -33,11 +38,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def plan(tier: Tier, recompute: Recompute) -> Plan:
+EXPERTS = {"ffn": 64, "experts": 4, "experts_per_token": 2}  # two ranks have rows of each
+
+
+def plan(tier: Tier, recompute: Recompute, **model: object) -> Plan:
     """Two blocks with their matrices in 4 bits."""
     blocks = frozen(2, tier, recompute)
     return plan_of(
-        tiny_model(**WIDE),
+        tiny_model(**WIDE | model),
         tiny_training(4, lora=NF4, optimizer=OPTIMIZER),
         lora_ranks.layouts(2)["tp2"].model_copy(update={"tp": 1}),
         placed(embedding=frozen(1), block=blocks, head=frozen(1), slots=2),
@@ -50,16 +58,68 @@ def test_a_run_is_the_plain_loop(tier: Tier) -> None:
 
 
 @pytest.mark.parametrize("recompute", list(Recompute), ids=str)
-def test_blocks_may_be_recomputed(recompute: Recompute) -> None:
-    check_steps(plan(Tier.HOST, recompute), steps=2)
+@pytest.mark.parametrize("model", [{}, EXPERTS], ids=["dense", "experts"])
+def test_blocks_may_be_recomputed(recompute: Recompute, model: dict[str, object]) -> None:
+    check_steps(plan(Tier.HOST, recompute, **model), steps=2)
+
+
+def _values(dtype: torch.dtype) -> Tensor:
+    """Rows of usual values, and of zeros, tiny, large and infinite ones."""
+    values = torch.randn(80, 256, generator=torch.Generator().manual_seed(3))
+    for row, factor in enumerate((0.0, 1e-41, 1e-6, 3e3, 7e4, 1e37)):
+        values[row] *= factor
+    values[6, 5], values[7, 70] = float("inf"), -float("inf")
+    bounds = torch.tensor(four_bits.BOUNDS)  # what lies on a bound is not above it
+    values[8:] = values[8:].where(torch.rand(72, 256) > 0.2, bounds[torch.randint(15, (72, 256))])
+    values[8:, ::64] = 1.0
+    return values.to(dtype)
+
+
+@pytest.mark.parametrize("into", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_packing_has_the_bits_of_torchs(
+    dtype: torch.dtype, into: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = native.native()
+    values = _values(dtype)
+    if library is None or not (library.takes(values) and library.takes(torch.empty(0, dtype=into))):
+        pytest.skip("needs a C++ compiler, and a CPU that converts fp16")
+    unlike = values.clone()
+    unlike[3, 3] = float("nan")  # all of its block, whatever its bits
+    ours, theirs = four_bits.packed(values, into), four_bits.packed(unlike, into)
+    assert four_bits.unpacked(theirs)[3, :64].isnan().all()
+    monkeypatch.setattr(four_bits, "native", lambda: None)
+    plain, unlike = four_bits.packed(values, into), four_bits.packed(unlike, into)
+    assert torch.equal(ours.view(torch.uint8), plain.view(torch.uint8))
+    torch.testing.assert_close(
+        four_bits.unpacked(theirs), four_bits.unpacked(unlike), rtol=0, atol=0, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("part", [(0, 96, 0, 17 * 4), (3, 70, 5, 60), (31, 33, 16, 18)])
+def test_any_part_of_what_is_stored_is_that_of_the_whole(part: tuple[int, int, int, int]) -> None:
+    """Ranks cut what is stored anywhere: amid a block, or between its codes and its scale."""
+    model = tiny_model(hidden=128, ffn=128, heads=2, kv_heads=2, head_dim=48)
+    training = tiny_training(4, precision="bf16", lora=NF4)
+    values = first_values.stored_values(model, training)
+    found = {p.name: p for p in stored(model, "block", training.lora, 2)}
+    described = found["q_proj.weight"]
+    whole = first_values.whole_values(values, "block", 1, described)
+    cut = Rectangle("q_proj.weight", part[0], part[1], part[2], min(part[3], whole.shape[1]))
+    assert torch.equal(
+        values("block", 1, described, cut).view(torch.int16), whole[cut.in_matrix].view(torch.int16)
+    )
 
 
 @pytest.mark.timeout(300)
-def test_ranks_train_as_one_does(tmp_path: Path, subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("model", [{}, EXPERTS], ids=["dense", "experts"])
+def test_ranks_train_as_one_does(
+    model: dict[str, object], tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     found = lora_ranks.plans(2, clip_norm=1e-3)
     every = {
         name: plan_of(
-            tiny_model(layers=4, **WIDE),
+            tiny_model(layers=4, **WIDE | model),
             tiny_training(4, clip_norm=1e-3, lora=NF4, optimizer=OPTIMIZER),
             found[name].strategy,
             found[name].placement,

@@ -20,7 +20,7 @@ from bigplan.runtime.homes import fill_first, without
 from bigplan.spec.step import Parameter
 from tests.examples import examples
 from tests.runtime.harness import context_of, started, state_of
-from tests.runtime.plans import plans
+from tests.runtime.plans import plans, tiny_model, tiny_training
 
 BLOCK = 300  # elements: a few rows of most matrices, less than one of some
 
@@ -64,3 +64,15 @@ def test_what_is_left_of_ranges(some: list[range], others: list[range]) -> None:
 def test_a_core_s_blocks_are_counted() -> None:
     """Two in fp32 and one in another precision, which is none wider."""
     assert FIRST_VALUES == (2 + 1) * 4 * module.BLOCK
+
+
+def test_of_experts_more_is_read_at_once_in_no_more_bytes() -> None:
+    """Out of files in 16 bits; what is drawn takes fp32."""
+    model = tiny_model(ffn=32, experts=4, experts_per_token=2)
+    found = {p.name: p for p in model.kinds()["block"]}
+    experts, dense = found["experts.up_proj.weight"], found["q_proj.weight"]
+    drawn, read = tiny_training(1), tiny_training(1, weights="folder")
+    rows = module.rows_at_once(model.hidden)
+    assert module.rows_to_make(experts, read) * torch.bfloat16.itemsize == 2 * rows * 4
+    for parameter, training in ((experts, drawn), (dense, read), (dense, drawn)):
+        assert module.rows_to_make(parameter, training) == rows

@@ -87,6 +87,20 @@ def test_16_bit_losses_stay_near_the_plain_loops(precision: str, *, narrow: bool
 
 
 @pytest.mark.parametrize("recompute", list(Recompute), ids=str)
+@pytest.mark.parametrize("packed", [False, True])
+def test_frozen_experts_stay_near_the_plain_loop(recompute: Recompute, *, packed: bool) -> None:
+    """By torch's grouped products in bf16, of matrices in 16 or 4 bits."""
+    lora = {**LORA, "frozen": "nf4"} if packed else LORA
+    plan = _plan(recompute, Tier.HOST, lora=lora)
+    shapes = {"hidden": 128, "ffn": 64, "experts": 4, "experts_per_token": 2}
+    model = plan.model.model_copy(update=shapes | {"head_dim": 32})
+    plan = plan.model_copy(update={"model": model})
+    loop = LoraLoop(plan)
+    losses, _, _ = _run(plan)
+    assert losses == pytest.approx([loop.step() for _ in losses], rel=BF16_LOSS)
+
+
+@pytest.mark.parametrize("recompute", list(Recompute), ids=str)
 def test_graphs_repeat_the_bits(recompute: Recompute) -> None:
     losses, adapters, _ = _run(_plan(recompute))
     again, same, graphs = _run(_plan(recompute, captured=True))

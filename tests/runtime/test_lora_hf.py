@@ -26,8 +26,9 @@ from bigplan.runtime.adapter_rows import NAME, adapter_parameters
 from bigplan.runtime.checkpoint import latest
 from bigplan.runtime.data import BatchSource, bundled_text
 from bigplan.runtime.first_values import random_values
-from bigplan.runtime.peft_export import CONFIG, WEIGHTS, export_adapters, export_merged
+from bigplan.runtime.peft_export import export_adapters, export_merged
 from bigplan.spec.hf.config import load_hf_config
+from bigplan.spec.hf.peft import CONFIG, WEIGHTS
 from tests.runtime.harness import started
 from tests.runtime.hf_models import LENGTH, reference
 from tests.runtime.lora_ranks import frozen
@@ -122,6 +123,8 @@ CASES: dict[str, dict[str, Any]] = {
     "phi3": {"rank_stabilised": True},  # queries, keys and values are one module
     "gpt-neox": {},  # and head by head
     "glm4": {},  # rows of queries and keys are in another order
+    "mixtral": {},  # of attention alone
+    "qwen3-moe": {"targets": ["k_proj", "o_proj"]},
 }
 
 

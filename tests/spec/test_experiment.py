@@ -48,12 +48,15 @@ def test_full_experiment(tmp_path: Path) -> None:
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(to_yaml(find_cluster("h200-1x")))
-    text = "{model: ./m.yaml, cluster: c.yaml, training: {data: a.txt, weights: hf}}"
+    text = "{model: ./m.yaml, cluster: c.yaml, training: "
+    text += "{data: a.txt, weights: hf, lora: {weights: ../peft}}}"
     experiment = load_experiment(write(tmp_path, text))
     assert experiment.model == str(tmp_path / "m.yaml")
     assert experiment.cluster_spec() == find_cluster("h200-1x")
     assert experiment.training.data == str(tmp_path / "a.txt")
     assert experiment.training.weights == str(tmp_path / "hf")
+    assert experiment.training.lora is not None
+    assert experiment.training.lora.weights == str(tmp_path / "../peft")
 
 
 def test_inline_model_and_cluster(tmp_path: Path) -> None:

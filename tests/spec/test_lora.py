@@ -8,7 +8,15 @@ import pytest
 
 from bigplan.errors import InputError
 from bigplan.spec.catalog import find_model
-from bigplan.spec.lora import Lora, adapted_steps, adapters, trained, trained_count
+from bigplan.spec.lora import (
+    Lora,
+    adapted_steps,
+    adapters,
+    stored,
+    targets_of,
+    trained,
+    trained_count,
+)
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, ParameterGroup, check_groups, rules
 from bigplan.spec.step import StepOp
@@ -19,7 +27,12 @@ ATTENTION = Lora(rank=8, targets=("q_proj", "v_proj"))
 
 
 def _resolved(lora: Lora, model: ModelSpec = LLAMA) -> Training:
-    return resolve(TrainingRequest(lora=lora), model)
+    return resolve(TrainingRequest.model_validate({"lora": lora.model_dump()}), model)
+
+
+def test_a_rank_is_needed() -> None:
+    with pytest.raises(ValueError, match="lora has no rank; write one, such as 16"):
+        TrainingRequest.model_validate({"lora": {"alpha": 8}})
 
 
 def test_defaults_and_scales() -> None:
@@ -75,11 +88,34 @@ def test_targets_that_are_refused(lora: Lora, told: str) -> None:
 
 
 def test_what_does_not_go_with_adapters() -> None:
-    with pytest.raises(InputError, match="adapters are not planned beside experts"):
-        _resolved(Lora(rank=8), find_model("mixtral-8x7b"))
     for key in ({"fp8_gemms": True}, {"dropout": 0.1}):
         with pytest.raises(InputError, match="does not go with lora"):
             resolve(TrainingRequest.model_validate({"lora": {"rank": 8}, **key}), LLAMA)
+
+
+def test_experts_and_routers_stay_as_they_are() -> None:
+    """Of a mixture attention alone has adapters, and nothing is kept for gradients of experts."""
+    model = find_model("qwen3-30b-a3b")
+    assert targets_of(model) == ("q_proj", "k_proj", "v_proj", "o_proj")
+    hidden, heads, keys = (
+        model.hidden,
+        model.heads * model.head_dim,
+        model.kv_heads * model.head_dim,
+    )
+    wide = 2 * (hidden + heads) + 2 * (hidden + keys)
+    assert trained_count(model, Lora(rank=8)) == model.layers * 8 * wide
+    saved = {v.name for s in adapted_steps(model, "block", Lora(rank=8)) for v in s.saves}
+    assert {"gate", "up", "router scores"} <= saved
+    assert not {"mlp input", "inner"} & saved
+    with pytest.raises(InputError, match=r"no such product.*experts and routers stay"):
+        _resolved(Lora(rank=8, targets=("gate_proj",)), model)
+    packed = Lora(rank=8, frozen="nf4")
+    before, after = (
+        {p.name: p.count for p in stored(model, "block", lora, 2)} for lora in (None, packed)
+    )
+    changed = {name for name, count in after.items() if count < before[name]}
+    experts = {f"experts.{name}_proj.weight" for name in ("gate", "up", "down")}
+    assert changed == experts | {f"{name}_proj.weight" for name in "qkvo"}
 
 
 def test_groups_of_the_optimizer_name_adapters() -> None:

@@ -25,7 +25,7 @@ def values_of(
         first = first_values(plan.model, plan.training)
 
         def made(kind: str, layer: int, parameter: Parameter) -> Tensor:
-            return whole_values(first, kind, layer, parameter)
+            return whole_values(first, kind, layer, parameter).float()
 
         return lambda wanted: made
     reader = Reader(found.path, found.manifest, bring=apart.bring if apart else None)

@@ -72,7 +72,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "steps": "max_steps train_iters num_steps iterations",
     "data": "dataset data_path dataset_name train_data",
     "validation": "eval evaluation",
-    "weights": "checkpoint pretrained init_from",
+    "weights": "checkpoint pretrained init_from from adapter adapter_name_or_path",
     "rank": "r lora_r lora_rank",
     "alpha": "lora_alpha",
     "targets": "target_modules lora_target_modules lora_target",

@@ -1,0 +1,88 @@
+"""First values of adapters out of a folder as peft has it; spec/hf/peft.py finds what is where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigplan.errors import RefusedError
+from bigplan.rectangle import Rectangle
+from bigplan.runtime.hf_weights import opened
+from bigplan.spec.files.reading import user_path
+from bigplan.spec.hf.peft import WEIGHTS, AdapterPlace, adapter_folder, check_same
+from bigplan.spec.lora import Lora, targets_of
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.optimizer import full_name
+from bigplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class PeftFolder:
+    """A folder whose adapters were found to be those that a training begins with."""
+
+    path: Path
+    lora: Lora
+    places: dict[str, AdapterPlace]  # by an adapter's name in the model
+
+    @classmethod
+    def open(cls, model: ModelSpec, training: Training) -> PeftFolder:
+        """Check what the folder says against `training.lora`; reads no values.
+
+        Raises InputError, and RefusedError for adapters of other kinds.
+        """
+        lora = training.lora
+        assert lora is not None and lora.weights is not None
+        targets, folder = lora.targets or targets_of(model), user_path(lora.weights)
+        found = adapter_folder(folder, model, training.weights, targets)
+        check_same(found, lora.model_dump() | {"targets": targets}, folder)
+        places = {
+            full_name("block", place.layer, f"{place.target}.lora_{side}"): place
+            for place in found.places
+            for side in "AB"
+        }
+        return cls(folder / WEIGHTS, lora, places)
+
+    def values(self, name: str, rectangle: Rectangle) -> Tensor:
+        """A rectangle of an adapter's A [rank, in] or B [out, rank], fp32 on the CPU."""
+        place = self.places[name]
+        with opened(self.path) as file:
+            if name.endswith("lora_A"):
+                whole = file.get_tensor(f"{place.module}.lora_A.weight")[self._columns(place)]
+            else:
+                whole = self._up(place, file.get_tensor(f"{place.module}.lora_B.weight"))
+            part: Tensor = whole[rectangle.in_matrix].float()
+            return part
+
+    def _columns(self, place: AdapterPlace) -> slice:
+        return slice(place.first, place.first + self.lora.rank)
+
+    def _up(self, place: AdapterPlace, module: Tensor) -> Tensor:
+        """The matrix's rows and columns of a module's B. No others may have some of either."""
+        rows, columns = _rows(place, module), self._columns(place)
+        beside = {p for p in self.places.values() if _together(p, place)}
+        shared = sum(int(torch.count_nonzero(_rows(p, module)[:, columns])) for p in beside)
+        lost = torch.count_nonzero(module[:, columns]) - shared
+        lost += torch.count_nonzero(rows) - torch.count_nonzero(rows[:, columns])
+        if lost:
+            raise RefusedError(
+                f"{self.path}: {place.module} has values that go with none of its matrices that "
+                f"have adapters of rank {self.lora.rank}; train all of its matrices, or start from "
+                "others"
+            )
+        return rows[:, columns]
+
+
+def _together(one: AdapterPlace, other: AdapterPlace) -> bool:
+    """Whether they have the same columns of one module."""
+    return (one.module, one.first) == (other.module, other.first)
+
+
+def _rows(place: AdapterPlace, module: Tensor) -> Tensor:
+    """The matrix's rows of a module's."""
+    above, run = place.rows.above, place.rows.run
+    return module.view(-1, place.rows.cycle or run, module.shape[1])[
+        :, above : above + run
+    ].flatten(0, 1)

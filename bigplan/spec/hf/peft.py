@@ -1,0 +1,260 @@
+"""Adapters in a folder as Hugging Face's peft writes it, found to be those of a model.
+
+`adapter_config.json` has rank, alpha and what they apply to; `adapter_model.safetensors` an A and a
+B for each module, called base_model.model.MODULE.lora_A.weight and lora_B.weight
+(https://huggingface.co/docs/peft/developer_guides/checkpoint). Only names and shapes are read here.
+
+Some families keep several of our matrices in one module, such as GPT-2's c_attn. Its one adapter of
+our rank becomes one of each matrix, which have the same A. One of k times the rank is what
+bigplan exports: the A's of k matrices below each other, and of B each matrix's rows with its own
+columns alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bigplan.errors import InputError, RefusedError
+from bigplan.spec.files.reading import parse_json, read_json, require_regular, user_path
+from bigplan.spec.hf.config import to_hf_config
+from bigplan.spec.hf.weights import Stored, family_of, stored
+from bigplan.spec.lora import HIGHEST_RANK, Lora, targets_of
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Parameter
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+KEY = "training.lora.weights"
+_WEIGHT = ".weight"
+_MOST_HEADER = 100 << 20  # bytes, as safetensors has it
+
+
+class AdapterPlace(NamedTuple):
+    """One matrix's adapter within a module's: rows of its A and columns of its B from `first` on.
+
+    `rows`: where the matrix's rows are in the module's.
+    """
+
+    layer: int  # its index in layer_sequence()
+    target: str
+    module: str
+    rows: Stored
+    matrix: Parameter
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    """What a folder has of a model."""
+
+    lora: Lora
+    places: tuple[AdapterPlace, ...]
+    shapes: Mapping[str, tuple[int, ...]]  # by tensor
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it says of keys of `training.lora`."""
+        return {
+            "rank": self.lora.rank,
+            "alpha": self.lora.alpha,
+            "targets": self.lora.targets,
+            "rank_stabilised": self.lora.rank_stabilised,
+        }
+
+
+def adapted_family(model: ModelSpec, weights: str | None) -> str:
+    """Whose modules are adapted: those of the first weights, or of what is exported whole."""
+    if weights is None:
+        return str(to_hf_config(model)["model_type"])
+    return family_of(user_path(weights), model)
+
+
+def started_from(
+    stated: Mapping[str, Any], model: ModelSpec, weights: str | None
+) -> dict[str, Any]:
+    """Keys of `training.lora` with those that its folder says; both have to say the same.
+
+    A plan may be meant for another machine: where the folder is not here, `rank` has to be stated.
+    Raises InputError, and RefusedError for adapters of other kinds.
+    """
+    stated = {key: value for key, value in stated.items() if value is not None}
+    folder = user_path(stated["weights"])
+    if not (folder / CONFIG).is_file() and "rank" in stated:
+        return stated
+    found = adapter_folder(folder, model, weights, stated.get("targets"))
+    check_same(found, stated, folder)
+    return {**found.settings, **stated}
+
+
+def check_same(found: AdapterFolder, stated: Mapping[str, Any], folder: Path) -> None:
+    """Raise InputError where keys of `training.lora` are not what the folder says."""
+    for key, theirs in found.settings.items():
+        ours = stated.get(key, theirs)
+        if (set(ours) != set(theirs)) if key == "targets" else ours != theirs:
+            raise InputError(
+                f"lora.{key} is {_told(ours)}, but the adapters in {folder} have {_told(theirs)}; "
+                f"leave {key} out, or start from others"
+            )
+
+
+def _told(value: object) -> str:
+    return ", ".join(value) if isinstance(value, list | tuple) else str(value)
+
+
+def adapter_folder(
+    folder: Path, model: ModelSpec, weights: str | None, targets: object = None
+) -> AdapterFolder:
+    """The folder's adapters, whose names and shapes are those of `model`.
+
+    `targets`: those wanted, where a module does not tell of which of its matrices it has some.
+    """
+    config, shapes = _config(folder), _shapes(folder / WEIGHTS)
+    every = tuple(_places(model, adapted_family(model, weights), shapes))
+    known = {f"{p.module}.lora_{side}.weight" for p in every for side in "AB"}
+    if other := next((name for name in sorted(shapes) if name not in known), None):
+        raise RefusedError(
+            f"{folder / WEIGHTS}: {other} is no adapter of a product of {model.name}'s blocks, "
+            f"which are {', '.join(targets_of(model))}; train without it, or start from others"
+        )
+    rank = int(_number(folder, config, "r"))
+    if rank > HIGHEST_RANK:
+        raise RefusedError(
+            f"{folder / CONFIG}: r is {rank}; ranks up to {HIGHEST_RANK} are trained"
+        )
+    chosen = tuple(_placed(folder, every, shapes, rank, targets))
+    wanted = {place.target for place in chosen}
+    blocks = [n for n, kind in enumerate(model.layer_sequence()) if kind == "block"]
+    if {(p.layer, p.target) for p in chosen} != {(n, t) for n in blocks for t in wanted}:
+        raise RefusedError(
+            f"{folder / WEIGHTS}: not all {len(blocks)} blocks of {model.name} have the same "
+            "adapters, which bigplan trains; start from others"
+        )
+    stabilised = bool(config.get("use_rslora"))
+    alpha = _alpha(
+        folder, config, {p.module: shapes[f"{p.module}.lora_A.weight"][0] for p in every}
+    )
+    names = tuple(target for target in targets_of(model) if target in wanted)
+    lora = Lora(rank=rank, alpha=alpha, targets=names, rank_stabilised=stabilised)
+    return AdapterFolder(lora, chosen, shapes)
+
+
+def _places(
+    model: ModelSpec, family: str, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[AdapterPlace]:
+    """All matrices whose module has an adapter."""
+    matrices = {p.name: p for p in model.kinds()["block"]}
+    for layer, kind in enumerate(model.layer_sequence()):
+        for target in targets_of(model) if kind == "block" else ():
+            matrix = matrices[f"{target}{_WEIGHT}"]
+            (rows,) = stored(family, model, layer, matrix)
+            module = PREFIX + rows.tensor.removesuffix(_WEIGHT)
+            if f"{module}.lora_A.weight" in shapes:
+                yield AdapterPlace(layer, target, module, rows, matrix)
+
+
+def _placed(
+    folder: Path,
+    places: tuple[AdapterPlace, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+    rank: int,
+    targets: object,
+) -> Iterator[AdapterPlace]:
+    """Those that have values, each with its columns in its module."""
+    for module, grouped in groupby(sorted(places, key=_order), lambda place: place.module):
+        inside = list(grouped)
+        columns, rows = inside[0].matrix.shape[1], sum(p.matrix.shape[0] for p in inside)
+        width = shapes[f"{module}.lora_A.weight"][0]
+        for side, shape in (("A", (width, columns)), ("B", (rows, width))):
+            if (found := shapes.get(f"{module}.lora_{side}.weight")) != shape:
+                raise InputError(
+                    f"{folder / WEIGHTS}: lora_{side} of {module.removeprefix(PREFIX)} has the "
+                    f"shape {list(found or ())}, but the model needs {list(shape)}; these adapters "
+                    "are of another model"
+                )
+        names = ", ".join(place.target for place in inside)
+        if width != rank * len(inside) and isinstance(targets, list | tuple):
+            inside = [place for place in inside if place.target in targets]
+        if width == rank:
+            yield from inside
+            continue
+        if width != rank * len(inside):
+            raise RefusedError(
+                f"{folder / WEIGHTS}: {module.removeprefix(PREFIX)} has the rank {width} and "
+                f"r is {rank}; bigplan has adapters of one rank. If it is of some of {names} "
+                "alone, say of which in lora.targets"
+            )
+        for number, place in enumerate(inside):
+            yield place._replace(first=number * rank)
+
+
+def _order(place: AdapterPlace) -> tuple[str, int]:
+    return place.module, place.rows.above
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise InputError(
+            f"{KEY}: {folder} has no {CONFIG}; name a folder that peft or `bigplan export` wrote, "
+            "or leave it out to start with new adapters"
+        )
+    config = read_json(path).data
+    kind = config.get("peft_type") if isinstance(config, dict) else None
+    if kind != "LORA" or config.get("use_dora"):
+        told = "DoRA" if kind == "LORA" else f"peft_type {kind}"
+        raise RefusedError(f"{path}: has {told}, and LoRA alone is trained; start from others")
+    if not (folder / WEIGHTS).is_file():
+        raise InputError(
+            f"{KEY}: {folder} has no {WEIGHTS}; write the adapters as safetensors, with peft's "
+            "save_pretrained"
+        )
+    return dict(config)
+
+
+def _number(folder: Path, config: Mapping[str, Any], key: str) -> float:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise InputError(f"{folder / CONFIG}: {key} is {value!r}; it has to be a number above 0")
+    return value
+
+
+def _alpha(folder: Path, config: Mapping[str, Any], ranks: Mapping[str, int]) -> float:
+    """The alpha that goes with `r`. All modules have to count alike."""
+    power = 0.5 if config.get("use_rslora") else 1.0
+    rank, alpha = _number(folder, config, "r"), float(_number(folder, config, "lora_alpha"))
+    pattern = config.get("alpha_pattern")
+    pattern = pattern if isinstance(pattern, dict) else {}
+    for module, width in ranks.items():
+        end = next((end for end in pattern if f".{module}".endswith(f".{end}")), None)
+        mine = alpha if end is None else _number(folder, pattern, end)
+        if not math.isclose(mine / width**power, alpha / rank**power, rel_tol=1e-6):
+            raise RefusedError(
+                f"{folder / CONFIG}: {module.removeprefix(PREFIX)} counts {mine} / {width} and "
+                f"others {alpha} / {rank}; bigplan's adapters all count alike"
+            )
+    return alpha
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The tensors in a safetensors file: 8 bytes with the length of a JSON text, and that text."""
+    require_regular(path)
+    damaged = f"{path}: cannot be read as safetensors; it is cut off or damaged: copy it again"
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= _MOST_HEADER:
+            raise InputError(damaged)
+        text = file.read(length)
+    try:
+        header = parse_json(text.decode(), str(path)).data
+        return {
+            name: tuple(map(int, told["shape"]))
+            for name, told in header.items()
+            if name != "__metadata__"
+        }
+    except (UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError, InputError):
+        raise InputError(damaged) from None
