@@ -262,17 +262,12 @@ def _look_up_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[R
     where, looked_up = f"{stage.name}.{kind.name}", stage.looked_up(kind)
     if not looked_up.terms:
         return
-    homes = table_homes(stage, kind)
+    tensors = (tensor for tensor in tensors_of(kind) if tensor != "optimizer")
+    homes = [stage.tensor(kind, tensor, Tier.HOST) for tensor in tensors]
     for home in homes:
         yield Rule(f"{where}: looked up in host memory", looked_up - home)
     others = float(count * (len(homes) - 1))
     yield Rule(f"{where}: looked up where it can be", total(homes) - others - looked_up)
-
-
-def table_homes(stage: StageClass, kind: LayerKind) -> list[Linear]:
-    """Layers with parameters in host memory, and with gradients there if the kind has any."""
-    tensors = (tensor for tensor in tensors_of(kind) if tensor != "optimizer")
-    return [stage.tensor(kind, tensor, Tier.HOST) for tensor in tensors]
 
 
 def _no_home_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:
