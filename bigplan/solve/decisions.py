@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute
-from bigplan.placement import KindPlacement, Placement, Rings, Tier
+from bigplan.placement import KindPlacement, Placement, Rings
 from bigplan.solve.linear import Linear, Rule
 from bigplan.solve.memory import size_rules
 from bigplan.solve.stage import StageClass, placement_rules, stage_classes, switch_rules
@@ -23,18 +23,11 @@ def decided(
     stage: StageClass, kind: LayerKind, placed: KindPlacement
 ) -> Iterator[tuple[str, Linear, float]]:
     """Every count by its key in a plan, with the expression that stands for it."""
-    for tier in Tier:
-        for tensor, counts in (
-            ("parameters", placed.parameters),
-            ("gradients", placed.gradients),
-            ("optimizer", placed.optimizer),
-        ):
-            yield f"{tensor}.{tier}", stage.tensor(kind, tensor, tier), counts.get(tier, 0)
-        for recompute in Recompute:
-            layers = placed.activations.get(recompute, {}).get(tier, 0)
-            key = f"activations.{recompute}.{tier}"
-            yield key, stage.policy(kind, recompute, tier), layers
-    yield "streamed", stage.streamed(kind), placed.streamed
+    for (name, *places), decision in stage.decisions(kind):
+        found = getattr(placed, name)
+        for place in places:
+            found = found.get(place, {})
+        yield ".".join((name, *places)), decision, found or 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,14 @@ class StageClass(AlikeStages):
         has_state = self.graph.sizes.state and not kind.frozen
         return var(f"{self.name}.{kind.name}.streamed") if has_state else Linear()
 
+    def decisions(self, kind: LayerKind) -> Iterator[tuple[tuple[str, ...], Linear]]:
+        """Layers of the kind, or their worth of state, by where a KindPlacement has them."""
+        for tensor, tier in product(TENSORS, Tier):
+            yield (tensor, tier), self.tensor(kind, tensor, tier)
+        for recompute, tier in product(Recompute, Tier):
+            yield ("activations", recompute, tier), self.policy(kind, recompute, tier)
+        yield ("streamed",), self.streamed(kind)
+
     def in_gradients(self, kind: LayerKind, recompute: Recompute) -> Linear:
         """Layers with this policy whose activations lie in gradients' place in host memory."""
         moved = self.policy(kind, recompute, Tier.HOST).terms
