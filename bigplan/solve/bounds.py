@@ -1,14 +1,6 @@
-"""What a strategy's step takes, without a solver: lower bounds, and an estimate.
-
-Bounds are arithmetic and the pipeline. The estimate knows the GPU's memory: a plan must save the
-bytes that do not fit, and each way to save them takes seconds.
-"""
+"""What is known of a strategy without a solver: the least that a step takes, and its room."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from itertools import pairwise
-from math import inf
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph, LayerKind, Recompute
@@ -26,9 +18,6 @@ from bigplan.solve.memory import (
 )
 from bigplan.solve.stage import StageClass, stage_classes
 from bigplan.solve.stage_times import StageTimes
-from bigplan.solve.thresholds import EXPOSED
-
-Way = tuple[float, float]  # bytes that it saves on the GPU at most, and seconds for each
 
 
 def family_bound(graph: Graph, costs: Costs, micro_batches: int, stages: int) -> float:
@@ -54,32 +43,28 @@ def cheap_bound(graph: Graph, costs: Costs) -> float:
     return bound
 
 
-def memory_estimate(graph: Graph, costs: Costs, least: Rings = ROOMY) -> float:
-    """Seconds to expect, the cheapest ways taken to save memory; infinite only if nothing fits.
+def lacks_room(graph: Graph, costs: Costs, least: Rings = ROOMY) -> bool:
+    """Whether nothing fits, wherever tensors are and whatever is recomputed.
 
-    `least`: the shortest rings that plans may have.
+    Otherwise something may still not fit. `least`: the shortest rings that plans may have.
     """
-    estimate = 0.0
-    for times, before in _classes(graph, costs, least):
-        missing = _everything(times.stage) - costs.capacity[Tier.GPU]
-        moved, left, rerun = list(_moved(times)), list(_left(times)), list(_rerun(times))
-        elsewhere = (costs.capacity[Tier.HOST] + costs.capacity[Tier.NVME]) / costs.sharing.ranks
-        movable, kept, again = (sum(most for most, _ in ways) for ways in (moved, left, rerun))
+    elsewhere = (costs.capacity[Tier.HOST] + costs.capacity[Tier.NVME]) / costs.sharing.ranks
+    for stage in stage_classes(graph, ROOMY, least):
+        missing = _everything(stage) - costs.capacity[Tier.GPU]
+        keeping = [kind for kind, _ in stage.kinds if kind.stores_activations]
+        kept = 0.0 if stage.interleaved else sum(_kept(stage, kind) for kind in keeping)
+        again = sum(_rerun(stage, kind) for kind in keeping)
+        movable = sum(count * _movable(stage, kind) for kind, count in stage.kinds)
         if missing > min(movable + max(kept, again), elsewhere + again):
-            return inf
-        seconds = before + graph.units * _compute(times)
-        for most, price in sorted([*moved, *left, *rerun], key=lambda way: way[1]):
-            seconds += price * max(0.0, min(most, missing))
-            missing -= most
-        estimate = max(estimate, seconds)
-    return estimate
+            return True
+    return False
 
 
-def _classes(graph: Graph, costs: Costs, least: Rings = ROOMY) -> list[tuple[StageTimes, float]]:
+def _classes(graph: Graph, costs: Costs) -> list[tuple[StageTimes, float]]:
     """Every class, and the seconds before its last stage's first work and after its last."""
     before = 0.0
     found = list[tuple[StageTimes, float]]()
-    for stage in stage_classes(graph, ROOMY, least):
+    for stage in stage_classes(graph):
         times = StageTimes(stage, costs)
         ends = leading_seconds(times) + trailing_seconds(times)
         before = before if found else ends  # every stage waits for what the first one does
@@ -129,44 +114,16 @@ def _bytes(stage: StageClass, kind: LayerKind, count: int) -> float:
     return nbytes + whole(stage, kind) * (slots * sizes.parameter + sums * sizes.gradient)
 
 
-def _moved(times: StageTimes) -> Iterator[Way]:
-    """Optimizer state, gradients and parameters that leave the GPU, exposed in part."""
-    stage, rates, units = times.stage, times.costs.rates, times.units
-    state = stage.graph.sizes.state
-    # State that leaves is updated by the CPU, or passes through the GPU.
-    passing = min(rates.state_in, rates.state_out)
-    updated = rates.cpu_update * state + passing
-    for kind, count in stage.kinds:
-        if not kind.frozen:
-            yield float(count * owned(stage, kind) * state), EXPOSED / updated
-        if not (kind.frozen or stage.resident(kind, "gradients")):
-            yield float(count * gradient_bytes(stage, kind)), EXPOSED * units / rates.d2h
-        if not stage.resident(kind, "parameters"):
-            passes = units if stage.is_loss(kind) else 2 * units
-            yield float(count * weight_bytes(stage, kind)), EXPOSED * passes / rates.h2d
+def _movable(stage: StageClass, kind: LayerKind) -> int:
+    """Bytes of a layer's parameters, gradients and optimizer state that may leave the GPU."""
+    nbytes = 0 if stage.resident(kind, "parameters") else weight_bytes(stage, kind)
+    if kind.frozen:
+        return nbytes
+    nbytes += 0 if stage.resident(kind, "gradients") else gradient_bytes(stage, kind)
+    return nbytes + owned(stage, kind) * stage.graph.sizes.state
 
 
-def _left(times: StageTimes) -> Iterator[Way]:
-    """Activations that leave the GPU, exposed in part."""
-    stage, rates = times.stage, times.costs.rates
-    if stage.interleaved:
-        return
-    there_and_back = 1 / rates.d2h + 1 / rates.h2d
-    for kind, _ in stage.kinds:
-        if kind.stores_activations:
-            passes = times.units * times.group / stage.held
-            yield _kept(stage, kind), EXPOSED * passes * there_and_back
-
-
-def _rerun(times: StageTimes) -> Iterator[Way]:
-    """Activations that are recomputed, by steps from one policy to the next."""
-    stage = times.stage
-    for kind, _ in stage.kinds:
-        if not kind.stores_activations:
-            continue
-        entries, prices = sum(stage.entries(kind)), times.costs.kinds[kind.name]
-        for less, more in pairwise(stage.graph.recomputes):
-            saved = kind.kept(less) - kind.kept(more)
-            seconds = times.units * times.group * (prices.again(more) - prices.again(less))
-            if saved > 0:
-                yield float(entries * saved), max(0.0, seconds) / (stage.held * saved)
+def _rerun(stage: StageClass, kind: LayerKind) -> float:
+    """Bytes of a kind's activations that recomputation saves at most."""
+    least = min(map(kind.kept, stage.graph.recomputes))
+    return _kept(stage, kind) - float(sum(stage.entries(kind)) * least)

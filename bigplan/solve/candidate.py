@@ -75,13 +75,10 @@ class Candidate:
         )
         return replace(self, costs=replace(self.costs, rates=slower))
 
-    @classmethod
-    def of(cls, workload: Workload, strategy: Strategy) -> Candidate:
+    @staticmethod
+    def of(workload: Workload, strategy: Strategy) -> Candidate:
         """Build and price the strategy."""
-        loss = LossLayer.of(workload.model, workload.training, workload.nodes, strategy)
-        graph = loss.relaxed_graph()
-        costs = price(graph, workload.training, workload.nodes)
-        return cls(strategy, graph, costs if strategy.whole_passes else costs.launched(), loss)
+        return Pricing(workload).candidate(strategy)
 
     def settled(self, placement: Placement) -> Candidate:
         """With the loss layer and the launches that the placement has."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute
-from bigplan.placement import KindPlacement, Placement, Rings, Tier
+from bigplan.placement import KindPlacement, Placement, Rings
 from bigplan.solve.linear import Linear, Rule
 from bigplan.solve.memory import size_rules
-from bigplan.solve.stage import StageClass, stage_classes, switch_rules, table_homes
+from bigplan.solve.stage import StageClass, placement_rules, stage_classes, switch_rules
 
 Values = dict[str, float]
 
@@ -23,18 +23,11 @@ def decided(
     stage: StageClass, kind: LayerKind, placed: KindPlacement
 ) -> Iterator[tuple[str, Linear, float]]:
     """Every count by its key in a plan, with the expression that stands for it."""
-    for tier in Tier:
-        for tensor, counts in (
-            ("parameters", placed.parameters),
-            ("gradients", placed.gradients),
-            ("optimizer", placed.optimizer),
-        ):
-            yield f"{tensor}.{tier}", stage.tensor(kind, tensor, tier), counts.get(tier, 0)
-        for recompute in Recompute:
-            layers = placed.activations.get(recompute, {}).get(tier, 0)
-            key = f"activations.{recompute}.{tier}"
-            yield key, stage.policy(kind, recompute, tier), layers
-    yield "streamed", stage.streamed(kind), placed.streamed
+    for (name, *places), decision in stage.decisions(kind):
+        found = getattr(placed, name)
+        for place in places:
+            found = found.get(place, {})
+        yield ".".join((name, *places)), decision, found or 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +35,26 @@ class Consequences:
     """What follows from the counts of tensors and policies: rings, sizes, what has no home."""
 
     stages: tuple[StageClass, ...]
-    homeless: tuple[_Homeless, ...]
     followers: tuple[_Follower, ...]  # in the order in which they follow from each other
 
     @classmethod
     def of(cls, stages: tuple[StageClass, ...]) -> Consequences:
         """The consequences for these stages."""
-        rules = (rule for stage in stages for rule in (*switch_rules(stage), *size_rules(stage)))
-        homeless = (_Homeless.of(stage, kind) for stage in stages for kind, _ in stage.kinds)
-        return cls(stages, tuple(homeless), tuple(map(_Follower.of, rules)))
+        followers = list[_Follower]()
+        for stage in stages:
+            looked_up = (stage.looked_up(kind) for kind, _ in stage.kinds)
+            # Of policies those that keep the most first, and what stays in its ring before others.
+            homeless = (
+                decision
+                for kind, _ in stage.kinds
+                for recompute in Recompute
+                for decision in (stage.stays(kind, recompute), stage.in_gradients(kind, recompute))
+            )
+            placing = list(placement_rules(stage))
+            followers += (_Follower.most(name, placing) for d in looked_up for name in d.terms)
+            followers += map(_Follower.least, (*switch_rules(stage), *size_rules(stage)))
+            followers += (_Follower.most(name, placing) for d in homeless for name in d.terms)
+        return cls(stages, tuple(followers))
 
     def decisions(self, placement: Placement) -> Values:
         """A placement's decisions, with the stages' rings."""
@@ -59,82 +63,49 @@ class Consequences:
             kinds = placement.stages[stage.stages[0]].kinds
             for kind, _ in stage.kinds:
                 for _, decision, layers in decided(stage, kind, kinds[kind.name]):
-                    values.update(_valued(decision, layers))
+                    values.update((name, float(layers)) for name in decision.terms)
         self.complete(values)
         return values
 
     def complete(self, values: Values) -> None:
-        """Set all that follows, to the least that the rules allow."""
-        for kind in self.homeless:
-            kind.complete(values)
+        """Set all that follows: sizes to the least that the rules allow, the rest to the most."""
         for follower in self.followers:
             values[follower.name] = 0.0
         for follower in self.followers:
-            values[follower.name] = max(values[follower.name], follower.least(values))
-
-
-@dataclass(frozen=True, slots=True)
-class _Homeless:
-    """A kind's rows looked up in host memory, and layers whose activations need no home."""
-
-    homes: tuple[Linear, ...]  # of parameters and gradients, in host memory
-    looked_up: tuple[str, ...]
-    # By recomputation, those that keep the most first, see layer_table: what is in host memory and
-    # on disk, what lies in the place of gradients, and whether it stays in its ring.
-    policies: tuple[tuple[Linear, Linear, Linear, Linear], ...]
-
-    @classmethod
-    def of(cls, stage: StageClass, kind: LayerKind) -> _Homeless:
-        homes = table_homes(stage, kind)
-        policies = (
-            (
-                stage.policy(kind, recompute, Tier.HOST),
-                stage.policy(kind, recompute, Tier.NVME),
-                stage.in_gradients(kind, recompute),
-                stage.stays(kind, recompute),
-            )
-            for recompute in Recompute
-        )
-        return cls(tuple(homes), tuple(stage.looked_up(kind).terms), tuple(policies))
-
-    def complete(self, values: Values) -> None:
-        """Set what is looked up, what stays in its ring and what lies in gradients' place."""
-        for name in self.looked_up:
-            values[name] = min(home.at(values) for home in self.homes)
-        lent = self.homes[-1].at(values)
-        for moved, disk, shares, stays in self.policies:
-            left, on_disk = moved.at(values), disk.at(values)
-            staying = float(bool(stays.terms)) if left and not on_disk else 0.0
-            if shares.terms:
-                staying = min(staying, lent)
-                sharing = min(lent, left) - staying
-                lent -= staying + sharing
-                values.update(_valued(shares, sharing))
-            values.update(_valued(stays, staying))
-
-
-def _valued(decision: Linear, number: float) -> Iterator[tuple[str, float]]:
-    """The decision's variable, if it has one, with its value."""
-    return ((name, float(number)) for name in decision.terms)
+            follower.follow(values)
 
 
 @dataclass(frozen=True, slots=True)
 class _Follower:
-    """A rule's last variable, a switch or a size, which the rule holds to a least value."""
+    """A variable that rules hold to a least value (a switch or a size), or to a most."""
 
     name: str
-    factor: float
-    constant: float
-    others: tuple[tuple[str, float], ...]
-    is_switch: bool
+    limits: tuple[Linear, ...]  # that the rules set it, where all other variables are known
+    is_least: bool
 
     @classmethod
-    def of(cls, rule: Rule) -> _Follower:
-        *others, (name, factor) = rule.expression.terms.items()
-        return cls(name, factor, rule.expression.constant, tuple(others), ".has." in name)
+    def least(cls, rule: Rule) -> _Follower:
+        """Of a rule's last variable; other rules may ask for more of it."""
+        name = list(rule.expression.terms)[-1]
+        return cls(name, (_limit(rule, name),), is_least=True)
 
-    def least(self, values: Values) -> float:
-        """The least value that the rule allows."""
-        rest = self.constant + sum(c * values[n] for n, c in self.others)
-        needed = max(0.0, rest / -self.factor)
-        return float(needed > 1e-9) if self.is_switch else needed
+    @classmethod
+    def most(cls, name: str, rules: Iterable[Rule]) -> _Follower:
+        """Of a variable that all these rules limit."""
+        limiting = (rule for rule in rules if rule.expression.terms.get(name, 0.0) > 0)
+        return cls(name, tuple(_limit(rule, name) for rule in limiting), is_least=False)
+
+    def follow(self, values: Values) -> None:
+        """Set it."""
+        limits = [limit.at(values) for limit in self.limits]
+        if not self.is_least:
+            values[self.name] = max(0.0, min(limits))
+        elif (needed := limits[0]) > values[self.name]:
+            is_switch = ".has." in self.name
+            values[self.name] = float(needed > 1e-9) if is_switch else needed
+
+
+def _limit(rule: Rule, name: str) -> Linear:
+    """What the rule, at its limit, says of a variable by the others."""
+    factor = rule.expression.terms[name]
+    return rule.expression.without((name,)) * (-1.0 / factor)

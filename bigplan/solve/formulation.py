@@ -168,8 +168,7 @@ def placement_of(graph: Graph, values: Mapping[str, float], rings: Rings = ROOMY
     by_stage: dict[int, StagePlacement] = {}
     for stage in stage_classes(graph):
         kinds = {
-            kind.name: _kind_placement(stage, kind.name, count, values)
-            for kind, count in stage.kinds
+            kind.name: _kind_placement(stage, kind, count, values) for kind, count in stage.kinds
         }
         by_stage.update({index: StagePlacement(kinds=kinds) for index in stage.stages})
     stages = tuple(by_stage[index] for index in sorted(by_stage))
@@ -177,47 +176,31 @@ def placement_of(graph: Graph, values: Mapping[str, float], rings: Rings = ROOMY
 
 
 def _kind_placement(
-    stage: StageClass, name: str, count: int, values: Mapping[str, float]
+    stage: StageClass, kind: LayerKind, count: int, values: Mapping[str, float]
 ) -> KindPlacement:
-    kind = stage.graph.kinds[name]
+    """The kind's layers as the values have them, solver noise removed."""
+    layers = {key: decision.at(values) for key, decision in stage.decisions(kind)}
 
-    def layers(expression: Linear) -> int:
-        return round(expression.at(values))
+    def whole(*tensor: str) -> dict[Tier, int]:
+        return {tier: number for tier in Tier if (number := round(layers[*tensor, tier]))}
 
-    parameters, gradients = (
-        {tier: layers(stage.tensor(kind, tensor, tier)) for tier in Tier}
-        for tensor in ("parameters", "gradients")
-    )
-    activations = {
-        recompute: tiers
-        for recompute in Recompute
-        if (tiers := _nonzero({tier: layers(stage.policy(kind, recompute, tier)) for tier in Tier}))
-    }
+    parameters, gradients = whole("parameters"), whole("gradients")
+    kept = ((recompute, whole("activations", recompute)) for recompute in Recompute)
+    activations = {recompute: tiers for recompute, tiers in kept if tiers}
     if kind.frozen:
-        return KindPlacement(layers=count, parameters=_nonzero(parameters), activations=activations)
-    on_gpu = min(parameters[Tier.GPU], gradients[Tier.GPU])
-    share = {tier: max(0.0, stage.tensor(kind, "optimizer", tier).at(values)) for tier in Tier}
+        return KindPlacement(layers=count, parameters=parameters, activations=activations)
+    on_gpu = min(tiers.get(Tier.GPU, 0) for tiers in (parameters, gradients))
+    share = {tier: max(0.0, layers["optimizer", tier]) for tier in Tier}
     share[Tier.GPU] = min(share[Tier.GPU], float(on_gpu))
+    streamed = min(round(layers["streamed",], 6), round(share[Tier.HOST], 6))
     return KindPlacement(
         layers=count,
-        parameters=_nonzero(parameters),
-        gradients=_nonzero(gradients),
+        parameters=parameters,
+        gradients=gradients,
         activations=activations,
         optimizer=rounded(share, count),
-        streamed=_streamed(stage, kind, values, share),
+        streamed=max(0.0, streamed) if layers["streamed",] > EXACT else 0.0,
     )
-
-
-def _streamed(
-    stage: StageClass, kind: LayerKind, values: Mapping[str, float], share: Mapping[Tier, float]
-) -> float:
-    """Layers' worth, solver noise removed and within what is there."""
-    found = stage.streamed(kind).at(values)
-    return max(0.0, min(round(found, 6), round(share[Tier.HOST], 6))) if found > EXACT else 0.0
-
-
-def _nonzero(counts: dict[Tier, int]) -> dict[Tier, int]:
-    return {tier: number for tier, number in counts.items() if number}
 
 
 def rounded(layers: Mapping[Tier, float], count: int) -> dict[Tier, float]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 
 from bigplan.importing import environment
 from bigplan.placement import Tier
-from bigplan.solve.linear import AtLeast, Problem, Variable, var
+from bigplan.solve.linear import AtLeast, Linear, Problem, Variable, var
 from bigplan.solve.linear_program import LinearProgram
 from bigplan.solve.rows import Row, rows, time_unit
 from bigplan.solve.thresholds import NOISE, WITHIN
@@ -69,13 +69,14 @@ def _solvers(*, relaxed: bool, gap: float) -> Iterator[pulp.LpSolver]:
         yield cbc(**common, presolve=not changed)
 
 
-def _solved(
-    model: pulp.LpProblem, *, relaxed: bool, gap: float, doubtful: Callable[[], bool]
-) -> bool:
-    """Whether there is an optimum; if there is none and that is `doubtful`, two solvers agree."""
+def _solved(model: pulp.LpProblem, proven: Problem | None, *, relaxed: bool, gap: float) -> bool:
+    """Whether there is an optimum; if not, a proof or two solvers say so of what is to be `proven`.
+
+    Where nothing is, one solver's word will do.
+    """
     available = (s for s in _solvers(relaxed=relaxed, gap=gap) if s.available())
     for asked, solver in enumerate(islice(available, 2)):
-        if asked and not doubtful():
+        if asked and (proven is None or _contradictory(proven)):
             break
         model.solve(solver)
         if model.status == pulp.LpStatusOptimal:
@@ -113,25 +114,13 @@ def solve(
         model, variables = _build(problem, rows(problem, spare), relaxed=relaxed)
         if below < inf:
             variables["step"].upBound = below / time_unit(problem)
-        model.setObjective(_objective(problem, variables, rho))
-        final = not spare and below == inf
-
-        def doubtful(final: bool = final) -> bool:
-            return final and not _contradictory(problem)
-
-        if _solved(model, relaxed=relaxed, gap=gap, doubtful=doubtful):
+        surcharge = problem.serial * (rho / time_unit(problem)) if rho else Linear()
+        every = (var("step") + surcharge).terms.items()
+        model.setObjective(pulp.lpSum(c * variables[n] for n, c in every))
+        proven = None if spare or below < inf else problem
+        if _solved(model, proven, relaxed=relaxed, gap=gap):
             return _solution(problem, model, variables, excluded)
     return None
-
-
-def _objective(
-    problem: Problem, variables: Mapping[str, pulp.LpVariable], rho: float
-) -> pulp.LpAffineExpression:
-    objective = variables["step"] * 1.0
-    if rho:
-        surcharge = problem.serial * (rho / time_unit(problem))
-        objective += pulp.lpSum(c * variables[n] for n, c in surcharge.terms.items())
-    return objective
 
 
 def _solution(
@@ -151,28 +140,19 @@ def _solution(
 
 
 def _build(problem: Problem, wanted: Iterable[Row], *, relaxed: bool) -> _Built:
-    model = pulp.LpProblem("placement", pulp.LpMinimize)
-    variables = {
-        v.name: model.add_variable(
-            v.name,
-            0,
-            v.upper if v.upper < inf else None,
-            pulp.LpInteger if v.integer and not relaxed else pulp.LpContinuous,
-        )
-        for v in problem.variables
-    }
+    model, variables = pulp.LpProblem("placement", pulp.LpMinimize), dict[str, pulp.LpVariable]()
+    for v in problem.variables:
+        category = pulp.LpInteger if v.integer and not relaxed else pulp.LpContinuous
+        most = v.upper if v.upper < inf else None
+        variables[v.name] = model.add_variable(v.name, 0, most, category)
     for time in problem.times:
         if time.name not in variables:
             variables[time.name] = model.add_variable(time.name, 0)
     for row in wanted:
-        _constrain(model, variables, row)
+        terms = pulp.LpAffineExpression({variables[n]: c for n, c in row.terms.items()})
+        sense = pulp.LpConstraintEQ if row.equal else pulp.LpConstraintLE
+        model += pulp.LpConstraint(terms, sense, row.name, row.limit)
     return model, variables
-
-
-def _constrain(model: pulp.LpProblem, variables: Mapping[str, pulp.LpVariable], row: Row) -> None:
-    terms = pulp.LpAffineExpression({variables[n]: c for n, c in row.terms.items()})
-    sense = pulp.LpConstraintEQ if row.equal else pulp.LpConstraintLE
-    model += pulp.LpConstraint(terms, sense, row.name, row.limit)
 
 
 def relaxed_steps(problem: Problem, surcharges: Iterable[float]) -> Iterator[float]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from math import ceil
 from random import Random
 
@@ -18,7 +17,7 @@ from bigplan.placement import Placement, Rings, Tier
 from bigplan.solve.candidate import Candidate
 from bigplan.solve.decisions import Consequences, Values, decisions_of
 from bigplan.solve.formulation import placement_of
-from bigplan.solve.linear import EXACT, Linear, Problem
+from bigplan.solve.linear import EXACT, Linear
 from bigplan.solve.pins import Pin
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.stage import StageClass, placement_rules, stage_classes
@@ -48,50 +47,6 @@ class Neighbour:
     def key(self) -> tuple[object, ...]:
         """Equal for equal plans."""
         return tuple(round(value, 5) for value in self.values.values())
-
-
-@dataclass(frozen=True)
-class _Ground:
-    """What can be changed of plans."""
-
-    problem: Problem
-    stages: tuple[StageClass, ...]
-
-    @cached_property
-    def consequences(self) -> Consequences:
-        return Consequences.of(self.stages)
-
-    @cached_property
-    def excluded(self) -> frozenset[str]:
-        return self.problem.excluded
-
-    @cached_property
-    def groups(self) -> list[list[str]]:
-        """Decisions that add up: where tensors are, how activations are kept."""
-        rules = (rule for stage in self.stages for rule in placement_rules(stage) if rule.equal)
-        named = (list(rule.expression.terms) for rule in rules)
-        left = ([n for n in names if n not in self.excluded] for names in named)
-        return [names for names in left if len(names) > 1]
-
-    @cached_property
-    def states(self) -> list[_State]:
-        """Optimizer state of every kind of layer."""
-        every = (
-            _State.of(stage, kind.name)
-            for stage in self.stages
-            for kind, _ in stage.kinds
-            if not kind.frozen
-        )
-        return [state for state in every if self.excluded.isdisjoint(state.host.terms)]
-
-    def allows(self, values: Values) -> bool:
-        """Whether decisions keep all rules and fit into all memories."""
-        problem = self.problem
-        if any(values.get(name, 0.0) > EXACT for name in self.excluded):
-            return False
-        if not all(rule.holds(values) for rule in problem.rules):
-            return False
-        return all(row.used.at(values) <= row.limit for row in problem.capacities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +96,20 @@ class Moves:
     """Draws neighbours of a strategy's plans with the same rings, with a fixed seed."""
 
     def __init__(self, candidate: Candidate, pins: tuple[Pin, ...], rings: Rings, seed: int):
-        problem = problem_of(candidate, pins, rings)
-        self._ground = _Ground(problem, stage_classes(candidate.graph, rings))
+        self._problem = problem = problem_of(candidate, pins, rings)
         self._graph, self._rings = candidate.graph, rings
-        self._random = Random(seed)
+        self._random, self._excluded = Random(seed), problem.excluded
         self._of: Placement | None = None
         self._values: Values = {}
+        stages = stage_classes(candidate.graph, rings)
+        self._consequences = Consequences.of(stages)
+        # Decisions that add up: where tensors are, how activations are kept.
+        adding = (rule for stage in stages for rule in placement_rules(stage) if rule.equal)
+        left = ([n for n in rule.expression.terms if n not in self._excluded] for rule in adding)
+        self._groups = [names for names in left if len(names) > 1]
+        kinds = ((stage, kind) for stage in stages for kind, _ in stage.kinds if not kind.frozen)
+        states = (_State.of(stage, kind.name) for stage, kind in kinds)
+        self._states = [s for s in states if self._excluded.isdisjoint(s.host.terms)]
 
     def placement(self, neighbour: Neighbour) -> Placement:
         """The placement that a neighbour's decisions describe."""
@@ -157,14 +120,14 @@ class Moves:
         values = self._values_of(placement)
         self._change(values)
         if self._random.random() < REFILLED:
-            self._ground.consequences.complete(values)
+            self._consequences.complete(values)
             self._refill(values)
         return self._neighbour(values, below)
 
     def streaming_less(self, placement: Placement, below: float) -> Neighbour | None:
         """The placement with a part less streamed; None if it cannot be faster."""
         values = self._values_of(placement)
-        names = [s.streamed for s in self._ground.states if s.streamed is not None]
+        names = [s.streamed for s in self._states if s.streamed is not None]
         for name in names:
             values[name] *= LESS
         if not any(values[name] > EXACT for name in names):
@@ -172,14 +135,22 @@ class Moves:
         return self._neighbour(values, below)
 
     def _neighbour(self, values: Values, below: float) -> Neighbour | None:
-        self._ground.consequences.complete(values)
-        if not self._ground.allows(values):
+        self._consequences.complete(values)
+        if not self._allows(values):
             return None
-        problem = self._ground.problem
-        seconds = problem.step_seconds(values)
+        seconds = self._problem.step_seconds(values)
         if seconds >= below:
             return None
-        return Neighbour(values, seconds, problem.serial.at(values))
+        return Neighbour(values, seconds, self._problem.serial.at(values))
+
+    def _allows(self, values: Values) -> bool:
+        """Whether decisions keep all rules and fit into all memories."""
+        problem = self._problem
+        if any(values.get(name, 0.0) > EXACT for name in self._excluded):
+            return False
+        if not all(rule.holds(values) for rule in problem.rules):
+            return False
+        return all(row.used.at(values) <= row.limit for row in problem.capacities)
 
     def _values_of(self, placement: Placement) -> Values:
         """The placement's decisions; those of the last placement are kept."""
@@ -188,8 +159,8 @@ class Moves:
         return dict(self._values)
 
     def _change(self, values: Values) -> None:
-        draw, ground = self._random, self._ground
-        states = [s for s in ground.states if s.streamed is not None]
+        draw = self._random
+        states = [s for s in self._states if s.streamed is not None]
         # Most streamed state is of the kind that has the most state in host memory.
         streaming = [s for s in states for _ in range(ceil(s.host.at(values)))]
         for _ in range(draw.choice(CHANGES)):
@@ -197,8 +168,8 @@ class Moves:
                 state = draw.choice(streaming)
                 assert state.streamed is not None
                 values[state.streamed] += draw.choice(ADDED) * state.host.at(values)
-            elif ground.groups:
-                names = draw.choice(ground.groups)
+            elif self._groups:
+                names = draw.choice(self._groups)
                 source = draw.choice([name for name in names if values[name] > EXACT])
                 target = draw.choice([name for name in names if name != source])
                 whole = ".optimizer." not in source
@@ -206,19 +177,18 @@ class Moves:
                 layers = min(layers, values[source])
                 values[source] -= layers
                 values[target] += layers
-        for state in ground.states:
+        for state in self._states:
             state.restrain(values)
 
     def _refill(self, values: Values) -> None:
         """Share memory out again: layers that do not fit go one tier down, others go up."""
-        ground = self._ground
-        for row in ground.problem.capacities:
+        for row in self._problem.capacities:
             if row.tier not in BELOW:
                 continue
             free = row.limit * (1.0 - NOISE) - row.used.at(values)
             if row.tier is Tier.GPU and free > 0 and self._random.random() >= RAISED:
                 continue
-            states = [s for s in ground.states if s.tiers[row.tier] in row.used.terms]
+            states = [s for s in self._states if s.tiers[row.tier] in row.used.terms]
             for state in self._random.sample(states, len(states)):
                 here, below = (state.tiers[t] for t in (row.tier, BELOW[row.tier]))
                 each = row.used.terms[here] - row.used.terms.get(below, 0.0)

@@ -174,18 +174,18 @@ def pin_rules(stage: StageClass, pins: tuple[Pin, ...]) -> Iterator[Rule]:
     for pin in pins:
         if pin.tensor in (*OF_PLAN, WRITTEN) or pin.stage not in (None, stage.name):
             continue
-        names = [kind.name for kind, _ in stage.kinds]
         refuse_unknown_kind(pin, stage.graph.kinds)
         for kind, count in stage.kinds:
-            if pin.kind in (None, kind.name) and kind.name in names and _movable(pin, kind):
-                amount = count if pin.amount is None else pin.amount
-                if pin.tensor in FRACTIONS and pin.amount is not None:
-                    amount = pin.amount * count
-                counts_blocks = pin.tensor != STREAMED and pin.amount is not None
-                if pin.kind is None and counts_blocks and kind.name != _main(stage):
-                    continue  # counts without a kind speak of the repeated layers
-                label = f"{stage.name}.{kind.name}: {pin.tensor} {pin.choice} set by the user"
-                yield Rule(label, _pinned(stage, kind, pin) - amount, equal=True)
+            if pin.kind not in (None, kind.name) or not _movable(pin, kind):
+                continue
+            counts_blocks = pin.tensor != STREAMED and pin.amount is not None
+            if pin.kind is None and counts_blocks and kind.name != _main(stage):
+                continue  # counts without a kind speak of the repeated layers
+            amount = 1.0 * count if pin.amount is None else pin.amount
+            if pin.tensor in FRACTIONS and pin.amount is not None:
+                amount *= count
+            label = f"{stage.name}.{kind.name}: {pin.tensor} {pin.choice} set by the user"
+            yield Rule(label, _pinned(stage, kind, pin) - amount, equal=True)
 
 
 def rings_tried(pins: tuple[Pin, ...]) -> tuple[Rings, ...]:
@@ -220,15 +220,7 @@ def _movable(pin: Pin, kind: LayerKind) -> bool:
 
 
 def _pinned(stage: StageClass, kind: LayerKind, pin: Pin) -> Linear:
-    if pin.tensor == "activations" and "." in pin.choice:
-        policy, _, where = pin.choice.partition(".")
-        return stage.policy(kind, Recompute(policy), Tier(where))
-    if pin.tensor == "activations":
-        tier = Tier(pin.choice)
-        return total([stage.policy(kind, recompute, tier) for recompute in Recompute])
-    if pin.tensor == "recompute":
-        recompute = Recompute(pin.choice)
-        return total([stage.policy(kind, recompute, tier) for tier in Tier])
-    if pin.tensor == STREAMED:
-        return stage.streamed(kind)
-    return stage.tensor(kind, pin.tensor, Tier(pin.choice))
+    """Layers of the kind that are as the pin says."""
+    tensor = "activations" if pin.tensor == "recompute" else pin.tensor
+    said = {tensor, *pin.choice.split(".")} - {""}
+    return total([decision for key, decision in stage.decisions(kind) if said <= set(key)])

@@ -3,7 +3,7 @@
 Strategies that compute the same form a family. A family has one bound, and is opened when that
 bound is the least. Then every strategy climbs three rungs, each at a higher cost than the one
 before: arithmetic, its linear programs, and at last simulations of its plans. A queue refines the
-strategy that looks fastest: arithmetic and the linear programs each estimate the simulated step.
+strategy that looks fastest, by its bound, then by what linear programs make of the simulated step.
 The search ends when no bound is below the best simulated plan, or when several strategies in a row
 gained next to nothing.
 
@@ -23,7 +23,7 @@ from bigplan.effort import Effort
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.strategy import StrategyFamily
 from bigplan.placement import Rings
-from bigplan.solve.bounds import cheap_bound, family_bound, memory_estimate
+from bigplan.solve.bounds import cheap_bound, family_bound, lacks_room
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, verified
 from bigplan.solve.choice import Choice, Scope
 from bigplan.solve.decisions import decisions_of
@@ -130,7 +130,6 @@ class _Entry:
     choice: Choice  # of all nodes, or some of them
     of: StrategyFamily | Candidate
     bound: float
-    rough: float | None = None  # the strategy's step by arithmetic, once that was asked for
     estimate: float | None = None  # of the simulated step, once its linear programs are solved
 
 
@@ -162,7 +161,6 @@ class _State:
         while True:
             known, index = self._bounds[0]
             entry = self._entries[index]
-            self._expected(entry)  # which may raise it
             if entry.bound == known:
                 return known, index
             heapq.heapreplace(self._bounds, (entry.bound, index))
@@ -186,10 +184,7 @@ class _State:
                 return False
             (expected, index), before = heapq.heappop(self._queue), self.best
             entry = self._entries[index]
-            if entry.bound < before and expected < (known := self._expected(entry)):
-                heapq.heappush(self._queue, (known, index))
-                continue
-            # Without linear programs up to a sixth too much is expected.
+            # What is expected without linear programs is a bound.
             rough = entry.estimate is None and expected < before * (1 + NEAR)
             if idle >= patience(expected, before) and not rough:
                 if expected >= before * (1 + NEAR):
@@ -264,24 +259,12 @@ class _State:
             self.strategies += 1
         entry.bound = inf
 
-    def _expected(self, entry: _Entry) -> float:
-        """The seconds to hope for or to expect, by what is known.
-
-        Arithmetic is asked where a strategy's bound alone does not decide: of 9,126 strategies for
-        1T on 10,240 GPUs for 18.
-        """
-        if isinstance(entry.of, StrategyFamily):
-            return entry.bound
-        if entry.rough is None:
-            entry.rough = memory_estimate(entry.of.graph, entry.of.costs, self._rings[-1])
-            entry.bound = entry.bound if entry.rough < inf else inf
-        return max(entry.bound, entry.rough) if entry.estimate is None else entry.estimate
-
     def _refine(self, entry: _Entry, candidate: Candidate) -> float:
         """Solve a strategy's linear programs; return the seconds to expect of it now."""
-        self.relaxations += 1
         pins = self.choice.scope.pins
-        if pins and not fits(candidate, pins):  # of which the estimate of memory knows nothing
+        fitting = not lacks_room(candidate.graph, candidate.costs, self._rings[-1])
+        self.relaxations += fitting
+        if not fitting or (pins and not fits(candidate, pins)):
             entry.bound = entry.estimate = inf
             return inf
         found = model_outlook(bounding_problem(candidate, pins), self.best)

@@ -99,6 +99,14 @@ class StageClass(AlikeStages):
         has_state = self.graph.sizes.state and not kind.frozen
         return var(f"{self.name}.{kind.name}.streamed") if has_state else Linear()
 
+    def decisions(self, kind: LayerKind) -> Iterator[tuple[tuple[str, ...], Linear]]:
+        """Layers of the kind, or their worth of state, by where a KindPlacement has them."""
+        for tensor, tier in product(TENSORS, Tier):
+            yield (tensor, tier), self.tensor(kind, tensor, tier)
+        for recompute, tier in product(Recompute, Tier):
+            yield ("activations", recompute, tier), self.policy(kind, recompute, tier)
+        yield ("streamed",), self.streamed(kind)
+
     def in_gradients(self, kind: LayerKind, recompute: Recompute) -> Linear:
         """Layers with this policy whose activations lie in gradients' place in host memory."""
         moved = self.policy(kind, recompute, Tier.HOST).terms
@@ -262,17 +270,12 @@ def _look_up_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[R
     where, looked_up = f"{stage.name}.{kind.name}", stage.looked_up(kind)
     if not looked_up.terms:
         return
-    homes = table_homes(stage, kind)
+    tensors = (tensor for tensor in tensors_of(kind) if tensor != "optimizer")
+    homes = [stage.tensor(kind, tensor, Tier.HOST) for tensor in tensors]
     for home in homes:
         yield Rule(f"{where}: looked up in host memory", looked_up - home)
     others = float(count * (len(homes) - 1))
     yield Rule(f"{where}: looked up where it can be", total(homes) - others - looked_up)
-
-
-def table_homes(stage: StageClass, kind: LayerKind) -> list[Linear]:
-    """Layers with parameters in host memory, and with gradients there if the kind has any."""
-    tensors = (tensor for tensor in tensors_of(kind) if tensor != "optimizer")
-    return [stage.tensor(kind, tensor, Tier.HOST) for tensor in tensors]
 
 
 def _no_home_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:
