@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from bigplan.graph.activations import block_saved_bytes, saved_values, score_bytes
 from bigplan.graph.adapters import adapter_products, adapters_of, local_adapters
@@ -56,8 +56,8 @@ from bigplan.graph.shared import (
     shared_workspace,
 )
 from bigplan.graph.wide_norms import wide_norms
-from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_SUM
-from bigplan.spec.step import LayerStep, StepOp
+from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_SUM, SHARED_UP
+from bigplan.spec.step import LayerStep, StepOp, StepValue
 
 # Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native
 # blocks (bf16). RMSNorm moves 40 and 94 bytes an element forward and backward instead of 4 and 6.
@@ -187,6 +187,7 @@ def _reruns(
     gathered = (*_into_mlp(shape, "mlp input"), *exchanged(shape)[:1])
     # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
     again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
+    widened -= sum(map(shape.activation_shape.nbytes, _read_again(steps, widening, kept)))
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
     left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
@@ -198,6 +199,19 @@ def _reruns(
     exchanged_again = (*exchanges(shape), *wide_norms(shape))
     full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
+
+
+def _read_again(
+    steps: Sequence[LayerStep], again: Sequence[LayerStep], kept: Collection[StepValue]
+) -> set[StepValue]:
+    """What second runs of products read that is not kept otherwise, and that no norm gives again.
+
+    Beside a frozen product nobody else may keep its input, and not every block norms it.
+    """
+    routes = [step for step in steps if step.op is StepOp.ROUTE]
+    read = {value for step in again for value in step.reads}
+    read = {next((r.reads[0] for r in routes if value in r.gives), value) for value in read}
+    return read - {*kept} - {value for step in steps if step.cheap for value in step.gives}
 
 
 def _copies(streams: Sequence[Stream]) -> tuple[Stream, ...]:
@@ -368,15 +382,12 @@ def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     They are gathered while the gradient by the input is computed (arXiv 2205.05198, section 4.2.2).
     A frozen product's input is gathered for its adapters alone.
     """
-    *_, up, _ = shape.steps(StepOp.PRODUCT)
-    again = (
-        *into_heads(shape, "again"),
-        *(
-            _into_mlp(shape, "mlp input again")
-            if up.saves or (shape.model.experts and not shape.frozen)
-            else ()
-        ),
-    )
+    *others, up, _ = shape.steps(StepOp.PRODUCT)
+    again, name = into_heads(shape, "again"), "mlp input again"
+    if up.saves or (shape.model.experts and not shape.frozen):
+        again = (*again, *_into_mlp(shape, name))
+    elif any(step.saves for step in others if step.name == SHARED_UP):
+        again = (*again, *into_shared(shape, name))
     return tuple(Collective(one.name, one.pattern, one.nbytes, hidden=True) for one in again)
 
 

@@ -100,8 +100,9 @@ class HfFolder:
             first, last = rectangle.first_column, rectangle.last_column
             rectangle = Rectangle(parameter.name, first, last, 0, 1)
         tensors = [self._tensor(place.tensor) for place in places]
-        dtypes = {tensor.dtype for tensor in tensors} - {torch.float64}
-        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        dtypes = {tensor.dtype for tensor in tensors}
+        alike = len(dtypes) == 1 and torch.float64 not in dtypes
+        dtype = dtypes.pop() if alike else torch.float32
         values = torch.empty(rectangle.rows, rectangle.columns, dtype=dtype)
         for place, tensor in zip(places, tensors, strict=True):
             if place.experts > 1:

@@ -11,6 +11,7 @@ from torch import Tensor
 from bigplan.errors import RefusedError
 from bigplan.rectangle import Rectangle
 from bigplan.runtime.hf_weights import opened
+from bigplan.runtime.rope_pairs import apart
 from bigplan.spec.files.reading import user_path
 from bigplan.spec.hf.peft import WEIGHTS, AdapterPlace, adapter_folder, check_same
 from bigplan.spec.lora import Lora, targets_of
@@ -81,8 +82,7 @@ def _together(one: AdapterPlace, other: AdapterPlace) -> bool:
 
 
 def _rows(place: AdapterPlace, module: Tensor) -> Tensor:
-    """The matrix's rows of a module's."""
+    """The matrix's rows of a module's, in our order."""
     above, run = place.rows.above, place.rows.run
-    return module.view(-1, place.rows.cycle or run, module.shape[1])[
-        :, above : above + run
-    ].flatten(0, 1)
+    cycles = module.view(-1, place.rows.cycle or run, module.shape[1])
+    return apart(cycles[:, above : above + run].flatten(0, 1), place.rows.pairs)

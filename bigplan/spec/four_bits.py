@@ -8,7 +8,7 @@ of b bytes holds 2 b codes, the first in its lowest bits. Scales are not quantis
 a parameter takes 4.25 (QLoRA's 4.13).
 """
 
-from bigplan.spec.layers import ROUTER
+from bigplan.spec.layers import ROUTER, SHARED_GATE
 from bigplan.spec.step import Parameter
 
 BLOCK = 64  # elements of a row that share a scale
@@ -22,11 +22,12 @@ LEVELS = (
 
 
 def is_packed(parameter: Parameter) -> bool:
-    """Whether a block's parameter is stored so: matrices, but a router's.
+    """Whether a block's parameter is stored so: matrices, but a router's or a shared gate's.
 
-    That has a few hundred thousand elements, and its errors would choose other experts.
+    Those have few elements, and a router's errors would choose other experts.
     """
-    return len(parameter.shape) == 2 and parameter.name != ROUTER
+    matrix = len(parameter.shape) == 2 and not parameter.constant
+    return matrix and parameter.name not in (ROUTER, SHARED_GATE)
 
 
 def packed_columns(columns: int, element: int) -> int:

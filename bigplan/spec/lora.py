@@ -18,7 +18,7 @@ from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.words import did_you_mean
 from bigplan.spec.four_bits import BLOCK, is_packed, packed_columns
-from bigplan.spec.layers import ROUTER
+from bigplan.spec.layers import ROUTER, SHARED_GATE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, Split, StepOp
 
@@ -169,7 +169,11 @@ def _with_adapters(step: LayerStep, lora: Lora, block: bool) -> LayerStep:
 def _adaptable(step: LayerStep) -> Iterator[Parameter]:
     """The matrices that may have adapters: not experts', which have rows of some tokens alone."""
     matrices = (p for p in step.parameters if p.name.endswith(_WEIGHT))
-    return (matrix for matrix in matrices if not matrix.experts and matrix.name != ROUTER)
+    return (
+        matrix
+        for matrix in matrices
+        if not matrix.experts and matrix.name not in (ROUTER, SHARED_GATE)
+    )
 
 
 def _module(matrix: Parameter) -> str:
@@ -191,7 +195,13 @@ def _pair(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
 
 
 def check_lora(lora: Lora, model: ModelSpec) -> None:
-    """Raise InputError where the model has none of the targets."""
+    """Raise InputError where the model has none of the targets, or blocks of two kinds."""
+    if model.dense_blocks:
+        raise InputError(
+            "lora: adapters are not planned where some blocks have no experts, and the first "
+            f"{model.dense_blocks} of {model.name} have none; leave `lora` out, or use a model "
+            "whose blocks are alike"
+        )
     if not packs(model, lora, 1):
         widths = sorted({p.shape[1] for p in model.kinds()["block"] if is_packed(p)})
         raise InputError(

@@ -132,6 +132,7 @@ def test_a_block_keeps_what_the_planner_counted(case: _Case) -> None:
 @given(_cases((torch.float32,)))
 @settings(max_examples=examples(30), derandomize=True, deadline=None)
 def test_a_block_computes_the_products_of_its_operators(case: _Case) -> None:
+    assume(not case.model.shared_gate)  # its one column is priced in a second run that it has not
     for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.MLP):
         again = _gemms(case.kind.again(recompute))
         for _, forward, backward in case.on_ranks(recompute):

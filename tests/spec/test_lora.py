@@ -118,6 +118,24 @@ def test_experts_and_routers_stay_as_they_are() -> None:
     assert changed == experts | {f"{name}_proj.weight" for name in "qkvo"}
 
 
+def test_a_shared_experts_gate_and_a_routers_bias_are_not_packed() -> None:
+    model = find_model("qwen2-57b-a14b")
+    routing = {"scores": "sigmoid", "bias": True}
+    model = ModelSpec.model_validate(model.model_dump() | {"routing": routing, "router_loss": 0.0})
+    lora = Lora(rank=8, frozen="nf4")
+    assert "shared.up_proj" in targets_of(model)
+    assert "shared_gate" not in targets_of(model)
+    after = {p.name: p.shape for p in stored(model, "block", lora, 2)}
+    same = {p.name for p in model.kinds()["block"] if p.shape == after[p.name]}
+    assert {"router.weight", "router.bias", "shared_gate.weight"} <= same
+    assert not {"shared.up_proj.weight", "experts.up_proj.weight"} & same
+
+
+def test_models_whose_first_blocks_have_no_experts_are_refused() -> None:
+    with pytest.raises(InputError, match=r"the first 1 of glm-4\.5-air have none"):
+        _resolved(Lora(rank=8), find_model("glm-4.5-air"))
+
+
 def test_groups_of_the_optimizer_name_adapters() -> None:
     group = ParameterGroup(match="*.lora_B", learning_rate_factor=16.0, weight_decay=0.0)
     optimizer = Optimizer(groups=(group,))
