@@ -97,7 +97,7 @@ def refuse_type(model_type: str, where: str) -> None:
 
 
 # Keys that change the architecture beyond ModelSpec, unless they hold one of these "off" values.
-_FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio", "quantization")
+_FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio")
 _RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
 _WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 _FOREIGN_KEYS = (
@@ -110,7 +110,12 @@ _FOREIGN_KEYS = (
 
 
 def refuse_foreign(config: Mapping[str, Any], where: str) -> None:
-    """Anything else that is no decoder-only transformer."""
+    """Quantised weights, and anything else that is no decoder-only transformer."""
+    if config.get("quantization_config") not in _OFF:
+        raise RefusedError(
+            f"{where}: `quantization_config` is set: its files hold quantised weights, which are "
+            "not read; take a bf16 copy of the model, or remove the key to plan without its weights"
+        )
     read = _RANKS if config["model_type"] in _WITH_RANKS else ()
     for key, value in config.items():
         if key in read:

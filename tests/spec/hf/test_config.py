@@ -513,7 +513,7 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
         ("llama", {"num_local_experts": 8}, "`num_local_experts` is 8"),
         ("llama", {"hidden_act": "relu"}, "`hidden_act` is 'relu', which is not supported"),
         ("llama", {"vision_config": {"depth": 2}}, "`vision_config` is set"),
-        ("llama", {"quantization_config": {"bits": 4}}, "`quantization_config` is set"),
+        ("llama", {"quantization_config": {"bits": 4}}, "take a bf16 copy of the model"),
         (
             "qwen3",
             {"layer_types": ["full_attention", "sliding_attention"]},
