@@ -29,7 +29,7 @@ def casts(shape: RankShape, product: Gemm, step: LayerStep) -> tuple[Stream, Str
     name = name_of_cast(product.name)
     inputs, outputs = product.m * product.k, product.m * product.n
     weights = product.n * product.k * product.groups
-    if not shape.fused:
+    if shape.cast_once or not shape.fused:
         ahead = Stream(name, 4 * (inputs + weights), 2 * product.launches)
         return ahead, Stream(name, 4 * outputs, product.launches)
     count, made = len(step.gives), shape.generated
@@ -49,7 +49,7 @@ def cast_bytes(shape: RankShape) -> tuple[int, int]:
     input, and a weight's gradient in 16 bits before it is added. In plain torch casts pass through
     fp32.
     """
-    if not (shape.training.fp8_gemms and shape.fused):
+    if shape.cast_once or not (shape.training.fp8_gemms and shape.fused):
         return 0, 0
     forward = backward = 0
     for step in shape.steps(StepOp.PRODUCT):

@@ -38,6 +38,7 @@ class RankShape:
     # Experts as Megatron Core has them: whole ones on each rank, `strategy.ep` ranks have them all.
     # Tensor-parallel ranks route their own tokens, and rows go to where their experts are.
     dispatched: bool = False
+    cast_once: bool = False  # another tool's runtime, whose kernels know scales of 8 bits before
 
     @classmethod
     def on(cls, gpu: Gpu, model: ModelSpec, training: Training, strategy: Strategy) -> RankShape:

@@ -279,7 +279,7 @@ def test_help_states_the_defaults(bigplan: Run) -> None:
     assert code == 0
     assert "at most 8192" in out
     assert "4 Mi tokens" in out
-    assert " ".join(out.replace("│", " ").split()).count("`launch` refuses") == 4
+    assert " ".join(out.replace("│", " ").split()).count("`launch` refuses") == 3
 
 
 def test_missing_packages_name_the_extra(bigplan: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -463,6 +463,16 @@ def test_the_native_runtime_looks_for_the_largest_value_first(gradients: str) ->
         assert back.launches > ahead.launches
 
 
+def test_other_tools_that_add_in_products_cast_once() -> None:
+    shape = replace(_shape(fp8_gemms=True), fused=True, cast_once=True)
+    tools, plain = block(shape), block(replace(shape, training=_shape().training))
+    gemm = _gemm(tools.forward, "mlp up")
+    ahead, back = (_stream(each, "mlp up to fp8") for each in (tools.forward, tools.backward))
+    assert ahead.nbytes == 4 * (gemm.m * gemm.k + gemm.k * gemm.n)
+    assert back.nbytes == 4 * gemm.m * gemm.n
+    assert tools.backward_workspace == plain.backward_workspace
+
+
 def test_casts_have_room() -> None:
     """Beside all that a block has in 16 bits: the widest product decides."""
     plain, low = (block(replace(_shape(fp8_gemms=on), fused=True)) for on in (False, True))
