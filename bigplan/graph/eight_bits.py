@@ -20,11 +20,13 @@ def name_of_cast(product: str) -> str:
 def casts(shape: RankShape, product: Gemm, step: LayerStep) -> tuple[Stream, Stream]:
     """What casts a product's operands, forward and backward.
 
-    Tools cast inputs and weights in the forward and an output's gradient in the backward, each with
-    its transpose: 2 bytes read, 1 + 1 written. The native runtime casts inputs and weights in the
-    forward (2 bytes read for the largest value, 2 for the cast, 1 written), their transposes in the
-    backward, and with them the output's gradient in both forms. Weights' gradients are made in 16
-    bits, and read once more where products would have added them to their sums.
+    Tools cast inputs and weights in the forward, and an output's gradient in the backward. Each
+    cast writes the transpose, too: 2 bytes are read and 1 + 1 written.
+
+    The native runtime first reads a tensor for its largest value (2 bytes), then casts it (2 read,
+    1 written for each form). Its forward casts inputs and weights. Its backward casts their
+    transposes, and both forms of the output's gradient. It makes weights' gradients in 16 bits, and
+    reads these once more where products would have added them to their sums.
     """
     name = name_of_cast(product.name)
     inputs, outputs = product.m * product.k, product.m * product.n
@@ -45,9 +47,9 @@ def casts(shape: RankShape, product: Gemm, step: LayerStep) -> tuple[Stream, Str
 def cast_bytes(shape: RankShape) -> tuple[int, int]:
     """Bytes of the native runtime's casts, forward and backward, beside what a product is made of.
 
-    Forward an input and one weight, backward all outputs' gradients, transposed, one as it is, an
-    input, and a weight's gradient in 16 bits before it is added. In plain torch casts pass through
-    fp32.
+    The forward holds an input and one weight. The backward holds the transposed gradients of all
+    outputs of a step, one of them as it is, an input, and a weight's gradient in 16 bits before it
+    is added. In plain torch casts pass through fp32.
     """
     if shape.cast_once or not (shape.training.fp8_gemms and shape.fused):
         return 0, 0
