@@ -148,10 +148,11 @@ class _Routed(Function):
         rows = dispatch.sent(mixture.rows, whole, places)
         kept = None if mixture.frozen else x, rows if dispatch.away else None
         ctx.save_for_backward(*kept, scores, *places, router, gate, up)
-        made = [given(dispatch, mixture.open, rows, w, *places) for w in (gate, up)]
+        opened, beside = (given(dispatch, mixture.open, rows, w, *places) for w in (gate, up))
         if forget is not None:
-            forget(x, (gate, up), Routed(rows, *made, by_row, by_token, places, dispatch))
-        return (*made, by_row, dispatch, *places)
+            routed = Routed(rows, opened, beside, by_row, by_token, places, dispatch)
+            forget(x, (gate, up), routed)
+        return (opened, beside, by_row, dispatch, *places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:

@@ -361,9 +361,9 @@ class Products:
     @property
     def mixture(self) -> Mixture:
         """How a block runs its experts."""
-        rows, opened = rows_of(self.kernels), self.matrices.open
-        mixture = Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen, open=opened)
-        return mixture._replace(spread=self.spread)
+        rows = rows_of(self.kernels, varying=self.spread.group.size > 1)
+        mixture = Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen)
+        return mixture._replace(open=self.matrices.open, spread=self.spread)
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         """As blocks.plain_linears, of matrices that ranks split by rows."""
