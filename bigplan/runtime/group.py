@@ -51,6 +51,8 @@ class RankGroup:
 
     def reduce_scatter(self, values: Tensor) -> None:
         """Sum equal parts of [n] over the ranks; only this rank's own part is meaningful after."""
+        if self._made is None:
+            return
         if self._is_gloo:
             # Its reduce-scatter took 14 times as long as its all-reduce of 64 MiB.
             self.all_reduce(values)
@@ -59,6 +61,10 @@ class RankGroup:
 
     def all_gather(self, values: Tensor, mine: Tensor) -> None:
         """Equal parts of [n], one from each rank, to all; `mine` may be in its place already."""
+        if self._made is None:
+            if values.data_ptr() != mine.data_ptr():
+                values.copy_(mine)
+            return
         with self._reachable(values) as reached:
             if reached is not values:
                 mine = mine.cpu()
