@@ -45,6 +45,8 @@ def layouts(ranks: int) -> dict[str, tuple[Strategy, Recompute]]:
         "dp4-zero1": (Strategy(dp=4, zero=1), Recompute.NONE),
         "ep2-zero2": (Strategy(dp=4, ep=2, zero=2), Recompute.FULL),
         "ep4-zero2": (Strategy(dp=4, ep=4, zero=2), Recompute.SELECTIVE),
+        "ep2-zero3": (Strategy(dp=4, ep=2, zero=3), Recompute.SELECTIVE),
+        "ep4-zero3": (Strategy(dp=4, ep=4, zero=3), Recompute.FULL),
         "dp4": (Strategy(dp=4), Recompute.NONE),
     }
 
