@@ -92,9 +92,7 @@ def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, obj
             f"ep {ep}: frozen experts are not spread over ranks; leave ep out, ZeRO 3 shards them"
         )
     if fixed.get("replicas"):
-        return (
-            f"ep {ep}: groups of nodes with unequal micro-batches have all experts each; use ep 1"
-        )
+        return f"ep {ep}: unlike nodes with unequal micro-batches spread no experts; use ep 1"
     if model.experts % ep:
         return (
             f"ep {ep} does not divide the {model.experts} experts of {model.name}: use an ep that "

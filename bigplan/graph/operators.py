@@ -136,8 +136,8 @@ class Collective:
     other rank an equal part of them. With `rows` it is of the expert-parallel group, and the bytes
     are so many rows for each token, which go to as many experts.
 
-    `waits`: the host waits for what it brings. `hidden`: a GEMM that does not depend on it runs at the same time. `beside`: the GEMM of the
-    same pass that some frameworks run at the same time.
+    `hidden`: a GEMM that does not depend on it runs at the same time. `beside`: the GEMM of the
+    same pass that some frameworks run at the same time. `waits`: the host waits for what it brings.
     """
 
     name: str
