@@ -9,7 +9,7 @@ from bigplan.spec.gpu import Gpu
 from bigplan.spec.lora import Lora
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
-from bigplan.spec.unplanned import unplanned
+from bigplan.spec.unplanned import OTHER_EXPERT_PARALLEL
 
 NATIVE_ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
@@ -70,7 +70,7 @@ def expert_parallel_refusal(ways: object, model: ModelSpec, tool: str) -> str | 
             f"ep {ways}: {model.name} has no experts to spread over ranks; leave ep out, or plan "
             "a model with `experts`"
         )
-    return f"ep {ways}: {unplanned('ep')}"
+    return f"ep {ways}: {OTHER_EXPERT_PARALLEL}"
 
 
 def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, object]) -> str | None:
