@@ -15,6 +15,7 @@ from bigplan.program import Action, Buffer, Program, Ref, entry
 from bigplan.ranks import Coordinates
 from bigplan.runtime.adapter_rows import adapter_kind, adapter_parameters, adapter_rows
 from bigplan.runtime.context_parallel import ContextParallel
+from bigplan.runtime.expert_parallel import ExpertParallel
 from bigplan.runtime.group import RankGroup
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
@@ -73,6 +74,11 @@ class Context:
     def context_parallel(self) -> ContextParallel:
         """How this rank and its neighbours split sequences."""
         return ContextParallel(self.groups.context)
+
+    @property
+    def expert_parallel(self) -> ExpertParallel:
+        """How this rank and its neighbours share out experts."""
+        return ExpertParallel(self.groups.expert)
 
     @property
     def length(self) -> int:

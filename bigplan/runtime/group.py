@@ -6,7 +6,7 @@ begins one returns a function that waits for it, on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -117,6 +117,22 @@ class RankGroup:
             return into.copy_(received)
         dist.all_to_all_single(into, sent, group=self._made)
         return into
+
+    def exchanged_rows(self, rows: Tensor, out: Sequence[int], into: Sequence[int]) -> Begun:
+        """Begin to send rows [n, ...] in order, out[i] of them to rank i.
+
+        into[i] come from rank i: they lie by rank.
+        """
+        if self._made is None:
+            return lambda: rows
+        sent, sizes = rows.contiguous(), (list(into), list(out))
+        found = rows.new_empty(sum(into), *rows.shape[1:])
+        if self._is_gloo:
+            received = found.cpu()
+            dist.all_to_all_single(received, sent.cpu(), *sizes, group=self._made)
+            return lambda: found.copy_(received)
+        work = dist.all_to_all_single(found, sent, *sizes, group=self._made, async_op=True)
+        return partial(_done, work, found)
 
     def own(self, values: Tensor) -> Tensor:
         """This rank's of as many equal parts of [n, ...] as there are ranks."""
