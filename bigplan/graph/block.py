@@ -18,6 +18,7 @@ from bigplan.graph.experts import (
     SENT,
     backward_workspace,
     combining,
+    counted,
     exchanged,
     grouped_product,
     inner_bytes,
@@ -110,6 +111,7 @@ def block(shape: RankShape) -> LayerKind:
             *_into_mlp(shape, "mlp input"),
             *shape.out_of_matrix("attention output"),
             *_out_of_mlp(shape, "mlp output"),
+            *counted(shape),
             *exchanged(shape),
             *wide_norms(shape),
         ),
@@ -141,9 +143,7 @@ def block(shape: RankShape) -> LayerKind:
         largest=max(shape.whole_hidden, largest_bytes(shape, trained), shared_inner_bytes(shape)),
         frozen=shape.frozen,
         adapters=adapters,
-        # Experts' rows come from other ranks in numbers that an all-to-all needs on the host.
-        waits=shape.spreads_experts
-        or any(isinstance(product, Gemm) and product.apart for product in linear),
+        waits=any(isinstance(product, Gemm) and product.apart for product in linear),
         whole_experts=(
             sum(t.elements for t in tensors if t.experts)
             if shape.dispatched or shape.spreads_experts
@@ -209,7 +209,7 @@ def _reruns(
     if all(op.name != "mlp down" for op in left_out):
         summed += _out_of_mlp(shape, "mlp output")
     exchanged_again = (*exchanges(shape), *wide_norms(shape))
-    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *gathered))
+    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 

@@ -131,6 +131,17 @@ def exchanged(shape: RankShape) -> tuple[Collective, ...]:
     return tuple(Collective(f"rows {name}", "all_to_all", rows, rows=each) for name in names)
 
 
+def counted(shape: RankShape) -> tuple[Collective, ...]:
+    """How many rows each rank sends for each expert: an 8-byte number, which the host waits for.
+
+    An all-to-all of torch takes its sizes from the host. The backward has the forward's.
+    """
+    if not shape.spreads_experts:
+        return ()
+    numbers = 8 * shape.model.experts
+    return (Collective("rows counted", "all_to_all", numbers, rows=1, waits=True),)
+
+
 def kept_rows(shape: RankShape) -> int:
     """Bytes of rows kept for the backward: those that came from other ranks, where others have any.
 

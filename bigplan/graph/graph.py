@@ -15,10 +15,9 @@ from math import gcd
 from typing import NamedTuple
 
 from bigplan.graph.operators import Operator
-from bigplan.graph.strategy import Cut, Strategy
+from bigplan.graph.strategy import WIDEST_CUT, Cut, Strategy
 from bigplan.spec.step import StepOp
 
-WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32
 LOSS_CHUNK_TOKENS = 1024  # at least, at a time: 1.3 GB of logits for 128,256 words
 
 
@@ -108,7 +107,7 @@ class LayerKind:
         """Elements of the flat layer that each of `ranks` owns: equal parts, in whole units.
 
         Every ep-th rank shares this rank's experts, whose elements are whole units for each
-        (`legality.spreads_experts`).
+        (`strategy.spreads_experts`).
         """
         if ranks == 1:
             return self.parameters
@@ -128,6 +127,13 @@ class LayerKind:
     def kept(self, recompute: Recompute) -> int:
         """Bytes kept between forward and backward of one micro-batch."""
         return self.reruns[recompute].kept if recompute in self.reruns else self.saved
+
+    def varies(self, recompute: Recompute) -> bool:
+        """Whether the bytes kept depend on how many rows reach this rank's experts.
+
+        Such bytes have no place that is known before a step, so they stay on the GPU.
+        """
+        return self.ep > 1 and recompute in (Recompute.NONE, Recompute.SELECTIVE)
 
     def again(self, recompute: Recompute) -> tuple[Operator, ...]:
         """The operators that run a second time, just before the backward."""
