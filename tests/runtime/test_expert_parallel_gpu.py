@@ -21,7 +21,7 @@ from bigplan.runtime.group import ALONE, RankGroup
 from bigplan.runtime.mixture import EXPERTS, ROUTER, Mixture
 from bigplan.runtime.products import Sums
 from bigplan.spec.model import ModelSpec
-from tests.runtime.expert_ranks import layouts, plan_for
+from tests.runtime.expert_courses import layouts, plan_for
 from tests.runtime.harness import execute
 from tests.runtime.neighbours import side_by_side
 from tests.runtime.plans import tiny_model, tiny_training

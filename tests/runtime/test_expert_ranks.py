@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from tests.runtime.checkpoints import Course, course
-from tests.runtime.expert_ranks import (
+from tests.runtime.expert_courses import (
     KINDS,
     STEPS,
     layouts,
