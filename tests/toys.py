@@ -324,6 +324,9 @@ def kind_placements(draw: st.DrawFn, graph: Graph, name: str, layers: int) -> Ki
         for i, recompute in enumerate(graph.recomputes)
         if policies[3 * i : 3 * i + 3]
     }
+    for recompute, kept in activations.items():
+        if kind.varies(recompute):  # numbers of rows are not known before, so that they stay
+            activations[recompute] = {Tier.GPU: sum(kept.values())}
     where = dict(zip(Tier, parameters, strict=True))
     if kind.frozen:
         return KindPlacement(layers=layers, parameters=where, activations=activations)

@@ -24,6 +24,7 @@ from bigplan.graph.experts import (
     inner_bytes,
     kept_rows,
     largest_bytes,
+    places_bytes,
     routing,
     row_bytes,
     uneven_bytes,
@@ -199,7 +200,7 @@ def _reruns(
     again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
     widened -= sum(map(shape.activation_shape.nbytes, _read_again(steps, widening, kept)))
     if shape.spreads_experts:
-        widened += kept_rows(shape)
+        widened += kept_rows(shape) - places_bytes(shape)
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
     left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
@@ -209,7 +210,8 @@ def _reruns(
     if all(op.name != "mlp down" for op in left_out):
         summed += _out_of_mlp(shape, "mlp output")
     exchanged_again = (*exchanges(shape), *wide_norms(shape))
-    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
+    kept_in_full = shape.hidden + places_bytes(shape)
+    full = Rerun(kept_in_full, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 

@@ -73,8 +73,8 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
     chosen, launches = _choosing(shape)
     there, back = 2 * rows + _sorted(shape), _summed(shape, both=True) + 2 * rows
-    if shape.spreads_experts:
-        back += _sorted(shape)
+    if shape.spreads_experts:  # which keeps its rows, or has them sent again
+        back = _summed(shape, both=True) + _sorted(shape)
     if shape.dispatched:
         there = back = rows + shape.routed_hidden + _sorted(shape)
     return (
@@ -145,9 +145,16 @@ def counted(shape: RankShape) -> tuple[Collective, ...]:
 def kept_rows(shape: RankShape) -> int:
     """Bytes of rows kept for the backward: those that came from other ranks, where others have any.
 
-    The native backward copies its own rows again.
+    The native backward copies its own rows again. Those of other ranks it keeps, with their places.
     """
-    return row_bytes(shape) if shape.dispatched or shape.spreads_experts else 0
+    if shape.spreads_experts:
+        return row_bytes(shape) + places_bytes(shape)
+    return row_bytes(shape) if shape.dispatched else 0
+
+
+def places_bytes(shape: RankShape) -> int:
+    """Bytes of where rows that came from other ranks lie, kept whatever is recomputed."""
+    return 8 * shape.tokens * shape.model.experts_per_token if shape.spreads_experts else 0
 
 
 # Rows beyond an equal share for which a rank has room. Tokens choose unevenly. Switch Transformers
