@@ -11,8 +11,11 @@ pytest.importorskip("torch")
 
 import torch
 
+from bigplan.graph.build import build_graph
+from bigplan.plan import Plan
 from tests.runtime.checkpoints import Course, course
 from tests.runtime.expert_courses import (
+    ALONE,
     KINDS,
     STEPS,
     layouts,
@@ -21,9 +24,19 @@ from tests.runtime.expert_courses import (
     played,
     run_rank,
 )
-from tests.runtime.harness import joined, same
+from tests.runtime.expert_ranks import expert_cases
+from tests.runtime.harness import execute, joined, same
+from tests.runtime.masked import masked_data, prepare_masked
+from tests.runtime.plans import plan_of
 from tests.runtime.processes import start
-from tests.runtime.sharded_ranks import write_plans
+from tests.runtime.sharded_ranks import (
+    all_resident,
+    check_same_model,
+    check_validation,
+    results,
+    write_plans,
+)
+from tests.runtime.sharded_ranks import run_rank as execute_plans
 
 pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
 
@@ -90,3 +103,30 @@ def test_one_goes_on_where_they_stopped(ran: Ran, kind: str) -> None:
     after = course(plan_for(kind), 0, folder / f"{kind}-{name}.saved")
     assert after.first == STEPS - 1
     same("state", tuple(joined(one) for one in zip(*written, strict=True)), after.begun)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_state_and_what_is_kept_may_be_on_any_tier(
+    ranks: int, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    """With every stage of ZeRO, clipping, accumulation and targets that count nothing."""
+    prepare_masked(str(tmp_path))
+    plans = expert_cases(ranks, str(masked_data(str(tmp_path))))
+    write_plans(tmp_path, plans)
+    start(execute_plans, tmp_path, ranks)
+    for name, plan in plans.items():
+        with subtests.test(name):
+            runs = results(tmp_path, name, ranks)
+            check_same_model(runs)
+            check_validation(tmp_path, name, _by_one(plan), ranks)
+            wanted = execute(_by_one(plan))
+            assert runs[0].losses == pytest.approx(wanted.losses, rel=APART)
+            norms = [[step.gradient_norm for step in run.results] for run in (runs[0], wanted)]
+            assert norms[0] == pytest.approx(norms[1], rel=APART)
+
+
+def _by_one(plan: Plan) -> Plan:
+    """The same training by one process, which keeps everything on its device."""
+    strategy = ALONE.model_copy(update={"micro_batch": plan.strategy.micro_batch})
+    placement = all_resident(build_graph(plan.model, plan.training, strategy))
+    return plan_of(plan.model, plan.training, strategy, placement)
