@@ -1,5 +1,5 @@
-"""Tokens copied to the rows of their experts, rows added up by token, and experts' gradients added
-to their sums: one pass each.
+"""Tokens copied to the rows of their experts, rows weighted and added up by token, and experts'
+gradients added to their sums: one pass each.
 
 Plain torch copies the rows that a sum reads into the order of tokens first: for k rows a token it
 moves 3 k + 1 hidden states and not k + 1, and as many more where two rows are added before. Sums
