@@ -19,7 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
+from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
 from bigplan.runtime import positions
 from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel, came
 from bigplan.runtime.group import RankGroup
@@ -33,7 +35,7 @@ from bigplan.runtime.visit import Visit
 from bigplan.spec.model import ModelSpec
 from tests.examples import examples
 from tests.runtime.neighbours import side_by_side
-from tests.runtime.plans import tiny_model
+from tests.runtime.plans import tiny_model, tiny_training
 
 LENGTH = 8  # tokens of a sequence
 # Sums of some hundred terms in fp32 in another order: 1e-5 is 170 unit roundoffs.
@@ -149,7 +151,7 @@ def _run(
     """A forward and a backward; `between` them something may become of what is kept."""
     model, (flat, tensors) = layer.model, _flat(layer.values)
     rope = positions.position_tables(
-        model, LENGTH, layer.x.device, torch.float32, positions.Sharing(ONE)
+        model, layer.x.shape[1], layer.x.device, torch.float32, positions.Sharing(ONE)
     )
     block = Block(model, rope, in_product=in_product)
     block.spread, block.balance = spread, balance
@@ -345,3 +347,37 @@ def _exchange(rank: int, folder: str) -> None:
 
 def test_processes_exchange_uneven_rows(tmp_path: Path) -> None:
     spawn(_exchange, (str(tmp_path),), nprocs=4)  # type: ignore[no-untyped-call]
+
+
+LONG = 512  # tokens of a rank, of which no statistic is too small to be counted
+
+
+def _equal(model: ModelSpec, ranks: int) -> _Layer:
+    """Tokens that choose all experts equally often, on every rank: of each the next ones."""
+    made = torch.Generator().manual_seed(0)
+    x, gradient = (0.01 * torch.randn(ranks, LONG, model.hidden, generator=made) for _ in range(2))
+    tokens = torch.arange(LONG)
+    x[:, tokens, tokens % model.experts] = 30.0
+    values = {p.name: 0.01 * torch.randn(*p.shape, generator=made) for p in model.kinds()["block"]}
+    values["post_norm.weight"] = torch.ones(model.hidden)
+    values[ROUTER] = torch.zeros(model.experts, model.hidden)
+    for e in range(model.experts):
+        for following in range(model.experts_per_token):
+            values[ROUTER][(e + following) % model.experts, e] = 5.0 - following
+    return _Layer(model, x, gradient, values)
+
+
+@pytest.mark.parametrize("recompute", list(Recompute))
+@pytest.mark.parametrize("changes", [{}, SHARED])
+def test_ranks_keep_what_the_planner_counted(
+    changes: dict[str, object], recompute: Recompute
+) -> None:
+    """Where experts are equally busy; where rows lie is kept beside what is saved."""
+    model = _model(8, 2, max_sequence_length=LONG, **changes)
+    training = tiny_training(4, sequence_length=LONG)
+    kind = build_graph(model, training, Strategy(dp=4, ep=4)).kinds["block"]
+    found, _ = side_by_side(
+        4, lambda group: _run(_equal(model, 4).own(group), recompute, ExpertParallel(group))
+    )
+    places = 8 * LONG * model.experts_per_token * (recompute is not Recompute.FULL)
+    assert {one.kept + places for one in found} == {kind.kept(recompute)}
