@@ -49,10 +49,11 @@ def _combined(
         inside = offsets < columns
         total = tl.zeros((BLOCK,), tl.float32)
         for number in range(EACH):
-            row = tl.load(places + token * EACH + number).to(tl.int64) * columns
-            total += tl.load(rows + row + offsets, mask=inside, other=0.0).to(tl.float32)
+            place = tl.load(places + token * EACH + number).to(tl.int64)
+            row, here = place * columns, inside & (place >= 0)
+            total += tl.load(rows + row + offsets, mask=here, other=0.0).to(tl.float32)
             if BOTH:
-                total += tl.load(beside + row + offsets, mask=inside, other=0.0).to(tl.float32)
+                total += tl.load(beside + row + offsets, mask=here, other=0.0).to(tl.float32)
         tl.store(out + token * columns + offsets, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -143,7 +144,8 @@ def sent(x: Tensor, order: Tensor, each: int) -> Tensor:
 def combined(rows: Tensor, beside: Tensor | None, places: Tensor, tokens: int) -> Tensor:
     """For each of so many tokens the sum of its rows of [rows, h] and of those beside: [tokens, h].
 
-    places int32 [rows]: the rows of the first token, then those of the next, equally many each.
+    places int32: the rows of the first token, then those of the next, equally many each; those of
+    -1 are nowhere.
     """
     out = rows.new_empty(tokens, rows.shape[1])
     if not tokens:

@@ -1,13 +1,14 @@
-"""How rows of tokens reach the ranks that have their experts, and come back.
+"""How tokens reach the ranks that have their experts, and what comes back.
 
 Of expert-parallel ranks each has as many whole experts (Lepikhin et al., arXiv 2006.16668). A rank
-routes its own tokens over all experts. Its rows lie by expert, so those for one rank lie together,
-and an all-to-all takes them there. To the rank that gets them, a row is a token with one expert:
-the operators that copy tokens to rows and add rows up by token bring it to its expert and back.
-Rows of one expert then lie by rank and by token, as one rank with all the tokens has them.
+routes its own tokens over all experts. An all-to-all then sends each token once to every rank that
+has experts of it, however many these are, with its choices and their weights. There it is copied to
+the rows of the experts, as on one rank, but for the choices that are elsewhere. A rank adds up what
+its experts give of a token before it sends that back; the token's own rank adds up those sums. So
+with k experts a token fewer than k hidden states pass on its behalf: of 8 experts on two ranks two.
 
 NCCL takes numbers of rows from the CPU, which waits for the device once in a forward. The backward
-sends rows the same ways. So such passes have no CUDA graphs.
+sends tokens the same ways. So such passes have no CUDA graphs.
 """
 
 from __future__ import annotations
@@ -19,57 +20,66 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bigplan.runtime.experts import Places, RowOperators
+from bigplan.runtime import experts
+from bigplan.runtime.experts import Places, RowOperators, in_order
 from bigplan.runtime.group import ALONE, Begun, RankGroup
 
 
 class Dispatch(Protocol):
-    """The ways of a micro-batch's rows, all k of every token, from it to experts and back.
+    """The ways of a micro-batch's tokens to their experts and back.
 
-    `places` are those of the tokens' rows on this rank, which `route` gives.
+    `places` are those of all the rows of this rank's tokens, wherever their experts are: as `route`
+    gives them.
     """
 
     @property
     def away(self) -> bool:
-        """Whether rows go to other ranks, so that it costs an exchange to have them again."""
+        """Whether tokens come from other ranks, so that it costs an exchange to have them again."""
+
+    def came(self, by: RowOperators, x: Tensor, places: Places) -> Tensor:
+        """The tokens that this rank's experts get, of those that ranks have: x [tokens, h]."""
+
+    def here(self, places: Places) -> Places:
+        """Where the rows of the tokens that came are."""
 
     def ends(self, places: Places) -> Tensor:
-        """How many rows this rank's experts up to each have together, int32 [experts here]."""
+        """How many of these rows this rank's experts up to each have, int32 [experts here]."""
 
-    def sent(self, by: RowOperators, x: Tensor, places: Places) -> Tensor:
-        """Rows of tokens x [tokens, h] at their experts: those of this rank's, by expert."""
-
-    def weights(self, values: Tensor) -> Tensor:
-        """A number for each of this rank's tokens' rows, at the rows' experts."""
+    def weights(self, values: Tensor, places: Places) -> Tensor:
+        """Numbers for rows at `places`, for the rows `here`: fp32 [rows]."""
 
     def combined(
         self, by: RowOperators, rows: Tensor, places: Places, beside: Tensor | None = None
     ) -> Begun:
-        """Begin to add up by token [tokens, h] experts' results, and those beside.
+        """Begin to add up by token [tokens, h] what experts give of rows `here`, and those beside.
 
         Nobody may read `rows` after this.
         """
 
-    def returned(self, values: Tensor) -> Tensor:
+    def returned(self, values: Tensor, places: Places) -> Tensor:
         """The way back of `weights`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Rows stay: this rank has all experts."""
+    """This rank has all experts: nothing is sent anywhere."""
 
     experts: int
     away: bool = False
+
+    def came(self, by: RowOperators, x: Tensor, places: Places) -> Tensor:
+        """As Dispatch."""
+        return x
+
+    def here(self, places: Places) -> Places:
+        """As Dispatch."""
+        return places
 
     def ends(self, places: Places) -> Tensor:
         """As Dispatch."""
         return places.ends(self.experts)
 
-    def sent(self, by: RowOperators, x: Tensor, places: Places) -> Tensor:
-        """As Dispatch."""
-        return by.sent(x, places)
-
-    def weights(self, values: Tensor) -> Tensor:
+    def weights(self, values: Tensor, places: Places) -> Tensor:
         """As Dispatch."""
         return values
 
@@ -80,77 +90,87 @@ class Here:
         found = by.combined(rows, places, beside)
         return lambda: found
 
-    def returned(self, values: Tensor) -> Tensor:
+    def returned(self, values: Tensor, places: Places) -> Tensor:
         """As Dispatch."""
         return values
 
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """Rows go to the ranks of their experts."""
+    """Tokens are sent to the ranks of their experts."""
 
     group: RankGroup
-    out: Sequence[int]  # rows of this rank's tokens for each rank's experts
-    into: Sequence[int]  # rows of each rank's tokens for this rank's experts
-    here: Places  # of rows that came, as of tokens with one expert each
-    counts: Tensor  # int32 [experts here]: rows of each
+    experts: int  # of this rank
+    sent: Places  # of tokens as they are sent: of each choice, the first that is on its rank
+    arrived: Places  # of the rows of tokens that came
+    out: Sequence[int]  # tokens for each rank
+    into: Sequence[int]  # tokens of each rank
     away: bool = True
 
     @classmethod
-    def of(cls, group: RankGroup, places: Places, experts: int) -> Away:
-        """Learn how many rows come: the CPU waits for the device, once."""
-        ends = places.ends(experts)
-        leaving = torch.diff(ends, prepend=ends.new_zeros(1)).view(group.size, -1)
-        coming = group.exchanged(leaving)
-        out, into = torch.stack([leaving.sum(1), coming.sum(1)]).tolist()
-        return cls(group, out, into, came(coming, sum(into)), coming.sum(0, dtype=torch.int32))
+    def of(cls, group: RankGroup, places: Places, count: int) -> Away:
+        """Tell ranks what comes, of `count` experts; the CPU waits for the device, once."""
+        chosen, own = places.chosen, count // group.size
+        ranks = chosen // own
+        to = ranks.masked_fill(_again(ranks), group.size)
+        order = in_order(to)
+        numbers = torch.stack([_counts(one, group.size) for one in (to, ranks)], 1)
+        coming = group.exchanged(numbers)
+        *sizes, rows = torch.cat([numbers[:, 0], coming[:, 0], coming[:, 1].sum(0, True)]).tolist()
+        out, into = sizes[: group.size], sizes[group.size :]
+        sent = Places(to, order[: sum(out)])
+        theirs = group.exchanged_rows(chosen.index_select(0, sent.tokens), out, into)()
+        local = theirs - group.place * own
+        mine = local.masked_fill((local < 0) | (local >= own), own)
+        return cls(group, own, sent, Places(mine, in_order(mine)[:rows]), out, into)
+
+    def came(self, by: RowOperators, x: Tensor, places: Places) -> Tensor:
+        """As Dispatch."""
+        return self._there(by.sent(x, self.sent))
+
+    def here(self, places: Places) -> Places:
+        """As Dispatch."""
+        return self.arrived
 
     def ends(self, places: Places) -> Tensor:
         """As Dispatch."""
-        return self.counts.cumsum(0, dtype=torch.int32)
+        return self.arrived.ends(self.experts)
 
-    def sent(self, by: RowOperators, x: Tensor, places: Places) -> Tensor:
-        """As Dispatch."""
-        return by.sent(self._there(by.sent(x, places)), self.here)
-
-    def weights(self, values: Tensor) -> Tensor:
-        """As Dispatch."""
-        return self._there(values)[self.here.order]
+    def weights(self, values: Tensor, places: Places) -> Tensor:
+        """As Dispatch. All of a token's are sent, and those that belong here taken."""
+        by_token = values[places.rows].view(places.chosen.shape)
+        return self._there(by_token[self.sent.tokens]).flatten()[self.arrived.order]
 
     def combined(
         self, by: RowOperators, rows: Tensor, places: Places, beside: Tensor | None = None
     ) -> Begun:
         """As Dispatch."""
-        back = self._back(by.combined(rows, self.here, beside))
-        return lambda: by.combined(back(), places, None)
+        back = self._back(by.combined(rows, self.arrived, beside))
+        return lambda: by.combined(back(), self.sent, None)
 
-    def returned(self, values: Tensor) -> Tensor:
-        """As Dispatch."""
-        return self._back(values[self.here.rows])()
+    def returned(self, values: Tensor, places: Places) -> Tensor:
+        """As Dispatch. A rank gives zero for choices that are not its own."""
+        by_choice = values.new_zeros(self.arrived.chosen.numel())
+        by_choice[self.arrived.order.long()] = values
+        back = self._back(by_choice.view(self.arrived.chosen.shape))()
+        return experts.combined(back, self.sent).flatten()[places.order]
 
-    def _there(self, rows: Tensor) -> Tensor:
-        return self.group.exchanged_rows(rows, self.out, self.into)()
+    def _there(self, tokens: Tensor) -> Tensor:
+        return self.group.exchanged_rows(tokens, self.out, self.into)()
 
-    def _back(self, rows: Tensor) -> Begun:
-        return self.group.exchanged_rows(rows, self.into, self.out)
-
-
-def came(counts: Tensor, rows: int) -> Places:
-    """Where rows that lie by rank, and of each by expert, go to lie by expert, and of each by rank.
-
-    counts: int [ranks, experts], with so many rows in all, which the CPU knows.
-    """
-    ranks, experts = counts.shape
-    numbers = torch.arange(experts, dtype=torch.int32, device=counts.device).repeat(ranks)
-    chosen = numbers.repeat_interleave(counts.flatten(), output_size=rows)
-    starts, mine = _starts(counts.flatten()).view(ranks, experts).T.flatten(), counts.T.flatten()
-    moved = (starts - _starts(mine)).repeat_interleave(mine, output_size=rows)
-    order = moved + torch.arange(rows, dtype=torch.int32, device=counts.device)
-    return Places(chosen[:, None], order.to(torch.int32))
+    def _back(self, tokens: Tensor) -> Begun:
+        return self.group.exchanged_rows(tokens, self.into, self.out)
 
 
-def _starts(counts: Tensor) -> Tensor:
-    return counts.cumsum(0) - counts
+def _again(ranks: Tensor) -> Tensor:
+    """Which of a token's choices [tokens, k] are on a rank that one before is on, too."""
+    return (ranks[:, :, None] == ranks[:, None, :]).tril(-1).any(-1)
+
+
+def _counts(numbers: Tensor, several: int) -> Tensor:
+    """How often each of the numbers below `several` is there, int32 [several]."""
+    every = torch.arange(several, dtype=numbers.dtype, device=numbers.device)
+    return (numbers.flatten() == every[:, None]).sum(1, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True)

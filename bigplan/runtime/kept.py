@@ -161,7 +161,7 @@ class KeptActivations:
         return run
 
     def experts_again(self, products: Products) -> ForgetRouted:
-        """Forgets gate and up of experts: computed again, from rows that are sent once.
+        """Forgets gate and up of experts: computed again, from rows that are copied once.
 
         What other ranks have sent is forgotten too, so that no saved tensor's size depends on it.
         """
@@ -170,11 +170,15 @@ class KeptActivations:
         def forget(x: Tensor, matrices: tuple[Tensor, Tensor], routed: Routed) -> None:
             (chosen, order), dispatch = routed.places, routed.dispatch
             whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
-            packed = [self._pack(one) for one in (whole, chosen, order)]
-            rows = _RecomputedTensor(partial(mixture.sent, dispatch, by), packed)
+            places = [self._pack(one) for one in (chosen, order)]
+            tokens: Any = self._pack(whole)
             if dispatch.away:
-                self._forget(routed.rows, rows)
-                self.forget(routed.weights, dispatch.weights, routed.by_token)
+                tokens = _RecomputedTensor(partial(mixture.came, dispatch, by), [tokens, *places])
+                self._forget(routed.came, tokens)
+                weights = partial(mixture.weights, dispatch)
+                self.forget(routed.weights, weights, routed.by_token, chosen, order)
+                tokens, places = self._pack(tokens), [self._pack(one) for one in (chosen, order)]
+            rows = _RecomputedTensor(partial(mixture.sent, dispatch, by), [tokens, *places])
             given = partial(mixture.given, dispatch, opened)
             for output, matrix in zip((routed.gate, routed.up), matrices, strict=True):
                 self.forget(output, given, rows, matrix, chosen, order)

@@ -4,8 +4,8 @@ They save what bigplan/spec/layers.py says: the MLP's input, the routers' scores
 weight for each row, gate and up, and the activation only where nothing is recomputed. As in
 products.py, products may add weights' gradients to sums. Tensor-parallel ranks gather all tokens
 before the router, all choose alike, and have a part of each expert. Expert-parallel ranks have some
-experts each (expert_parallel.py): gate, up and weights are of the rows that come to a rank, and the
-rows themselves are saved, because it takes an exchange to have them again.
+experts each (expert_parallel.py): gate, up and weights are of the tokens that come to a rank, which
+are saved, too, because it takes an exchange to have them again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXPERTS = (ROUTER, GATE, UP, DOWN)
 class Routed(NamedTuple):
     """What experts make of the rows that they are sent, and where the rows are."""
 
-    rows: Tensor  # [rows, h]
+    came: Tensor  # tokens [., h]
     gate: Tensor  # [rows, f]
     up: Tensor  # [rows, f]
     weights: Tensor  # fp32 [rows]
@@ -51,7 +51,7 @@ class GradientSums(Protocol):
         """Add each expert's gradient^T rows, its factors."""
 
 
-# Told what gives rows, gate and up again: the MLP's input, gate's and up's matrices, and places.
+# Told what gives tokens, gate and up again: the MLP's input, and gate's and up's matrices.
 ForgetRouted = Callable[[Tensor, tuple[Tensor, Tensor], Routed], None]
 
 
@@ -82,7 +82,7 @@ class _Passed(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """The same, once rows are at their experts."""
+    """The same, once tokens are at their experts."""
 
     mixture: Mixture
     dispatch: Dispatch
@@ -105,9 +105,19 @@ def mlp(
     return _Closing.apply(there, x, inner, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
 
 
-def sent(dispatch: Dispatch, operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
-    """The rows [rows, h] of all tokens x [..., h], at their experts."""
-    return dispatch.sent(operators, x.flatten(0, -2), Places(*places))
+def came(dispatch: Dispatch, operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
+    """The tokens [., h] that experts get, of all tokens x [..., h]."""
+    return dispatch.came(operators, x.flatten(0, -2), Places(*places))
+
+
+def sent(dispatch: Dispatch, operators: RowOperators, tokens: Tensor, *places: Tensor) -> Tensor:
+    """The rows [rows, h] of tokens [..., h] that came."""
+    return operators.sent(tokens.flatten(0, -2), dispatch.here(Places(*places)))
+
+
+def weights(dispatch: Dispatch, values: Tensor, *places: Tensor) -> Tensor:
+    """The weights of rows of tokens that came."""
+    return dispatch.weights(values, Places(*places))
 
 
 def given(
@@ -144,13 +154,14 @@ class _Routed(Function):
         ctx.mark_non_differentiable(*places)
         dispatch = mixture.spread.dispatch(places, model.experts)
         ctx.passed, ctx.dispatch, ctx.shape = passed, dispatch, x.shape
-        by_row = dispatch.weights(by_token)
-        rows = dispatch.sent(mixture.rows, whole, places)
-        kept = None if mixture.frozen else x, rows if dispatch.away else None
+        by_row = dispatch.weights(by_token, places)
+        tokens = dispatch.came(mixture.rows, whole, places)
+        kept = None if mixture.frozen else x, tokens if dispatch.away else None
         ctx.save_for_backward(*kept, scores, *places, router, gate, up)
+        rows = sent(dispatch, mixture.rows, tokens, *places)
         opened, beside = (given(dispatch, mixture.open, rows, w, *places) for w in (gate, up))
         if forget is not None:
-            routed = Routed(rows, opened, beside, by_row, by_token, places, dispatch)
+            routed = Routed(tokens, opened, beside, by_row, by_token, places, dispatch)
             forget(x, (gate, up), routed)
         return (opened, beside, by_row, dispatch, *places)
 
@@ -168,13 +179,14 @@ class _Routed(Function):
         by_scores = experts.by_scores(
             scores,
             places,
-            dispatch.returned(by_weights),
+            dispatch.returned(by_weights, places),
             _balance(mixture, model, places),
             normalised=model.router_normalised,
             routing=model.routed_by,
         ).to(router.dtype)
 
-        def by_factors(rows: Tensor) -> list[Tensor | None]:
+        def by_factors(tokens: Tensor) -> list[Tensor | None]:
+            rows = sent(dispatch, mixture.rows, tokens, *places)
             factors = (GATE, (by_gate, rows)), (UP, (by_up, rows))
             return [_by_experts(mixture, name, pair, ends) for name, pair in factors]
 
@@ -186,7 +198,7 @@ class _Routed(Function):
         whole = again().flatten(0, -2)
         by_router = _by_router(mixture.sums, by_scores, whole)
         if kept is None:
-            by_matrices = by_factors(dispatch.sent(mixture.rows, whole, places))
+            by_matrices = by_factors(whole)
         return None, None, summed().view(ctx.shape), None, by_router, *by_matrices
 
 
@@ -295,7 +307,8 @@ def _returned(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients by experts' results and by the rows before the last product, and ends."""
     ends = passed.dispatch.ends(places)
+    by = passed.mixture.rows
     gathered = passed.mixture.ranks.gather(by_output)().flatten(0, -2)
-    rows = passed.dispatch.sent(passed.mixture.rows, gathered, places)
+    rows = sent(passed.dispatch, by, passed.dispatch.came(by, gathered, places), *places)
     factors = experts.entering(passed.mixture.open(down), len(ends))
     return rows, experts.grouped(rows, factors, ends), ends

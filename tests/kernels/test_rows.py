@@ -53,6 +53,29 @@ def test_rows_are_copied_and_added_up(
     assert error(rows.combined(given_rows, beside, places.rows, tokens), exact) < APART[dtype]
 
 
+@pytest.mark.parametrize("dtype", list(APART), ids=str)
+@given(sizes, st.booleans())
+@runs
+def test_choices_without_a_row_add_nothing(
+    dtype: torch.dtype, size: tuple[int, int, int], both: bool
+) -> None:
+    """By hand and by torch's operators."""
+    tokens, each, columns = size
+    chosen = _places(tokens, each).chosen.masked_fill(random(5, tokens, each) < 0, 9)
+    order = experts.in_order(chosen)[: int((chosen < 9).sum())]
+    places = experts.Places(chosen, order)
+    given_rows, other = (random(i, len(order), columns).to(dtype) for i in range(2))
+    beside = other if both else None
+    added = given_rows.double() + (other.double() if both else 0.0)
+    exact = torch.zeros(tokens, columns, dtype=torch.float64).index_add_(
+        0, places.tokens.long(), added
+    )
+    found = rows.combined(given_rows, beside, places.rows, tokens)
+    assert error(found, exact) < APART[dtype]
+    found = experts.combined(given_rows, places, beside)
+    assert error(found, exact) < 4 * APART[dtype]  # torch rounds after every operator
+
+
 @given(sizes, st.booleans())
 @runs
 def test_gradients_are_added_to_every_so_manyth_row(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -22,8 +23,8 @@ from torch.multiprocessing.spawn import spawn
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.runtime import positions
-from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel, came
+from bigplan.runtime import experts, positions
+from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.group import RankGroup
 from bigplan.runtime.groups import store_of
 from bigplan.runtime.kept import SMALL, KeptActivations
@@ -222,8 +223,8 @@ def test_ranks_compute_what_one_does(
     in_product: bool,
 ) -> None:
     """With every recomputation, and where ranks or experts get no row."""
-    size, experts, each = sizes
-    layer = _Layer.of(_model(experts, each, **changes), 4, liked, size)
+    size, count, each = sizes
+    layer = _Layer.of(_model(count, each, **changes), 4, liked, size)
     alone = _run(layer, recompute, in_product=in_product)
     found, _ = _ranks(layer, size, recompute, in_product=in_product)
     _check(found, alone)
@@ -287,16 +288,18 @@ def _of_each(layer: _Layer, recompute: Recompute) -> list[_Result]:
 
 @pytest.mark.parametrize("recompute", list(Recompute))
 def test_ranks_meet_in_these_exchanges(recompute: Recompute) -> None:
-    """Rows go out and back, forward and backward, and once more where they are recomputed.
+    """Tokens go out and back, forward and backward, and once more where they are recomputed.
 
-    With them their weights go out, and these weights' gradients back.
+    With them their weights go out, and these weights' gradients back; choices go out once, after
+    their numbers.
     """
     _, called = _ranks(_Layer.of(_model(4, 2), 4), 4, recompute)
     rows, counts = (sum(one == name for one, _ in called) for name in ("rows", "all_to_all"))
-    forward, backward, again = 2 + 1, 2 + 1, 1 + 1
+    forward, backward, again = 2 + 1 + 1, 2 + 1, 1 + 1
     recomputed = recompute in (Recompute.MLP, Recompute.FULL)
-    assert rows == 2 * forward + backward + again * recomputed  # `_run` evaluates first
-    assert counts == 2 + (recompute is Recompute.FULL)
+    full = recompute is Recompute.FULL
+    assert rows == 2 * forward + backward + again * recomputed + full  # `_run` evaluates first
+    assert counts == 2 + full
 
 
 @pytest.mark.parametrize("recompute", list(Recompute))
@@ -315,17 +318,41 @@ def test_balance_is_that_of_a_rank_s_tokens(recompute: Recompute) -> None:
     _check(ours, _Result(output, by_input, cast(dict[str, Tensor], gradients), 0))
 
 
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 2**32))
+@given(st.sampled_from(((2, 4), (4, 4), (3, 9))), st.integers(1, 3), st.integers(0, 99))
 @settings(max_examples=examples(60), derandomize=True, deadline=None)
-def test_rows_that_came_go_to_their_experts(ranks: int, experts: int, seed: int) -> None:
+def test_a_token_comes_once_to_a_rank(several: tuple[int, int], each: int, seed: int) -> None:
+    """There it has a row for each of its experts that are there; back comes a sum for each rank."""
+    ranks, count = several
     made = torch.Generator().manual_seed(seed)
-    counts = torch.randint(0, 4, (ranks, experts), generator=made, dtype=torch.int32)
-    rows = [(r, e, n) for r in range(ranks) for e in range(experts) for n in range(counts[r, e])]
-    places = came(counts, len(rows))
-    assert places.chosen.flatten().tolist() == [e for _, e, _ in rows]
-    wanted = sorted(range(len(rows)), key=lambda i: (rows[i][1], rows[i][0], rows[i][2]))
-    assert places.order.tolist() == wanted
-    assert places.order.dtype is places.chosen.dtype is torch.int32
+    scores = torch.randn(ranks, 5, count, generator=made)
+    own = count // ranks
+
+    def run(group: RankGroup) -> tuple[list[float], list[list[float]], Tensor, Tensor]:
+        by, place = experts.RowOperators(), group.place
+        weights, places = experts.route(scores[place], each, normalised=False)
+        dispatch = ExpertParallel(group).dispatch(places, count)
+        x = torch.arange(5.0)[:, None] + 10.0 * place
+        tokens = dispatch.came(by, x, places)
+        here, ends = dispatch.here(places), [0, *dispatch.ends(places).tolist()]
+        rows = by.sent(tokens, here)
+        mine = [rows[a:b].flatten().tolist() for a, b in pairwise(ends)]
+        there = dispatch.weights(weights, places)
+        assert len(there) == len(rows) == ends[-1]
+        back = dispatch.combined(by, torch.ones_like(rows), places)()
+        assert back.flatten().tolist() == [each] * 5
+        assert torch.equal(dispatch.returned(there, places), weights)
+        return tokens.flatten().tolist(), mine, there, scores[place]
+
+    found, _ = side_by_side(ranks, run)
+    chosen = scores.topk(each).indices
+    for rank, (tokens, mine, weights, _) in enumerate(found):
+        mask = (chosen[..., None] == torch.arange(own) + own * rank).any(2)  # [ranks, 5, own]
+        numbers = torch.arange(5.0) + 10.0 * torch.arange(ranks)[:, None]
+        assert tokens == numbers[mask.any(-1)].tolist()
+        assert mine == [numbers[mask[..., e]].tolist() for e in range(own)]
+        shares = scores.softmax(-1)[..., own * rank : own * (rank + 1)]
+        wanted = torch.cat([shares[..., e][mask[..., e]] for e in range(own)])
+        torch.testing.assert_close(weights, wanted)
 
 
 def _exchange(rank: int, folder: str) -> None:
