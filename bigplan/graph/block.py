@@ -17,6 +17,7 @@ from bigplan.graph.eight_bits import cast_bytes, casts, name_of_cast
 from bigplan.graph.experts import (
     SENT,
     backward_workspace,
+    brought,
     combining,
     counted,
     exchanged,
@@ -195,7 +196,7 @@ def _reruns(
     wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
     widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
     widened = sum(kept[value] for step in widening for value in step.gives if value in kept)
-    gathered = (*_into_mlp(shape, "mlp input"), *exchanged(shape)[:1])
+    gathered = (*_into_mlp(shape, "mlp input"), *brought(shape))
     # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
     again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
     widened -= sum(map(shape.activation_shape.nbytes, _read_again(steps, widening, kept)))
@@ -210,8 +211,7 @@ def _reruns(
     if all(op.name != "mlp down" for op in left_out):
         summed += _out_of_mlp(shape, "mlp output")
     exchanged_again = (*exchanges(shape), *wide_norms(shape))
-    kept_in_full = shape.hidden + places_bytes(shape)
-    full = Rerun(kept_in_full, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
+    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 

@@ -127,8 +127,23 @@ def exchanged(shape: RankShape) -> tuple[Collective, ...]:
     if shape.strategy.ep == 1 or not shape.model.experts:
         return ()
     rows, each = row_bytes(shape), shape.model.experts_per_token
-    names = (SENT, "returned")
-    return tuple(Collective(f"rows {name}", "all_to_all", rows, rows=each) for name in names)
+    returned = Collective("rows returned", "all_to_all", rows, rows=each)
+    return (*brought(shape), returned)
+
+
+def brought(shape: RankShape) -> tuple[Collective, ...]:
+    """Rows on their way to the ranks of their experts, natively with their weights in fp32.
+
+    In the backward, where rows are gradients, the weights' gradients go the other way.
+    """
+    if shape.strategy.ep == 1 or not shape.model.experts:
+        return ()
+    each = shape.model.experts_per_token
+    sent = Collective(f"rows {SENT}", "all_to_all", row_bytes(shape), rows=each)
+    if shape.dispatched:
+        return (sent,)
+    weights = 4 * shape.tokens * each
+    return (sent, Collective("row weights", "all_to_all", weights, rows=each))
 
 
 def counted(shape: RankShape) -> tuple[Collective, ...]:
@@ -153,7 +168,7 @@ def kept_rows(shape: RankShape) -> int:
 
 
 def places_bytes(shape: RankShape) -> int:
-    """Bytes of where rows that came from other ranks lie, kept whatever is recomputed."""
+    """Bytes of where rows that came from other ranks lie, unless the whole layer runs again."""
     return 8 * shape.tokens * shape.model.experts_per_token if shape.spreads_experts else 0
 
 

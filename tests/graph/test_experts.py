@@ -127,3 +127,78 @@ def test_collectives_are_those_of_a_dense_block() -> None:
     # The router is one more tensor whose gradients ranks sum.
     (held,) = (kind.repeated.values() for kind in [block(shape(tp=4))])
     assert sum(map(len, held)) == 2 * MIXTRAL.hidden + 8 * MIXTRAL.hidden
+
+
+def spread(ep: int, model: ModelSpec = MIXTRAL) -> LayerKind:
+    gpu = find_gpu("h100-sxm-80gb")
+    return block(RankShape.on(gpu, model, TRAINING, Strategy(dp=8, ep=ep)))
+
+
+def test_a_rank_has_whole_experts_before_the_rest() -> None:
+    one, four = spread(1), spread(4)
+    experts = [tensor for tensor in one.tensors if tensor.experts]
+    assert (one.whole_experts, one.ep) == (0, 1)
+    assert four.whole_experts == sum(tensor.elements for tensor in experts) // 4
+    held = four.tensors[:3]
+    assert [tensor.experts for tensor in held] == [2, 2, 2]
+    assert [tensor.rows for tensor in held] == [MIXTRAL.ffn] * 3
+    assert four.whole_experts == sum(tensor.elements for tensor in held)
+    rest = {tensor for tensor in one.tensors if not tensor.experts}
+    assert set(four.tensors[3:]) == rest
+
+
+def test_two_of_eight_ranks_share_an_expert_and_all_share_the_rest() -> None:
+    kind = spread(4)
+    rest = kind.parameters - kind.whole_experts
+    assert kind.owned(1) == kind.parameters
+    assert kind.owned(8) == kind.whole_experts // 2 + -(-rest // (8 * kind.unit)) * kind.unit
+    assert kind.padded(8) == kind.whole_experts + 8 * (kind.owned(8) - kind.whole_experts // 2)
+
+
+def test_rows_go_to_other_ranks_and_come_back_both_ways() -> None:
+    """As many rows as a rank sends reach it, so that its products are those of one rank alone."""
+    one, four = spread(1), spread(4)
+    for name in ("mlp up", "mlp down", "mlp up by weight"):
+        assert gemm(four, name).flops == gemm(one, name).flops
+        assert (gemm(one, name).groups, gemm(four, name).groups) == (8, 2)
+    rows = 2 * LENGTH * MIXTRAL.experts_per_token * MIXTRAL.hidden
+
+    def sent(operators: tuple[Operator, ...]) -> dict[str, tuple[int, bool]]:
+        every = (one for one in operators if isinstance(one, Collective))
+        return {one.name: (one.nbytes, one.waits) for one in every}
+
+    moved = {
+        "rows sent": (rows, False),
+        "rows returned": (rows, False),
+        "row weights": (4 * LENGTH * MIXTRAL.experts_per_token, False),
+    }
+    counted = {"rows counted": (8 * MIXTRAL.experts, True)}
+    assert sent(four.forward) == moved | counted
+    assert sent(four.backward) == moved
+    again = {way: set(sent(four.again(way))) for way in Recompute}
+    assert again[Recompute.SELECTIVE] == set()
+    assert again[Recompute.MLP] == {"rows sent", "row weights"}
+    assert again[Recompute.FULL] == {"rows sent", "row weights", "rows counted"}
+    assert not sent((*one.forward, *one.backward))
+
+
+def test_what_comes_from_other_ranks_is_kept_unless_it_is_sent_again() -> None:
+    one, four = spread(1), spread(4)
+    rows = LENGTH * MIXTRAL.experts_per_token
+    places, came = 8 * rows, 2 * rows * MIXTRAL.hidden
+    added = {way: four.kept(way) - one.kept(way) for way in Recompute}
+    assert added == {
+        Recompute.NONE: came + places,
+        Recompute.SELECTIVE: came + places,
+        Recompute.MLP: places,
+        Recompute.FULL: 0,
+    }
+    assert {way for way in Recompute if four.varies(way)} == {Recompute.NONE, Recompute.SELECTIVE}
+    assert not any(one.varies(way) for way in Recompute)
+
+
+def test_a_pass_has_room_for_more_rows_than_an_equal_share() -> None:
+    one, four = spread(1), spread(4)
+    rows = 2 * LENGTH * MIXTRAL.experts_per_token
+    more = (2 * MIXTRAL.hidden + 3 * MIXTRAL.ffn) * rows // 4
+    assert four.forward_workspace == one.forward_workspace + more
