@@ -172,10 +172,9 @@ def places_bytes(shape: RankShape) -> int:
     return 8 * shape.tokens * shape.model.experts_per_token if shape.spreads_experts else 0
 
 
-# Rows beyond an equal share for which a rank has room. Tokens choose unevenly. Switch Transformers
-# give each expert room for a quarter more than its share, of which routers with a balance loss
-# leave less than 1% of tokens out (Fedus et al. 2021, section 2.2). A rank has several experts,
-# which are more even together than one.
+# Rows beyond an equal share for which a rank has room. Tokens choose unevenly, by how much nobody
+# knows before. Switch Transformers train with room for a quarter more in each expert (a capacity
+# factor of 1.25; Fedus et al. 2021, arXiv 2101.03961). A rank's experts are more even than one.
 UNEVEN = 0.25
 
 

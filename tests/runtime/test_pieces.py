@@ -264,8 +264,8 @@ def test_spread_experts_are_stored_once_and_lie_as_in_the_model(
         assert rows.part.elements == kind.owned(dp if zero else 1)
         owned = [box for _, _, boxes in rows.state for box in boxes]
         for box in owned:  # it lies in the part as in the layer
-            ((_, own),) = rows.part.within(box.in_part)
-            assert own == range(box.start, box.start + box.count)
+            ((_, there),) = rows.part.within(box.in_part)
+            assert there == range(box.start, box.start + box.count)
         cells = {cell for own in rows.part.ranges for _, cell in _cells(rows, own.tensors)}
         columns = {column // 24 for name, _, column in cells if name == EXPERTS.name}
         assert columns <= {*range(data % ep * 8 // ep, (data % ep + 1) * 8 // ep)}
