@@ -65,7 +65,7 @@ def expert_parallel_refusal(ways: object, model: ModelSpec, tool: str) -> str | 
     """Why experts are not spread over so many ranks by `tool`; None: they may be."""
     if str(ways) == "1" or (model.experts and tool in (*WITH_EXPERTS, "native")):
         return None
-    if tool == "native":
+    if not model.experts:
         return (
             f"ep {ways}: {model.name} has no experts to spread over ranks; leave ep out, or plan "
             "a model with `experts`"

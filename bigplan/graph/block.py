@@ -16,18 +16,17 @@ from bigplan.graph.attention import (
 from bigplan.graph.eight_bits import cast_bytes, casts, name_of_cast
 from bigplan.graph.experts import (
     SENT,
+    arriving_bytes,
     backward_workspace,
+    brought_again,
     combining,
-    counted,
     exchanged,
     grouped_product,
     inner_bytes,
     kept_rows,
     largest_bytes,
-    places_bytes,
     routing,
     row_bytes,
-    uneven_bytes,
     weighting,
 )
 from bigplan.graph.four_bits import unpacked_bytes, unpacking
@@ -58,6 +57,7 @@ from bigplan.graph.shared import (
     shared_inner_bytes,
     shared_workspace,
 )
+from bigplan.graph.spread import counted, places_bytes
 from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_SUM, SHARED_UP
 from bigplan.spec.step import LayerStep, StepOp, StepValue
@@ -130,14 +130,14 @@ def block(shape: RankShape) -> LayerKind:
         boundary=shape.hidden,
         reruns=_reruns(shape, saved, linear, inner, forward),
         forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
-        + uneven_bytes(shape)
+        + arriving_bytes(shape)
         + widened_bytes(shape) // 2
         + forward_bytes(shape)
         + exchange_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[0],
         backward_workspace=_backward_workspace(shape, trained, saved)
-        + uneven_bytes(shape)
+        + arriving_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[1],
         chained=_chained(shape),
@@ -195,7 +195,7 @@ def _reruns(
     wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
     widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
     widened = sum(kept[value] for step in widening for value in step.gives if value in kept)
-    gathered = (*_into_mlp(shape, "mlp input"), *exchanged(shape)[:1])
+    gathered = (*_into_mlp(shape, "mlp input"), *brought_again(shape))
     # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
     again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
     widened -= sum(map(shape.activation_shape.nbytes, _read_again(steps, widening, kept)))
@@ -210,8 +210,7 @@ def _reruns(
     if all(op.name != "mlp down" for op in left_out):
         summed += _out_of_mlp(shape, "mlp output")
     exchanged_again = (*exchanges(shape), *wide_norms(shape))
-    kept_in_full = shape.hidden + places_bytes(shape)
-    full = Rerun(kept_in_full, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
+    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 

@@ -11,6 +11,7 @@ sorted there by expert, gate and up are one grouped product, and rows come back 
 
 from __future__ import annotations
 
+from bigplan.graph import spread
 from bigplan.graph.graph import Tensor
 from bigplan.graph.operators import Collective, Gemm, Stream
 from bigplan.graph.shape import RankShape
@@ -72,9 +73,11 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     """
     rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
     chosen, launches = _choosing(shape)
-    there, back = 2 * rows + _sorted(shape), _summed(shape, both=True) + 2 * rows
-    if shape.spreads_experts:  # which keeps its rows, or has them sent again
-        back = _summed(shape, both=True) + _sorted(shape)
+    hidden = shape.routed_hidden
+    there, back = 2 * rows, _summed(shape, hidden, both=True) + 2 * rows
+    if shape.spreads_experts:  # tokens are copied for ranks and added up by them besides
+        came = spread.came_bytes(shape)
+        there, back = there + 2 * came, _summed(shape, came, both=True) + 2 * rows + came + hidden
     if shape.dispatched:
         there = back = rows + shape.routed_hidden + _sorted(shape)
     return (
@@ -102,9 +105,11 @@ def _choosing(shape: RankShape) -> tuple[int, int]:
 
 def combining(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """Adding up the rows of a token, and copying the gradient of their sum to all of them."""
-    summed, copied, made = _summed(shape), 2 * row_bytes(shape), shape.generated
+    hidden, copied, made = shape.routed_hidden, 2 * row_bytes(shape), shape.generated
+    summed = _summed(shape, hidden)
     if shape.spreads_experts:
-        summed, copied = (nbytes + _sorted(shape) for nbytes in (summed, copied))
+        came = spread.came_bytes(shape)
+        summed, copied = _summed(shape, came) + came + hidden, copied + 2 * came
     if shape.dispatched:
         summed = copied = row_bytes(shape) + shape.routed_hidden + _sorted(shape)
     return (
@@ -124,63 +129,55 @@ def exchanged(shape: RankShape) -> tuple[Collective, ...]:
 
     Experts are equally busy, so that as many rows come to a rank as it sends.
     """
-    if shape.strategy.ep == 1 or not shape.model.experts:
+    if shape.spreads_experts:
+        return (*spread.brought(shape), *spread.returned(shape))
+    if not shape.dispatched or shape.strategy.ep == 1:
         return ()
     rows, each = row_bytes(shape), shape.model.experts_per_token
     names = (SENT, "returned")
     return tuple(Collective(f"rows {name}", "all_to_all", rows, rows=each) for name in names)
 
 
-def counted(shape: RankShape) -> tuple[Collective, ...]:
-    """How many rows each rank sends for each expert: an 8-byte number, which the host waits for.
-
-    An all-to-all of torch takes its sizes from the host. The backward has the forward's.
-    """
-    if not shape.spreads_experts:
-        return ()
-    numbers = 8 * shape.model.experts
-    return (Collective("rows counted", "all_to_all", numbers, rows=1, waits=True),)
+def brought_again(shape: RankShape) -> tuple[Collective, ...]:
+    """What comes again before the products of rows run again."""
+    return spread.brought(shape) if shape.spreads_experts else exchanged(shape)[:1]
 
 
 def kept_rows(shape: RankShape) -> int:
-    """Bytes of rows kept for the backward: those that came from other ranks, where others have any.
+    """Bytes kept for the backward of what came from other ranks, where others have any experts.
 
-    The native backward copies its own rows again. Those of other ranks it keeps, with their places.
+    The native backward copies rows again, out of tokens.
     """
     if shape.spreads_experts:
-        return row_bytes(shape) + places_bytes(shape)
+        return spread.came_bytes(shape) + spread.places_bytes(shape)
     return row_bytes(shape) if shape.dispatched else 0
 
 
-def places_bytes(shape: RankShape) -> int:
-    """Bytes of where rows that came from other ranks lie, kept whatever is recomputed."""
-    return 8 * shape.tokens * shape.model.experts_per_token if shape.spreads_experts else 0
-
-
-# Rows beyond an equal share for which a rank has room. Tokens choose unevenly. Switch Transformers
-# give each expert room for a quarter more than its share, of which routers with a balance loss
-# leave less than 1% of tokens out (Fedus et al. 2021, section 2.2). A rank has several experts,
-# which are more even together than one.
+# Rows beyond an equal share for which a rank has room. Tokens choose unevenly, by how much nobody
+# knows before. Switch Transformers train with room for a quarter more in each expert (a capacity
+# factor of 1.25; Fedus et al. 2021, arXiv 2101.03961). A rank's experts are more even than one.
 UNEVEN = 0.25
 
 
-def uneven_bytes(shape: RankShape) -> int:
-    """Bytes of a pass for the rows beyond an equal share, where ranks send each other rows.
+def arriving_bytes(shape: RankShape) -> int:
+    """Bytes that a pass has besides, where ranks send each other tokens.
 
-    A pass has the rows that came and what experts give of them, and gate, up and inner values.
+    These are the tokens that come, and what experts give of them; and room for more rows than an
+    equal share, of which a pass has what products read and give, gate, up and inner values.
     """
     if not shape.spreads_experts:
         return 0
-    return int(UNEVEN * (2 * row_bytes(shape) + 3 * inner_bytes(shape)))
+    came = 2 * spread.came_bytes(shape)
+    return came + int(UNEVEN * (came + 2 * row_bytes(shape) + 3 * inner_bytes(shape)))
 
 
-def _summed(shape: RankShape, *, both: bool = False) -> int:
-    """Bytes of adding up rows by token; `both`: those of two values.
+def _summed(shape: RankShape, tokens: int, *, both: bool = False) -> int:
+    """Bytes of adding up rows as so many bytes of tokens; `both`: rows of two values.
 
     Torch's operators add the two first, and copy rows into the order of tokens before they are
     added up.
     """
-    rows, tokens = row_bytes(shape), shape.routed_hidden
+    rows = row_bytes(shape)
     if shape.generated:
         return (1 + both) * rows + tokens
     return 3 * both * rows + 3 * rows + tokens

@@ -18,6 +18,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.first_values import FirstValues, rows_to_make
 from bigplan.runtime.memory import Key
+from bigplan.runtime.pieces import merged
 from bigplan.runtime.slab import align_up, aligned_empty
 
 
@@ -77,7 +78,9 @@ def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
                 state = state_place[: sizes.state * elements].view(torch.float32).view(-1, elements)
                 state.zero_()
                 if sizes.master:
-                    masters = [_StoredRange(box.start, state[-1][box.in_piece]) for box in boxes]
+                    masters = [
+                        _StoredRange(box.start, state[-1][box.in_piece]) for box in merged(boxes)
+                    ]
                     made = [master.elements for master in masters]
                     fill(made, [*masters, *parameters])
                     left = list(without(left, made))

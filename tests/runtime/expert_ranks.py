@@ -5,10 +5,10 @@ from __future__ import annotations
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import Placement, Tier
+from bigplan.placement import Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from tests.runtime.masked import masked_training
-from tests.runtime.plans import placed, plan_of, tiny_model
+from tests.runtime.plans import plan_of, tiny_model
 from tests.runtime.sharded_ranks import (
     EXPERTS,
     MASKED,
@@ -26,13 +26,8 @@ def layouts(ranks: int) -> list[Strategy]:
     if ranks == 2:
         return whole
     some = [Strategy(dp=4, ep=2, zero=zero) for zero in range(4)]
-    return [
-        *some,
-        whole[0],
-        whole[3],
-        Strategy(dp=2, ep=2, pp=2),
-        Strategy(dp=2, ep=2, pp=2, zero=1),
-    ]
+    piped = [Strategy(dp=2, ep=2, pp=2, zero=zero) for zero in (0, 1)]
+    return [*some, whole[0], whole[3], *piped]
 
 
 def spread(zero: int) -> Placement:
@@ -52,7 +47,7 @@ def spread(zero: int) -> Placement:
             "streamed": 0.5,
         }
     )
-    return placed(chunk=5_000, **kinds)
+    return everywhere.model_copy(update={"stages": (StagePlacement(kinds=kinds),)})
 
 
 def expert_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.content import Content, Holds
-from bigplan.graph.graph import LayerKind, Recompute
+from bigplan.graph.graph import LayerKind, Recompute, Tensor
 from bigplan.graph.shape import local_tensor
+from bigplan.graph.strategy import Strategy
 from bigplan.placement import IN_CHUNKS, LayerPlacement, Share, Tier, pieces
+from bigplan.ranks import Coordinates
 from bigplan.rectangle import Rectangle, all_of, held
 from bigplan.runtime.pieces import Box, LayerRows, Owner
 from bigplan.spec.step import Parameter, Split
@@ -228,3 +232,50 @@ def test_words_fill_up_and_few_heads_are_repeated() -> None:
         *[Rectangle("keys", 0, 3, 0, 2)] * 2,
         *[Rectangle("keys", 3, 6, 0, 2)] * 2,
     ]
+
+
+EXPERTS = Parameter("experts.up_proj.weight", (16 * 8, 24), "rows", True, experts=8)
+REST = (
+    Parameter("router.weight", (8, 24), "replicated", True),
+    Parameter("n", (24,), "rows", False),
+)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize(("dp", "ep"), [(2, 2), (4, 2), (8, 4), (8, 8)])
+def test_spread_experts_are_stored_once_and_lie_as_in_the_model(
+    dp: int, ep: int, zero: int
+) -> None:
+    parameters = (EXPERTS, *REST)
+    local = Tensor(EXPERTS.name, *EXPERTS.local(1, ep), experts=8 // ep)
+    kind = replace(
+        _kind(REST),
+        tensors=(local, *(Tensor(p.name, *p.matrix) for p in REST)),
+        whole_experts=local.elements,
+        ep=ep,
+    )
+    strategy, counted = Strategy(dp=dp, ep=ep, zero=zero), Counter[Cell]()
+    fractions = dict(zip(Share, (0.3, 0.2, 0.3, 0.2), strict=True))
+    placement = LayerPlacement(Tier.GPU, Tier.GPU, Recompute.NONE, Tier.GPU, fractions)
+    counts = dict.fromkeys(IN_CHUNKS, 3)
+    for data in range(dp):
+        owner = Owner.of(Coordinates(0, data, 0), strategy)
+        rows = LayerRows.of(kind, parameters, placement, counts, owner)
+        assert rows.part.elements == kind.owned(dp if zero else 1)
+        owned = [box for _, _, boxes in rows.state for box in boxes]
+        for box in owned:  # it lies in the part as in the layer
+            ((_, there),) = rows.part.within(box.in_part)
+            assert there == range(box.start, box.start + box.count)
+        cells = {cell for own in rows.part.ranges for _, cell in _cells(rows, own.tensors)}
+        columns = {column // 24 for name, _, column in cells if name == EXPERTS.name}
+        assert columns <= {*range(data % ep * 8 // ep, (data % ep + 1) * 8 // ep)}
+        for own in rows.part.ranges:
+            among = _cells(rows, own.tensors)
+            counted.update(cell for element, cell in among if rows.part.stores(element))
+    every = {
+        (p.name, row, column)
+        for p in parameters
+        for row in range(p.matrix[0])
+        for column in range(p.matrix[1])
+    }
+    assert counted == dict.fromkeys(every, 1)
