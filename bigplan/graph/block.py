@@ -18,6 +18,7 @@ from bigplan.graph.experts import (
     SENT,
     backward_workspace,
     combining,
+    counted,
     exchanged,
     grouped_product,
     inner_bytes,
@@ -25,6 +26,7 @@ from bigplan.graph.experts import (
     largest_bytes,
     routing,
     row_bytes,
+    uneven_bytes,
     weighting,
 )
 from bigplan.graph.four_bits import unpacked_bytes, unpacking
@@ -109,6 +111,7 @@ def block(shape: RankShape) -> LayerKind:
             *_into_mlp(shape, "mlp input"),
             *shape.out_of_matrix("attention output"),
             *_out_of_mlp(shape, "mlp output"),
+            *counted(shape),
             *exchanged(shape),
             *wide_norms(shape),
         ),
@@ -126,12 +129,14 @@ def block(shape: RankShape) -> LayerKind:
         boundary=shape.hidden,
         reruns=_reruns(shape, saved, linear, inner, forward),
         forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
+        + uneven_bytes(shape)
         + widened_bytes(shape) // 2
         + forward_bytes(shape)
         + exchange_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[0],
         backward_workspace=_backward_workspace(shape, trained, saved)
+        + uneven_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[1],
         chained=_chained(shape),
@@ -139,7 +144,12 @@ def block(shape: RankShape) -> LayerKind:
         frozen=shape.frozen,
         adapters=adapters,
         waits=any(isinstance(product, Gemm) and product.apart for product in linear),
-        whole_experts=sum(t.elements for t in tensors if t.experts and shape.dispatched),
+        whole_experts=(
+            sum(t.elements for t in tensors if t.experts)
+            if shape.dispatched or shape.spreads_experts
+            else 0
+        ),
+        ep=shape.strategy.ep if shape.spreads_experts else 1,
     )
 
 
@@ -188,6 +198,8 @@ def _reruns(
     # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
     again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
     widened -= sum(map(shape.activation_shape.nbytes, _read_again(steps, widening, kept)))
+    if shape.spreads_experts:
+        widened += kept_rows(shape)
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
     left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
@@ -197,7 +209,7 @@ def _reruns(
     if all(op.name != "mlp down" for op in left_out):
         summed += _out_of_mlp(shape, "mlp output")
     exchanged_again = (*exchanges(shape), *wide_norms(shape))
-    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *gathered))
+    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 

@@ -59,7 +59,7 @@ def grouped_product(shape: RankShape, step: LayerStep, *, fp8: bool = False) -> 
         given.columns(shape.tp) // given.each,
         read.columns(shape.tp) // read.each,
         count=len(step.gives),
-        groups=shape.model.experts,
+        groups=shape.experts,
         apart=not shape.grouped_kernels,
     )
 
@@ -72,7 +72,9 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     """
     rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
     chosen, launches = _choosing(shape)
-    there, back = 2 * rows, _summed(shape, both=True) + 2 * rows
+    there, back = 2 * rows + _sorted(shape), _summed(shape, both=True) + 2 * rows
+    if shape.spreads_experts:
+        back += _sorted(shape)
     if shape.dispatched:
         there = back = rows + shape.routed_hidden + _sorted(shape)
     return (
@@ -101,6 +103,8 @@ def _choosing(shape: RankShape) -> tuple[int, int]:
 def combining(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """Adding up the rows of a token, and copying the gradient of their sum to all of them."""
     summed, copied, made = _summed(shape), 2 * row_bytes(shape), shape.generated
+    if shape.spreads_experts:
+        summed, copied = (nbytes + _sorted(shape) for nbytes in (summed, copied))
     if shape.dispatched:
         summed = copied = row_bytes(shape) + shape.routed_hidden + _sorted(shape)
     return (
@@ -120,11 +124,22 @@ def exchanged(shape: RankShape) -> tuple[Collective, ...]:
 
     Experts are equally busy, so that as many rows come to a rank as it sends.
     """
-    if not shape.dispatched or shape.strategy.ep == 1:
+    if shape.strategy.ep == 1 or not shape.model.experts:
         return ()
     rows, each = row_bytes(shape), shape.model.experts_per_token
     names = (SENT, "returned")
     return tuple(Collective(f"rows {name}", "all_to_all", rows, rows=each) for name in names)
+
+
+def counted(shape: RankShape) -> tuple[Collective, ...]:
+    """How many rows each rank sends for each expert: an 8-byte number, which the host waits for.
+
+    An all-to-all of torch takes its sizes from the host. The backward has the forward's.
+    """
+    if not shape.spreads_experts:
+        return ()
+    numbers = 8 * shape.model.experts
+    return (Collective("rows counted", "all_to_all", numbers, rows=1, waits=True),)
 
 
 def kept_rows(shape: RankShape) -> int:
@@ -132,7 +147,24 @@ def kept_rows(shape: RankShape) -> int:
 
     The native backward copies its own rows again.
     """
-    return row_bytes(shape) if shape.dispatched else 0
+    return row_bytes(shape) if shape.dispatched or shape.spreads_experts else 0
+
+
+# Rows beyond an equal share for which a rank has room. Tokens choose unevenly. Switch Transformers
+# give each expert room for a quarter more than its share, of which routers with a balance loss
+# leave less than 1% of tokens out (Fedus et al. 2021, section 2.2). A rank has several experts,
+# which are more even together than one.
+UNEVEN = 0.25
+
+
+def uneven_bytes(shape: RankShape) -> int:
+    """Bytes of a pass for the rows beyond an equal share, where ranks send each other rows.
+
+    A pass has the rows that came and what experts give of them, and gate, up and inner values.
+    """
+    if not shape.spreads_experts:
+        return 0
+    return int(UNEVEN * (2 * row_bytes(shape) + 3 * inner_bytes(shape)))
 
 
 def _summed(shape: RankShape, *, both: bool = False) -> int:

@@ -232,7 +232,7 @@ def leaving(weight: Tensor, experts: int) -> Tensor:
 
 def grouped(rows: Tensor, factors: Tensor, ends: Tensor) -> Tensor:
     """Each expert's rows [rows, in] by its factor of [experts, in, out]: [rows, out]."""
-    if _has_kernel(rows, factors, factors.shape[1:], len(ends)):
+    if len(rows) and _has_kernel(rows, factors, factors.shape[1:], len(ends)):
         return F.grouped_mm(rows, factors, offs=ends)
     found = rows.new_empty(len(rows), factors.shape[-1])
     for expert, mine in _slices(ends):
@@ -255,7 +255,8 @@ def add_grouped(
     others' are, or to a total in 16 bits afterwards.
     """
     places, (gradient, rows) = leaving(total, len(ends)), factors
-    if _has_kernel(gradient, rows, (gradient.shape[1], rows.shape[1]), len(ends)):
+    widths = gradient.shape[1], rows.shape[1]
+    if len(rows) and _has_kernel(gradient, rows, widths, len(ends)):
         by(places, F.grouped_mm(gradient.T, rows, offs=ends), fresh=fresh)
         return
     for expert, mine in _slices(ends):

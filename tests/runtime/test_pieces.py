@@ -63,11 +63,12 @@ def test_ranks_and_pieces_partition_the_layer(layout: Layout) -> None:
     assert sorted(found) == list(range(kind.parameters))
     for rank, rows in enumerate(every):
         assert rows.part.elements == kind.owned(len(every))
-        assert rows.part.first == rank * rows.part.elements
-        assert sum(len(_elements(boxes)) for _, _, boxes in rows.state) == rows.part.real
+        (own,) = rows.part.ranges
+        assert own.first == rank * rows.part.elements
+        assert sum(len(_elements(boxes)) for _, _, boxes in rows.state) == own.real
         for share, chunks in rows.chunks.items():
             for box in sum(chunks, ()):
-                assert box.owned == box.start - rows.part.first
+                assert box.owned == box.start - own.first
                 assert set(range(rows.part.elements)[box.in_part]) <= set(cut[share])
 
 
@@ -182,12 +183,13 @@ def test_ranks_hold_every_element_of_the_model_as_often_as_it_is_repeated(
     for tensor in range(tp):
         for rank in range(ranks):
             rows = _rows(parameters, Owner(rank, ranks, tensor, tp))
-            cells = list(_cells(rows, rows.part.tensors))
+            (own,) = rows.part.ranges
+            cells = list(_cells(rows, own.tensors))
             found.update(cell for _, cell in cells)
-            counted.update(cell for element, cell in cells if element in rows.part.stored)
+            counted.update(cell for element, cell in cells if rows.part.stores(element))
             assert [i for i, _ in cells] == sorted({i for i, _ in cells})
-            filling = [i for part in rows.filling(rows.part.tensors) for i in part]
-            assert sorted([*filling, *(i for i, _ in cells)]) == list(rows.part.tensors)
+            filling = [i for part in rows.filling(own.tensors) for i in part]
+            assert sorted([*filling, *(i for i, _ in cells)]) == list(own.tensors)
     every = {
         (p.name, row, column): p.holders(tp)
         for p in parameters
@@ -204,9 +206,10 @@ def test_any_elements_are_the_rectangles_of_the_whole_layer_among_them(
 ) -> None:
     parameters, tp, _ = layer
     rows = _rows(parameters, Owner(tensor=data.draw(st.integers(0, tp - 1)), tp=tp))
-    everything = range(rows.part.real)
-    start = data.draw(st.integers(0, rows.part.real))
-    part = range(start, data.draw(st.integers(start, rows.part.real)))
+    (own,) = rows.part.ranges
+    everything = range(own.real)
+    start = data.draw(st.integers(0, own.real))
+    part = range(start, data.draw(st.integers(start, own.real)))
     among = [(i, cell) for i, cell in _cells(rows, everything) if i in part]
     assert list(_cells(rows, part)) == among
 
