@@ -1,13 +1,19 @@
 """Rows of models with experts: which model it is, and how its tokens reach the experts.
 
-A row names the model, and a shipped one of that name has what the table has no columns for. Experts
-are whole on their ranks, as the sources say: Megatron-Bridge's performance configurations of Qwen3
+A row names the model, and a shipped one of that name has what the table has no columns for, its
+latent attention, shared experts and first blocks without experts among it. Runs of DeepSeek-V3
+count a layer that predicts a second token (MTP) as one block more, unless the name says that there
+is none: Megatron-Bridge's recipes have it, and by the table's FLOPs a token (260 GFLOP, without
+250) so have runs that say nothing. Its second product with the vocabulary is left out. Experts are
+whole on their ranks, as the sources say: Megatron-Bridge's performance configurations of Qwen3
 have `expert_tensor_parallel_size` 1, the table of Megatron-Core's model zoo has ETP 1. Tokens are
 sent as the notes say, else as those configurations do, whatever the release:
 
     Megatron-Bridge   qwen3_workload_base_configs.py (01b2977): once to each node and rank (DeepEP,
                       HybridEP); Qwen3 235B on B200 and B300 by all-to-all, on H100 also beside
-                      compute (moe_a2a_overlap)
+                      compute (moe_a2a_overlap). deepseek_workload_base_configs.py (0426418):
+                      DeepSeek-V3 once to each node and rank, in MXFP8 beside compute; so on H100,
+                      by deepseek_llm_pretrain.py (0132842)
     model zoo         best-practice/qwen3/run_235b.sh: beside compute (A2A_OVERLAP) on the branch
                       `moe_dev`
     others            by all-to-all, while compute waits: Megatron Core's default
@@ -27,6 +33,11 @@ from bigplan.validate.frameworks import framework_of
 from bigplan.validate.rows import PublishedRow
 
 STATED = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim")
+# What tables call shipped models, by the start of the name; the rest says which run it was.
+DEEPSEEK = "deepseek-v3"
+CALLED = {"deepseekv3": DEEPSEEK, "deepseekv2": "deepseek-v2"}
+NO_SECOND = "w/o MTP"  # in a row's model: nothing predicts a second token
+CUT = " cut to "  # in a row's model: fewer blocks than the model has, of which `layers` tells
 ALL_TO_ALL = ("B200", "B300", "H100")  # GPUs on which Qwen3 235B is sent so
 BESIDE = ("H100",)
 # In a row's notes: modules run again that are this project's selective recomputation.
@@ -38,13 +49,12 @@ def experts_refusal(row: PublishedRow) -> str | None:
     ep = row.ep or 1
     if not row.moe:
         return "expert parallelism needs a model with experts" if ep > 1 else None
-    if "MLA" in row.moe:
-        return "latent attention (MLA) and shared experts are not planned"
     if framework_of(row.framework, row.gpu).behaviour.name != MEGATRON_CORE.name:
         return "how frameworks other than Megatron Core run experts is not modelled"
     if _name(row) not in list_models() or not (model := find_model(_name(row))).experts:
         return "its experts are not those of a shipped model"
-    unlike = [key for key in STATED if getattr(row, key) not in (None, getattr(model, key))]
+    stated = STATED[1:] if CUT in row.model_name else STATED
+    unlike = [key for key in stated if getattr(row, key) not in (None, getattr(model, key))]
     if unlike:
         return f"{' and '.join(unlike)} differ from those of the shipped {model.name}"
     ranks = (row.n_gpus or 1) // (row.pp or 1)
@@ -55,19 +65,24 @@ def experts_refusal(row: PublishedRow) -> str | None:
 
 def expert_model(row: PublishedRow, vocab: int) -> ModelSpec:
     """The shipped model that the row names, with as many words."""
-    length = {"max_sequence_length": row.seq_len, "vocab": vocab}
-    return find_model(_name(row)).model_copy(update=length)
+    model = find_model(_name(row))
+    layers = row.layers if CUT in row.model_name and row.layers else model.layers
+    layers += model.name == DEEPSEEK and NO_SECOND not in row.model_name
+    changed = {"max_sequence_length": row.seq_len, "vocab": vocab, "layers": layers}
+    return model.model_copy(update=changed)
 
 
 def dispatching(row: PublishedRow, framework: Framework) -> Framework:
     """The framework with the way in which the row's tokens reach their experts."""
     once, beside = "DeepEP" in row.notes, "moe_dev" in row.framework
     if "Megatron-Bridge" in row.framework:
-        large = "235b" in _name(row)
+        large, deepseek = "235b" in _name(row), _name(row) == DEEPSEEK
         once = not (large and row.gpu.startswith(ALL_TO_ALL))
-        beside = large and row.gpu.startswith(BESIDE)
+        beside = (large or deepseek) and row.gpu.startswith(BESIDE)
+        beside = beside or (deepseek and row.precision == "fp8")
     return replace(framework, dispatches_once=once, dispatches_beside=beside)
 
 
 def _name(row: PublishedRow) -> str:
-    return re.sub(r"[\s_]+", "-", row.model_name.strip().lower())
+    name = re.sub(r"[\s_]+", "-", row.model_name.strip().lower())
+    return next((full for start, full in CALLED.items() if name.startswith(start)), name)

@@ -127,3 +127,14 @@ def test_collectives_are_those_of_a_dense_block() -> None:
     # The router is one more tensor whose gradients ranks sum.
     (held,) = (kind.repeated.values() for kind in [block(shape(tp=4))])
     assert sum(map(len, held)) == 2 * MIXTRAL.hidden + 8 * MIXTRAL.hidden
+
+
+def test_whole_experts_leave_a_shared_mlp_its_collectives() -> None:
+    """Ranks that have whole experts exchange rows; the MLP beside them is split as ever."""
+    whole = replace(shape(find_model("deepseek-v2-lite"), tp=2), dispatched=True)
+    forward = [c.name for c in block(whole).forward if isinstance(c, Collective)]
+    assert [name for name in forward if "shared" in name] == [
+        "shared input gather",
+        "shared output sum",
+    ]
+    assert not any("mlp" in name for name in forward)
