@@ -9,11 +9,12 @@ whole on their ranks, as the sources say: Megatron-Bridge's performance configur
 have `expert_tensor_parallel_size` 1, the table of Megatron-Core's model zoo has ETP 1. Tokens are
 sent as the notes say, else as those configurations do, whatever the release:
 
-    Megatron-Bridge   qwen3_workload_base_configs.py (01b2977): once to each node and rank (DeepEP,
-                      HybridEP); Qwen3 235B on B200 and B300 by all-to-all, on H100 also beside
-                      compute (moe_a2a_overlap). deepseek_workload_base_configs.py (0426418):
-                      DeepSeek-V3 once to each node and rank, in MXFP8 beside compute; so on H100,
-                      by deepseek_llm_pretrain.py (0132842)
+    Megatron-Bridge   `CONFIGURED`, by its scripts/performance/configs: Qwen3 as in
+                      qwen3_workload_base_configs.py (01b2977), DeepSeek-V3 in
+                      deepseek_workload_base_configs.py (0426418), on H100 as in
+                      deepseek_llm_pretrain.py (0132842), GPT-OSS as the configurations V2 of
+                      gpt_oss_workload_base_configs.py (07eea52). Where these have DeepEP or
+                      HybridEP, once to each node and rank; with moe_a2a_overlap beside compute
     model zoo         best-practice/qwen3/run_235b.sh: beside compute (A2A_OVERLAP) on the branch
                       `moe_dev`
     others            by all-to-all, while compute waits: Megatron Core's default
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import NamedTuple
 
 from bigplan.cost.framework import MEGATRON_CORE, Framework
 from bigplan.spec.catalog import find_model, list_models
@@ -38,8 +40,36 @@ DEEPSEEK = "deepseek-v3"
 CALLED = {"deepseekv3": DEEPSEEK, "deepseekv2": "deepseek-v2"}
 NO_SECOND = "w/o MTP"  # in a row's model: nothing predicts a second token
 CUT = " cut to "  # in a row's model: fewer blocks than the model has, of which `layers` tells
-ALL_TO_ALL = ("B200", "B300", "H100")  # GPUs on which Qwen3 235B is sent so
-BESIDE = ("H100",)
+
+
+class _Way(NamedTuple):
+    """How Megatron-Bridge sends tokens of a model on these GPUs, all where none is named."""
+
+    model: str
+    gpus: tuple[str, ...]
+    precision: str | None  # None: in any
+    once: bool
+    beside: bool
+
+    def of(self, row: PublishedRow) -> bool:
+        """Whether the row is such a run."""
+        there = not self.gpus or row.gpu.startswith(self.gpus)
+        precise = self.precision in (None, row.precision or "bf16")
+        return there and precise and _name(row) == self.model
+
+
+# The first that a row is one of counts; others are sent once, while compute waits.
+CONFIGURED = (
+    _Way("qwen3-235b-a22b", ("H100",), None, once=False, beside=True),
+    _Way("qwen3-235b-a22b", ("B200", "B300"), None, once=False, beside=False),
+    _Way(DEEPSEEK, ("H100",), None, once=True, beside=True),
+    _Way(DEEPSEEK, (), "fp8", once=True, beside=True),
+    _Way("gpt-oss-120b", ("B200", "H100"), None, once=False, beside=False),
+    _Way("gpt-oss-120b", ("B300",), "bf16", once=True, beside=False),
+    _Way("gpt-oss-120b", ("GB200",), "bf16", once=False, beside=True),
+    _Way("gpt-oss-120b", ("GB300",), "bf16", once=False, beside=False),
+    _Way("gpt-oss-120b", (), "fp8", once=True, beside=True),
+)
 # In a row's notes: modules run again that are this project's selective recomputation.
 CHEAP_AGAIN = "recompute modules: norm, act"
 
@@ -76,10 +106,8 @@ def dispatching(row: PublishedRow, framework: Framework) -> Framework:
     """The framework with the way in which the row's tokens reach their experts."""
     once, beside = "DeepEP" in row.notes, "moe_dev" in row.framework
     if "Megatron-Bridge" in row.framework:
-        large, deepseek = "235b" in _name(row), _name(row) == DEEPSEEK
-        once = not (large and row.gpu.startswith(ALL_TO_ALL))
-        beside = (large or deepseek) and row.gpu.startswith(BESIDE)
-        beside = beside or (deepseek and row.precision == "fp8")
+        found = (way for way in CONFIGURED if way.of(row))
+        once, beside = next(((way.once, way.beside) for way in found), (True, False))
     return replace(framework, dispatches_once=once, dispatches_beside=beside)
 
 

@@ -154,9 +154,7 @@ def _megatron_trains(model: ModelSpec, training: Training) -> str | None:
         )
     scaling = model.rope_scaling
     if scaling is not None and (model.latent_attention is None or not _has_yarn(scaling)):
-        return (
-            f"bigplan writes no {scaling.name} scaling of rotary angles for Megatron-LM"
-        )
+        return f"bigplan writes no {scaling.name} scaling of rotary angles for Megatron-LM"
     return _no_groups("Megatron-LM", training)
 
 
