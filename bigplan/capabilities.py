@@ -53,7 +53,7 @@ def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str |
         if key not in known and getattr(model, key) != usual[key].default
     ]
     if model.experts and tool not in WITH_EXPERTS:
-        others = "" if parts else " or megatron"
+        others = " or megatron" if set(parts) <= set(MEGATRON_PARTS) else ""
         return (
             "bigplan plans experts for its own runtime and for Megatron-LM alone, not for "
             f"{tool}: {model.name} has {model.experts} in each block; plan with --engine native"
