@@ -334,7 +334,7 @@ def test_a_token_comes_once_to_a_rank(several: tuple[int, int], each: int, seed:
         weights, places = experts.route(scores[place], each, normalised=False)
         dispatch = ExpertParallel(group).dispatch(places, count)
         x = torch.arange(5.0)[:, None] + 10.0 * place
-        tokens = dispatch.came(by, x, places)
+        tokens = dispatch.came(by, x)()
         here, ends = dispatch.here(places), [0, *dispatch.ends(places).tolist()]
         rows = by.sent(tokens, here)
         mine = [rows[a:b].flatten().tolist() for a, b in pairwise(ends)]
