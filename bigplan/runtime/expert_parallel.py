@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -36,8 +37,8 @@ class Dispatch(Protocol):
     def away(self) -> bool:
         """Whether tokens come from other ranks, so that it costs an exchange to have them again."""
 
-    def came(self, by: RowOperators, x: Tensor, places: Places) -> Tensor:
-        """The tokens that this rank's experts get, of those that ranks have: x [tokens, h]."""
+    def came(self, by: RowOperators, x: Tensor) -> Begun:
+        """Begin to bring the tokens that this rank's experts get, of ranks' x [tokens, h] each."""
 
     def here(self, places: Places) -> Places:
         """Where the rows of the tokens that came are."""
@@ -67,9 +68,9 @@ class Here:
     experts: int
     away: bool = False
 
-    def came(self, by: RowOperators, x: Tensor, places: Places) -> Tensor:
+    def came(self, by: RowOperators, x: Tensor) -> Begun:
         """As Dispatch."""
-        return x
+        return lambda: x
 
     def here(self, places: Places) -> Places:
         """As Dispatch."""
@@ -95,14 +96,15 @@ class Here:
         return values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Away:
     """Tokens are sent to the ranks of their experts."""
 
     group: RankGroup
     experts: int  # of this rank
     sent: Places  # of tokens as they are sent: of each choice, the first that is on its rank
-    arrived: Places  # of the rows of tokens that came
+    choices: Tensor  # int32 [., k]: experts of the tokens that came
+    rows: int  # of them
     out: Sequence[int]  # tokens for each rank
     into: Sequence[int]  # tokens of each rank
     away: bool = True
@@ -120,11 +122,16 @@ class Away:
         out, into = sizes[: group.size], sizes[group.size :]
         sent = Places(to, order[: sum(out)])
         theirs = group.exchanged_rows(chosen.index_select(0, sent.tokens), out, into)()
-        local = theirs - group.place * own
-        mine = local.masked_fill((local < 0) | (local >= own), own)
-        return cls(group, own, sent, Places(mine, in_order(mine)[:rows]), out, into)
+        return cls(group, own, sent, theirs, rows, out, into)
 
-    def came(self, by: RowOperators, x: Tensor, places: Places) -> Tensor:
+    @cached_property
+    def arrived(self) -> Places:
+        """Of the rows of tokens that came. Sorting them takes its time beside the tokens' way."""
+        local = self.choices - self.group.place * self.experts
+        mine = local.masked_fill((local < 0) | (local >= self.experts), self.experts)
+        return Places(mine, in_order(mine)[: self.rows])
+
+    def came(self, by: RowOperators, x: Tensor) -> Begun:
         """As Dispatch."""
         return self._there(by.sent(x, self.sent))
 
@@ -139,7 +146,7 @@ class Away:
     def weights(self, values: Tensor, places: Places) -> Tensor:
         """As Dispatch. All of a token's are sent, and those that belong here taken."""
         by_token = values[places.rows].view(places.chosen.shape)
-        return self._there(by_token[self.sent.tokens]).flatten()[self.arrived.order]
+        return self._there(by_token[self.sent.tokens])().flatten()[self.arrived.order]
 
     def combined(
         self, by: RowOperators, rows: Tensor, places: Places, beside: Tensor | None = None
@@ -155,8 +162,8 @@ class Away:
         back = self._back(by_choice.view(self.arrived.chosen.shape))()
         return experts.combined(back, self.sent).flatten()[places.order]
 
-    def _there(self, tokens: Tensor) -> Tensor:
-        return self.group.exchanged_rows(tokens, self.out, self.into)()
+    def _there(self, tokens: Tensor) -> Begun:
+        return self.group.exchanged_rows(tokens, self.out, self.into)
 
     def _back(self, tokens: Tensor) -> Begun:
         return self.group.exchanged_rows(tokens, self.into, self.out)

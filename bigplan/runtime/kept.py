@@ -170,14 +170,14 @@ class KeptActivations:
         def forget(x: Tensor, matrices: tuple[Tensor, Tensor], routed: Routed) -> None:
             (chosen, order), dispatch = routed.places, routed.dispatch
             whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
-            places = [self._pack(one) for one in (chosen, order)]
             tokens: Any = self._pack(whole)
             if dispatch.away:
-                tokens = _RecomputedTensor(partial(mixture.came, dispatch, by), [tokens, *places])
-                self._forget(routed.came, tokens)
+                again = _RecomputedTensor(partial(mixture.came, dispatch, by), [tokens])
+                self._forget(routed.came, again)
                 weights = partial(mixture.weights, dispatch)
                 self.forget(routed.weights, weights, routed.by_token, chosen, order)
-                tokens, places = self._pack(tokens), [self._pack(one) for one in (chosen, order)]
+                tokens = self._pack(again)
+            places = [self._pack(one) for one in (chosen, order)]
             rows = _RecomputedTensor(partial(mixture.sent, dispatch, by), [tokens, *places])
             given = partial(mixture.given, dispatch, opened)
             for output, matrix in zip((routed.gate, routed.up), matrices, strict=True):

@@ -105,9 +105,9 @@ def mlp(
     return _Closing.apply(there, x, inner, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
 
 
-def came(dispatch: Dispatch, operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
+def came(dispatch: Dispatch, operators: RowOperators, x: Tensor) -> Tensor:
     """The tokens [., h] that experts get, of all tokens x [..., h]."""
-    return dispatch.came(operators, x.flatten(0, -2), Places(*places))
+    return dispatch.came(operators, x.flatten(0, -2))()
 
 
 def sent(dispatch: Dispatch, operators: RowOperators, tokens: Tensor, *places: Tensor) -> Tensor:
@@ -154,8 +154,8 @@ class _Routed(Function):
         ctx.mark_non_differentiable(*places)
         dispatch = mixture.spread.dispatch(places, model.experts)
         ctx.passed, ctx.dispatch, ctx.shape = passed, dispatch, x.shape
-        by_row = dispatch.weights(by_token, places)
-        tokens = dispatch.came(mixture.rows, whole, places)
+        coming = dispatch.came(mixture.rows, whole)
+        by_row, tokens = dispatch.weights(by_token, places), coming()
         kept = None if mixture.frozen else x, tokens if dispatch.away else None
         ctx.save_for_backward(*kept, scores, *places, router, gate, up)
         rows = sent(dispatch, mixture.rows, tokens, *places)
@@ -309,6 +309,6 @@ def _returned(
     ends = passed.dispatch.ends(places)
     by = passed.mixture.rows
     gathered = passed.mixture.ranks.gather(by_output)().flatten(0, -2)
-    rows = sent(passed.dispatch, by, passed.dispatch.came(by, gathered, places), *places)
+    rows = sent(passed.dispatch, by, passed.dispatch.came(by, gathered)(), *places)
     factors = experts.entering(passed.mixture.open(down), len(ends))
     return rows, experts.grouped(rows, factors, ends), ends

@@ -15,6 +15,7 @@ from bigplan.runtime.group import Begun, RankGroup
 
 Result = TypeVar("Result")
 Called = tuple[str, int]  # a collective's pattern, and bytes of the whole tensor
+ROWS, ENDS = "rows", "ends of rows"  # ends are a message of these tests alone
 PATIENCE = 60.0  # seconds; a rank that skips a collective is found out
 
 
@@ -32,14 +33,14 @@ class _Meeting:
         self._barrier = Barrier(self.size)
         self._brought, self._names = [torch.empty(0)] * self.size, [""] * self.size
 
-    def meet(self, place: int, name: str, mine: Tensor, *, equal: bool = True) -> list[Tensor]:
-        """What all brought to the same collective, copied; `equal`: of one shape."""
+    def meet(self, place: int, name: str, mine: Tensor) -> list[Tensor]:
+        """What all brought to the same collective, copied; of rows each may bring its number."""
         self._brought[place], self._names[place] = mine, name
         self._barrier.wait(PATIENCE)
         assert len(set(self._names)) == 1, self._names
-        assert not equal or len({tensor.shape for tensor in self._brought}) == 1, name
+        assert name == ROWS or len({tensor.shape for tensor in self._brought}) == 1, name
         copies = [tensor.detach().clone() for tensor in self._brought]
-        if place == 0:
+        if place == 0 and name != ENDS:
             parts = self.size if name == "all_gather" else 1
             self.called.append((name, parts * mine.nbytes))
         self._barrier.wait(PATIENCE)
@@ -79,8 +80,8 @@ class Neighbour(RankGroup):
     def exchanged_rows(self, rows: Tensor, out: Sequence[int], into: Sequence[int]) -> Begun:
         ends = torch.tensor(out).cumsum(0)
         assert int(ends[-1]) == len(rows)
-        brought = self.meeting.meet(self.place, "rows", rows, equal=False)
-        theirs = self.meeting.meet(self.place, "ends of rows", ends)
+        brought = self.meeting.meet(self.place, ROWS, rows)
+        theirs = self.meeting.meet(self.place, ENDS, ends)
         parts = [
             one.tensor_split(where[:-1])[self.place]
             for one, where in zip(brought, theirs, strict=True)

@@ -12,6 +12,7 @@ from bigplan.spec.catalog import find_cluster
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, ParameterGroup
 from bigplan.spec.schedule import Schedule
+from bigplan.spec.step import Parameter
 from bigplan.spec.training import LossScale, Training
 from tests.runtime.reference import INACTIVE
 from tests.toys import placements
@@ -66,6 +67,15 @@ def tiny_model(**changes: object) -> ModelSpec:
         "source": "test",
     }
     return ModelSpec.model_validate(fields | changes)
+
+
+def shape_on(parameter: Parameter, ranks: int) -> tuple[int, ...]:
+    """Its shape for layers, on one of so many tensor-parallel ranks."""
+    rows, columns = parameter.local(ranks)
+    if parameter.experts:  # whose rows take turns
+        each = parameter.shape[-1]
+        return rows * columns // each, each
+    return (rows, columns)[-len(parameter.shape) :]
 
 
 def elements_of(model: ModelSpec) -> int:

@@ -29,7 +29,7 @@ from bigplan.spec.step import Parameter
 from tests.examples import examples
 from tests.runtime.lora_loop import plain_ways
 from tests.runtime.neighbours import side_by_side as on_threads
-from tests.runtime.plans import models, tiny_model
+from tests.runtime.plans import models, shape_on, tiny_model
 
 LENGTH = 48
 ALL = tuple(Recompute)
@@ -221,10 +221,8 @@ def test_ranks_give_parts_of_the_gradients(
         if p.split == "replicated":
             return value
         if p.cuts_columns:
-            return matrix[:, place * columns : (place + 1) * columns].reshape(
-                (rows, columns)[-len(p.shape) :]
-            )
-        return matrix[place * rows : (place + 1) * rows]
+            return matrix[:, place * columns : (place + 1) * columns].reshape(shape_on(p, tp))
+        return matrix[place * rows : (place + 1) * rows].view(shape_on(p, tp))
 
     def work(group: object) -> tuple[Tensor, dict[str, Tensor]]:
         ranks = TensorParallel(group, parts)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from bigplan.spec.lora import Lora, adapters, targets_of
 from bigplan.spec.model import ModelSpec
 from tests.examples import examples
 from tests.runtime.neighbours import Neighbour, side_by_side
-from tests.runtime.plans import models, tiny_training
+from tests.runtime.plans import models, shape_on, tiny_training
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 LENGTH = 288  # tokens of a rank: every saved tensor is large enough to be moved (kept.SMALL)
@@ -53,7 +53,7 @@ class _Case:
     def recorded(self, ranks: TensorParallel, recompute: Recompute) -> KeptActivations:
         """A forward whose backward may follow."""
         described = (*self.model.kinds()["block"], *adapters(self.model, self.lora))
-        shapes = {p.name: p.local(self.tp)[-len(p.shape) :] for p in described}
+        shapes = {p.name: shape_on(p, self.tp) for p in described}
         flat = torch.randn(self.kind.parameters, dtype=self.dtype) * 0.1
         parts = torch.split(flat, [tensor.elements for tensor in self.kind.tensors])
         views = {

@@ -35,7 +35,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from tests.examples import examples
 from tests.runtime.neighbours import Called, side_by_side
-from tests.runtime.plans import models, tiny_model, tiny_training
+from tests.runtime.plans import models, shape_on, tiny_model, tiny_training
 from tests.runtime.reference import UNIT
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -99,7 +99,7 @@ class _Layer:
             mine = torch.zeros(rows, columns, device=self.x.device)
             if (part := held(p, size, place)) is not None:
                 mine[: part.rows, : part.columns] = self.values[name][part.in_matrix]
-            found[name] = mine.view((rows, columns)[-len(p.shape) :])
+            found[name] = mine.view(shape_on(p, size))
         flat = torch.cat([mine.flatten() for mine in found.values()])
         parts = torch.split(flat, [mine.numel() for mine in found.values()])
         return {n: part.view(found[n].shape) for n, part in zip(found, parts, strict=True)}
