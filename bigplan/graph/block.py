@@ -27,6 +27,7 @@ from bigplan.graph.experts import (
     largest_bytes,
     routing,
     row_bytes,
+    uneven_bytes,
     weighting,
 )
 from bigplan.graph.four_bits import unpacked_bytes, unpacking
@@ -151,6 +152,7 @@ def block(shape: RankShape) -> LayerKind:
             else 0
         ),
         ep=shape.strategy.ep if shape.spreads_experts else 1,
+        uneven=uneven_bytes(shape),
     )
 
 

@@ -171,6 +171,13 @@ def arriving_bytes(shape: RankShape) -> int:
     return came + int(UNEVEN * (came + 2 * row_bytes(shape) + 3 * inner_bytes(shape)))
 
 
+def uneven_bytes(shape: RankShape) -> int:
+    """Bytes that a block may keep of more rows than an equal share: tokens that came, gate, up."""
+    if not shape.spreads_experts:
+        return 0
+    return int(UNEVEN * (spread.came_bytes(shape) + 2 * inner_bytes(shape)))
+
+
 def _summed(shape: RankShape, tokens: int, *, both: bool = False) -> int:
     """Bytes of adding up rows as so many bytes of tokens; `both`: rows of two values.
 

@@ -89,6 +89,8 @@ class LayerKind:
     # than share the rest (`Strategy.expert_shards`). They are the first tensors.
     whole_experts: int = 0
     ep: int = 1
+    # Bytes that are kept where more rows than an equal share reach this rank's experts; see `room`.
+    uneven: int = 0
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
     unit: int = field(init=False)  # elements: the flat layer is cut at multiples of it
     # Ranges of elements that several tensor-parallel ranks hold, by the number of ranks. Each rank
@@ -134,6 +136,10 @@ class LayerKind:
         Such bytes have no place that is known before a step, so they stay on the GPU.
         """
         return self.ep > 1 and recompute in (Recompute.NONE, Recompute.SELECTIVE)
+
+    def room(self, recompute: Recompute) -> int:
+        """Bytes that a micro-batch has room to keep: more than `kept` where that varies."""
+        return self.kept(recompute) + (self.uneven if self.varies(recompute) else 0)
 
     def again(self, recompute: Recompute) -> tuple[Operator, ...]:
         """The operators that run a second time, just before the backward."""

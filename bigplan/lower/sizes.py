@@ -57,8 +57,8 @@ def chunk_elements(layout: StageLayout, layer: int, share: Share) -> int:
 
 
 def kept_bytes(layout: StageLayout, layer: int) -> int:
-    """Bytes kept per micro-batch between forward and backward."""
-    return layout.kind(layer).kept(layout.table[layer].recompute)
+    """Bytes kept per micro-batch between forward and backward, at most."""
+    return layout.kind(layer).room(layout.table[layer].recompute)
 
 
 def batch_bytes(layout: StageLayout) -> int:

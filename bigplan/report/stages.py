@@ -106,7 +106,7 @@ def _sizes(graph: Graph, name: str, kind: KindPlacement) -> list[tuple[str, Tier
         for tier, count in getattr(kind, tensor).items()
     ]
     for policy, tiers in kind.activations.items():
-        kept = float(layer.kept(policy))
+        kept = float(layer.room(policy))
         sizes += [("activations", tier, count * kept) for tier, count in tiers.items()]
     return sizes
 

@@ -99,7 +99,7 @@ def _everything(stage: StageClass) -> float:
 def _kept(stage: StageClass, kind: LayerKind) -> float:
     """Bytes of a kind's activations, as little recomputed as may be."""
     least = stage.graph.recomputes[0] if kind.stores_activations else Recompute.NONE
-    return float(sum(stage.entries(kind)) * kind.kept(least))
+    return float(sum(stage.entries(kind)) * kind.room(least))
 
 
 def _bytes(stage: StageClass, kind: LayerKind, count: int) -> float:
@@ -125,5 +125,5 @@ def _movable(stage: StageClass, kind: LayerKind) -> int:
 
 def _rerun(stage: StageClass, kind: LayerKind) -> float:
     """Bytes of a kind's activations that recomputation saves at most."""
-    least = min(map(kind.kept, stage.graph.recomputes))
+    least = min(map(kind.room, stage.graph.recomputes))
     return _kept(stage, kind) - float(sum(stage.entries(kind)) * least)

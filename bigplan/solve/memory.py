@@ -50,7 +50,7 @@ def ring_bytes(stage: StageClass, kind: LayerKind, name: str) -> Linear:
     """Bytes of an entry of each of the kind's rings of activations, one ring a policy."""
     return total(
         [
-            kind.kept(recompute) * stage.switch(kind, f"{name}.{recompute}")
+            kind.room(recompute) * stage.switch(kind, f"{name}.{recompute}")
             for recompute in stage.graph.recomputes
         ]
     )
@@ -174,13 +174,13 @@ def _kept_bytes(stage: StageClass, kind: LayerKind, tier: Tier) -> Linear:
         if tier is not Tier.GPU:
             return Linear()
         more = [
-            (kind.kept(less) - kind.kept(recompute)) * _lean(stage, kind, recompute)
+            (kind.room(less) - kind.room(recompute)) * _lean(stage, kind, recompute)
             for less, recompute in pairwise(Recompute)
         ]
-        return total(more) + float(kind.kept(Recompute.FULL) * sum(entries))
+        return total(more) + float(kind.room(Recompute.FULL) * sum(entries))
     return total(
         [
-            entries[0] * kind.kept(recompute) * stage.policy(kind, recompute, tier)
+            entries[0] * kind.room(recompute) * stage.policy(kind, recompute, tier)
             for recompute in stage.graph.recomputes
         ]
     )
@@ -214,7 +214,7 @@ def _host_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
 def _spared_bytes(stage: StageClass, kind: LayerKind) -> Linear:
     """Host memory that activations do not take: they lie in gradients' place, or in a ring."""
     held, lent = stage.entries(kind)[0], gradient_bytes(stage, kind)
-    each = {recompute: held * kind.kept(recompute) for recompute in stage.graph.recomputes}
+    each = {recompute: held * kind.room(recompute) for recompute in stage.graph.recomputes}
     return total(
         [
             min(lent, nbytes) * stage.in_gradients(kind, recompute)
