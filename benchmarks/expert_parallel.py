@@ -2,13 +2,13 @@
 
     python -m benchmarks.expert_parallel OUT [PART ...]
 
-Parts: `steps` (`bigplan launch` on two GPUs and on four, where there are so many, with the plan's
-promises beside: ep over all of them and over two, each with ZeRO 0 to 2, and ZeRO 2 and 3 without;
-a start is of the same weights and tokens, so first losses must agree) and `profile` (what a step of
-the fastest run with ep has on rank 0: kernels by their kind, and the GPU's idle time; OUT gets the
-trace). OUT gets cluster-N.yaml, expert-parallel.json and the runs. About a minute a run by
-estimate. Without a GPU: small shapes on CPU processes, to see that everything runs; its figures
-mean nothing.
+Parts: `two` and `four` (`bigplan launch` on so many GPUs, where there are so many, with the plan's
+promises beside: ZeRO 2 and 3 without ep, ep over all GPUs with ZeRO 0 and 2, and of four over two
+with ZeRO 1 and 2; a start is of the same weights and tokens, so first losses must agree) and
+`profile` (what a step of the fastest run with ep has on rank 0: kernels by their kind, and the
+GPU's idle time; OUT gets the trace). OUT gets cluster-N.yaml, expert-parallel.json, which keeps
+what earlier calls found, and the runs. About a minute a run by estimate: four, six and two of them.
+Without a GPU: small shapes on CPU processes, to see that everything runs; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CUDA = torch.cuda.is_available()
 GPUS = torch.cuda.device_count() if CUDA else 4
 LENGTH, SEQUENCES = (2048, 8) if CUDA else (32, 2)  # of a rank and step
 STEPS = 8 if CUDA else 3
-PARTS = ("steps", "profile")
+PARTS = {"two": 2, "four": 4, "profile": 0}  # ranks
 SMALL = {"hidden": 64, "ffn": 32, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 256}
 # 4.0 B parameters, of which a token passes 0.9 B: with ZeRO 0 and ep 2 a GPU has 2.3 B of them.
 MODEL = ModelSpec.model_validate(
@@ -71,6 +71,11 @@ KINDS = {
     "rows": ("_sent", "_combined", "_weighted", "_put"),
     "copies": ("Memcpy", "Memset"),
 }
+# What a launch gives its workers before they import torch.
+LAUNCHED = {
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
 Settings = Mapping[str, int]
 
 
@@ -79,7 +84,7 @@ def settings_of(ranks: int) -> Iterator[Settings]:
     for zero in (2, 3):
         yield {"dp": ranks, "zero": zero, "ep": 1}
     for ep in sorted({2, ranks}):
-        for zero in (0, 1, 2):
+        for zero in (0, 2) if ep == ranks else (1, 2):
             yield {"dp": ranks, "zero": zero, "ep": ep}
 
 
@@ -115,15 +120,20 @@ def steps(out: Path, ranks: int, pins: Settings) -> dict[str, Any]:
 
 def _bigplan(ranks: int, *arguments: str) -> None:
     """On the first so many GPUs of those that this process sees."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",")
-    where = {"CUDA_VISIBLE_DEVICES": ",".join(seen[:ranks])} if CUDA else {}
+    where = {"CUDA_VISIBLE_DEVICES": ",".join(_seen()[:ranks])} if CUDA else {}
     command = "from bigplan.cli import main; main()"
     subprocess.run([sys.executable, "-c", command, *arguments], check=True, env=os.environ | where)
+
+
+def _seen() -> list[str]:
+    """The GPUs that this process sees."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",")
 
 
 def profiled(out: Path, plan: str) -> dict[str, float]:
     """Milliseconds of the kernels of a step on rank 0, by kind, and of the step."""
     ranks = pickle.loads((out / plan).read_bytes()).strategy.ranks  # our own file
+    os.environ |= LAUNCHED
     with tempfile.TemporaryDirectory() as scratch:
         spawn(_profile, (str(out / plan), scratch), nprocs=ranks)  # type: ignore[no-untyped-call]
     found: dict[str, float] = json.loads((out / f"{plan}.json").read_text())
@@ -132,8 +142,8 @@ def profiled(out: Path, plan: str) -> dict[str, float]:
 
 def _profile(rank: int, path: str, scratch: str) -> None:
     """One process: three steps, and one that is looked at."""
-    if CUDA:
-        torch.cuda.set_device(rank)
+    if CUDA:  # which has not started here yet
+        os.environ["CUDA_VISIBLE_DEVICES"] = _seen()[rank]
     else:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     plan: Plan = pickle.loads(Path(path).read_bytes())
@@ -178,13 +188,13 @@ def main() -> None:
     """All parts, or those that are named; what was found before stays in the file."""
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
+    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or [*PARTS]
     out.mkdir(parents=True, exist_ok=True)
     results = out / "expert-parallel.json"
     name = torch.cuda.get_device_name() if CUDA else "no GPU: small, no times"
     print(f"torch {torch.__version__}, {GPUS} x {name}; seconds a step (promised)", flush=True)
     found = json.loads(results.read_text()) if results.exists() else {}
-    for ranks in (2, 4) if "steps" in parts else ():
+    for ranks in filter(None, (PARTS[part] for part in parts)):
         for pins in settings_of(ranks) if ranks <= GPUS else ():
             one = steps(out, ranks, pins)
             found[one["plan"]] = one | {"device": name, "torch": torch.__version__}

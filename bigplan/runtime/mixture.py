@@ -156,6 +156,7 @@ class _Routed(Function):
         ctx.passed, ctx.dispatch, ctx.shape = passed, dispatch, x.shape
         coming = dispatch.came(mixture.rows, whole)
         by_row, tokens = dispatch.weights(by_token, places), coming()
+        del coming
         kept = None if mixture.frozen else x, tokens if dispatch.away else None
         ctx.save_for_backward(*kept, scores, *places, router, gate, up)
         rows = sent(dispatch, mixture.rows, tokens, *places)
@@ -294,11 +295,11 @@ class _Gated(Function):
 
 def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, down: Tensor) -> Tensor:
     """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
-    ends = passed.dispatch.ends(places)
-    rows = experts.grouped(inner, experts.leaving(passed.mixture.open(down), len(ends)), ends)
-    summed = passed.mixture.ranks.sum(
-        passed.dispatch.combined(passed.mixture.rows, rows, places)()
-    )()
+    ends, by = passed.dispatch.ends(places), passed.mixture.rows
+    factors = experts.leaving(passed.mixture.open(down), len(ends))
+    # Nothing here holds the results while their sums are on their way.
+    back = passed.dispatch.combined(by, experts.grouped(inner, factors, ends), places)
+    summed = passed.mixture.ranks.sum(back())()
     return x + summed.view(x.shape)
 
 
