@@ -26,7 +26,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 
 from bigplan.launcher.record import read_record
@@ -75,6 +74,7 @@ KINDS = {
 LAUNCHED = {
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    "GLOO_SOCKET_IFNAME": "lo",
 }
 Settings = Mapping[str, int]
 
@@ -133,23 +133,24 @@ def _seen() -> list[str]:
 def profiled(out: Path, plan: str) -> dict[str, float]:
     """Milliseconds of the kernels of a step on rank 0, by kind, and of the step."""
     ranks = pickle.loads((out / plan).read_bytes()).strategy.ranks  # our own file
-    os.environ |= LAUNCHED
+    command = "import sys; from benchmarks.expert_parallel import step_of; step_of(*sys.argv[1:])"
     with tempfile.TemporaryDirectory() as scratch:
-        spawn(_profile, (str(out / plan), scratch), nprocs=ranks)  # type: ignore[no-untyped-call]
+        every = []
+        for rank in range(ranks):
+            given = [sys.executable, "-c", command, str(rank), str(out / plan), scratch]
+            where = {"CUDA_VISIBLE_DEVICES": _seen()[rank]} if CUDA else {}
+            every.append(subprocess.Popen(given, env=os.environ | LAUNCHED | where))
+        assert not any([process.wait() for process in every])
     found: dict[str, float] = json.loads((out / f"{plan}.json").read_text())
     return found
 
 
-def _profile(rank: int, path: str, scratch: str) -> None:
+def step_of(rank: str, path: str, scratch: str) -> None:
     """One process: three steps, and one that is looked at."""
-    if CUDA:  # which has not started here yet
-        os.environ["CUDA_VISIBLE_DEVICES"] = _seen()[rank]
-    else:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    plan: Plan = pickle.loads(Path(path).read_bytes())
-    own = Path(scratch) / str(rank)
+    plan: Plan = pickle.loads(Path(path).read_bytes())  # our own file
+    own = Path(scratch) / rank
     own.mkdir()
-    worker = NativeWorker(plan, rank, own)
+    worker = NativeWorker(plan, int(rank), own)
     try:
         worker.preflight()
         worker.start(Path(scratch) / "meeting")
@@ -158,7 +159,7 @@ def _profile(rank: int, path: str, scratch: str) -> None:
         activities = [ProfilerActivity.CUDA] if CUDA else [ProfilerActivity.CPU]
         with profile(activities=activities) as looked:
             seconds = worker.step().seconds
-        if rank == 0:
+        if rank == "0":
             looked.export_chrome_trace(f"{path}.trace.json.gz")
             # Of a CPU's step kernels are no events of their own.
             told = _told(looked.events() if CUDA else ()) | {"step": 1e3 * seconds}
