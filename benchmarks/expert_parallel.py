@@ -140,7 +140,9 @@ def profiled(out: Path, plan: str) -> dict[str, float]:
             given = [sys.executable, "-c", command, str(rank), str(out / plan), scratch]
             where = {"CUDA_VISIBLE_DEVICES": _seen()[rank]} if CUDA else {}
             every.append(subprocess.Popen(given, env=os.environ | LAUNCHED | where))
-        assert not any([process.wait() for process in every])
+        ended = [process.wait() for process in every]
+    if any(ended):
+        sys.exit(f"profile of {plan}: processes ended with {ended}")
     found: dict[str, float] = json.loads((out / f"{plan}.json").read_text())
     return found
 
