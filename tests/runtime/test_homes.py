@@ -39,7 +39,7 @@ def test_every_element_is_made_once_and_no_more_than_a_block_at_a_time(plan: Pla
     def first(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> torch.Tensor:
         asked.append((layer, part))
         everything = torch.arange(parameter.count, dtype=torch.float32)
-        return everything.view(-1, parameter.shape[-1])[part.in_matrix] / 2**16
+        return everything.view(parameter.matrix)[part.in_matrix] / 2**16
 
     with started(plan) as worker:
         context = context_of(worker)
@@ -96,7 +96,8 @@ def test_of_experts_more_is_read_at_once_in_no_more_bytes() -> None:
     found = {p.name: p for p in model.kinds()["block"]}
     experts, dense = found["experts.up_proj.weight"], found["q_proj.weight"]
     drawn, read = tiny_training(1), tiny_training(1, weights="folder")
-    rows = module.rows_at_once(model.hidden)
-    assert module.rows_to_make(experts, read) * torch.bfloat16.itemsize == 2 * rows * 4
-    for parameter, training in ((experts, drawn), (dense, read), (dense, drawn)):
-        assert module.rows_to_make(parameter, training) == rows
+    rows, of_all = module.rows_at_once(model.hidden), module.rows_at_once(4 * model.hidden)
+    assert module.rows_to_make(experts, read) * torch.bfloat16.itemsize == 2 * of_all * 4
+    assert module.rows_to_make(experts, drawn) == of_all
+    for training in (read, drawn):
+        assert module.rows_to_make(dense, training) == rows
