@@ -32,6 +32,18 @@ def out_of_shared(shape: RankShape, name: str, beside: str) -> tuple[Collective,
     return shape.out_of_matrix(name, beside=beside)
 
 
+def into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
+    """As `into_matrix`, and of a shared MLP; ranks with whole experts have no matrix in parts."""
+    return () if shape.dispatched else (*into_shared(shape, name), *shape.into_matrix(name))
+
+
+def out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
+    """As `out_of_matrix`, likewise."""
+    if shape.dispatched:
+        return ()
+    return (*out_of_shared(shape, name, beside), *shape.out_of_matrix(name, beside=beside))
+
+
 def added(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """Its sum with the stream; in the backward, that of gradients by what both it and experts read.
 
