@@ -164,23 +164,32 @@ class Library:
         """As rows.put."""
         rows.put(total, part, fresh=fresh)
 
-    def weighted(self, gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
-        """SwiGLU of rows [rows, f] times a weight each, fp32 [rows]."""
+    def weighted(
+        self, gate: Tensor, up: Tensor, weights: Tensor, *, clamped: bool = False
+    ) -> Tensor:
+        """SwiGLU of rows [rows, f] times a weight each, fp32 [rows]; `clamped`: GPT-OSS's."""
         shape = tuple(gate.shape)
         entry = self._entry(
-            ("weighted", shape, gate.dtype), lambda: single.weighted(shape, NAMES[gate.dtype])
+            ("weighted", shape, gate.dtype, clamped),
+            lambda: single.weighted(shape, NAMES[gate.dtype], clamped=clamped),
         )
         (out,) = entry({"x": gate, "y": up, "weight": weights.view(-1, 1)})
         return out
 
     def weighted_backward(
-        self, gate: Tensor, up: Tensor, weights: Tensor, gradient: Tensor
+        self,
+        gate: Tensor,
+        up: Tensor,
+        weights: Tensor,
+        gradient: Tensor,
+        *,
+        clamped: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients by gate, up and weights; what `weighted` gives goes to `gradient`."""
         shape = tuple(gate.shape)
         entry = self._entry(
-            ("weighted backward", shape, gate.dtype),
-            lambda: single.weighted_backward(shape, NAMES[gate.dtype]),
+            ("weighted backward", shape, gate.dtype, clamped),
+            lambda: single.weighted_backward(shape, NAMES[gate.dtype], clamped=clamped),
         )
         named = {"x": gate, "y": up, "weight": weights.view(-1, 1), "gradient": gradient}
         by_gate, by_up, by_weights, _ = entry(named, {"out": gradient})

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
-from bigplan.runtime import alibi, capped, generated, latent, mixture, narrow_values
+from bigplan.runtime import alibi, capped, generated, latent, mixture, narrow_values, sinks
 from bigplan.runtime.attention import attention
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.latent import How
@@ -40,7 +40,7 @@ from bigplan.runtime.shared import gated_by_score
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.ways import PLAIN, Parameters, Ways
 from bigplan.runtime.words import Words, cross_entropy, own_rows
-from bigplan.spec.layers import TABLE
+from bigplan.spec.layers import SINKS, TABLE
 from bigplan.spec.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -198,6 +198,9 @@ def _attention(
     elif model.score_cap is not None:
         scores = capped.Scores(model.scale_of_scores, model.score_cap, window)
         mixed = capped.attention(q, k, v, scores, generated=by_kernel)
+    elif model.attention_sinks:
+        own = sinks.of_rank(p[SINKS], ways.context)
+        mixed = sinks.attention((q, k, v), own, window, model.scale_of_scores)
     elif model.latent_attention is not None:
         mixed = narrow_values.attention(q, k, v, model.scale_of_scores)
     else:
@@ -281,6 +284,7 @@ _ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
 
 def _activation(inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways) -> Tensor:
     """The MLP's activation, [b, s, f] as its inputs."""
+    assert model.mlp != "clamped_swiglu", "experts alone have it"
     if ways.kernels is not None:
         made = partial(generated.activation, ways.kernels, model.mlp)
         output = made(*inputs)

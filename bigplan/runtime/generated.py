@@ -8,7 +8,7 @@ its input. A sum of the residual stream and the norm that reads the sum are one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -264,7 +264,15 @@ def rows_of(library: Library | None) -> RowOperators:
     def combined(rows: Tensor, places: Places, beside: Tensor | None = None) -> Tensor:
         return library.combined(rows, beside, places.rows, len(places.chosen))
 
-    return RowOperators(sent, combined, library.weighted, library.weighted_backward, library.put)
+    return RowOperators(
+        sent,
+        combined,
+        library.weighted,
+        library.weighted_backward,
+        library.put,
+        partial(library.weighted, clamped=True),
+        partial(library.weighted_backward, clamped=True),
+    )
 
 
 def cross_entropy(rule: LossRule, logits: Tensor, targets: Tensor) -> Tensor:

@@ -105,7 +105,9 @@ class HfFolder:
         dtype = dtypes.pop() if alike else torch.float32
         values = torch.empty(rectangle.rows, rectangle.columns, dtype=dtype)
         for place, tensor in zip(places, tensors, strict=True):
-            if place.experts > 1:
+            if place.stacked:
+                _read_expert(tensor[place.expert], place, rectangle, values)
+            elif place.experts > 1:
                 _read_expert(tensor, place, rectangle, values)
             else:
                 _read(tensor, place, rectangle, values)
@@ -123,6 +125,9 @@ class HfFolder:
 def _read(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
     if place.pairs is not None:
         _read_pairs(tensor, place, rectangle, into)
+        return
+    if _in_turns(place):
+        into.copy_(_part(tensor, place, rectangle))
         return
     for band in rectangle.bands(place.run):
         part = _part(tensor, place, band.moved(place.before(band.first_row), 0))
@@ -154,9 +159,17 @@ def _read_expert(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tens
     into[start :: place.experts] = _part(tensor, place, mine)
 
 
+def _in_turns(place: Stored) -> bool:
+    """Whether the parameter has a single row of each cycle."""
+    return place.run == 1 and place.cycle > 1
+
+
 def _part(tensor: Tensor, place: Stored, rectangle: Rectangle) -> Tensor:
     """A rectangle of the tensor once that is [out, in], or of a vector of one column."""
     rows, columns = rectangle.in_matrix
+    if _in_turns(place):
+        last = (rows.stop - 1) * place.cycle + place.above
+        rows = slice(rows.start * place.cycle + place.above, last + 1, place.cycle)
     part: Tensor
     if tensor.dim() == 1:
         part = tensor[rows].unsqueeze(1)

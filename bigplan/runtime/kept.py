@@ -168,7 +168,9 @@ class KeptActivations:
             rows = _RecomputedTensor(sent, packed)
             given = partial(mixture.given, routed.experts, products.matrices.open)
             for output, name in ((routed.gate, mixture.GATE), (routed.up, mixture.UP)):
-                self.forget(output, given, rows, p[name], chosen, order)
+                bias = p.get(name.replace(".weight", ".bias"))
+                biased = () if bias is None else (bias,)
+                self.forget(output, given, rows, p[name], chosen, order, *biased)
 
         return forget
 

@@ -11,19 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.runtime import experts
+from bigplan.runtime import expert_biases, experts
 from bigplan.runtime.experts import Places, Put, RowOperators
 from bigplan.runtime.matrices import Open, as_stored
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
-from bigplan.spec.layers import ROUTER_BIAS
+from bigplan.spec.layers import ROUTER_BIAS, SCORE_BIAS
 from bigplan.spec.model import ModelSpec
 
 ROUTER = "router.weight"
 GATE, UP, DOWN = (f"experts.{name}_proj.weight" for name in ("gate", "up", "down"))
-EXPERTS = (ROUTER, GATE, UP, DOWN)
+GATE_BIAS, UP_BIAS, DOWN_BIAS = (f"experts.{name}_proj.bias" for name in ("gate", "up", "down"))
+EXPERTS = (ROUTER, GATE, UP, DOWN, GATE_BIAS, UP_BIAS, DOWN_BIAS)
 
 
 class Routed(NamedTuple):
@@ -81,15 +83,20 @@ def mlp(
     """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
     passed = _Passed(mixture._replace(forget=None), model)
-    outputs = _Routed.apply(passed, normed, p.get(ROUTER_BIAS), p[ROUTER], p[GATE], p[UP])  # type: ignore[no-untyped-call]
+    if model.mlp == "clamped_swiglu":
+        passed = passed._replace(mixture=passed.mixture._replace(rows=mixture.rows.of_clamped))
+    biases = (p.get(name) for name in (SCORE_BIAS, GATE_BIAS, UP_BIAS))
+    weights = p[ROUTER], p[GATE], p[UP]
+    outputs = _Routed.apply(passed, normed, p.get(ROUTER_BIAS), *weights, *biases)  # type: ignore[no-untyped-call]
     gate, up, weights, *places = outputs
     routed = Routed(gate, up, weights, Places(*places), model.experts)
     if mixture.forget is not None:
         mixture.forget(p, normed, routed)
+    last = *places, p[DOWN], p.get(DOWN_BIAS)
     if mixture.gated:
-        return _Gated.apply(passed, x, gate, up, weights, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
-    inner = Weighted.apply(mixture.rows, gate, up, weights)  # type: ignore[no-untyped-call]
-    return _Closing.apply(passed, x, inner, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
+        return _Gated.apply(passed, x, gate, up, weights, *last)  # type: ignore[no-any-return, no-untyped-call]
+    inner = Weighted.apply(passed.mixture.rows, gate, up, weights)  # type: ignore[no-untyped-call]
+    return _Closing.apply(passed, x, inner, weights, *last)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def sent(operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
@@ -97,10 +104,18 @@ def sent(operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
     return operators.sent(x.flatten(0, -2), Places(*places))
 
 
-def given(count: int, opened: Open, rows: Tensor, weight: Tensor, *places: Tensor) -> Tensor:
-    """What the first matrix of `count` experts [f * count, h] makes of their rows: [rows, f]."""
-    ends = Places(*places).ends(count)
-    return experts.grouped(rows, experts.entering(opened(weight), count), ends)
+def given(count: int, opened: Open, rows: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
+    """What the first matrix of `count` experts [f * count, h] makes of their rows: [rows, f].
+
+    `others`: the rows' places, and the experts' biases [f, count] where they have some.
+    """
+    chosen, order, *biases = others
+    places = Places(chosen, order)
+    found = experts.grouped(rows, experts.entering(opened(weight), count), places.ends(count))
+    for bias in biases:
+        vectors = expert_biases.unit_vectors(places, count, rows.dtype)
+        expert_biases.add_biases_(found, vectors, bias)
+    return found
 
 
 class _Routed(Function):
@@ -111,9 +126,9 @@ class _Routed(Function):
         ctx: Any, passed: _Passed, x: Tensor, bias: Tensor | None, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        (mixture, model), (router, gate, up) = passed, weights
+        (mixture, model), (router, gate, up, score_bias, *biases) = passed, weights
         whole = mixture.ranks.gather(x)().flatten(0, -2)
-        scores = experts.router_scores(whole, router, model.routed_by)
+        scores = experts.router_scores(whole, router, model.routed_by, score_bias)
         by_row, places = experts.route(
             scores,
             model.experts_per_token,
@@ -125,7 +140,10 @@ class _Routed(Function):
         ctx.passed, ctx.shape = passed, x.shape
         ctx.save_for_backward(None if mixture.frozen else x, scores, *places, router, gate, up)
         rows = mixture.rows.sent(whole, places)
-        given_by = (given(model.experts, mixture.open, rows, w, *places) for w in (gate, up))
+        given_by = (
+            given(model.experts, mixture.open, rows, weight, *places, *own)
+            for weight, *own in zip((gate, up), *([biases] if model.mlp_bias else []), strict=True)
+        )
         return (*given_by, by_row, *places)
 
     @staticmethod
@@ -150,7 +168,7 @@ class _Routed(Function):
         ).to(router.dtype)
         summed = mixture.ranks.sum(by_input.addmm_(by_scores, router))
         if again is None:
-            return None, summed().view(ctx.shape), None, None, None, None
+            return None, summed().view(ctx.shape), *[None] * 7
         whole = again().flatten(0, -2)
         by_router = _by_router(mixture.sums, by_scores, whole)
         rows = mixture.rows.sent(whole, places)
@@ -158,7 +176,9 @@ class _Routed(Function):
             _by_experts(mixture, name, (by_given, rows), ends)
             for name, by_given in ((GATE, by_gate), (UP, by_up))
         ]
-        return None, summed().view(ctx.shape), None, by_router, *by_factors
+        by_score_bias = by_scores.sum(0) if ctx.needs_input_grad[6] else None
+        by_biases = by_score_bias, *_by_biases(ctx.passed, places, (by_gate, by_up))
+        return None, summed().view(ctx.shape), None, by_router, *by_factors, *by_biases
 
 
 def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:
@@ -169,10 +189,27 @@ def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | Non
 
 def _by_router(sums: GradientSums | None, by_scores: Tensor, x: Tensor) -> Tensor | None:
     """The router's gradient for autograd, where no sum gets it."""
+    return _by_matrix(sums, ROUTER, by_scores, x)
+
+
+def _by_matrix(sums: GradientSums | None, name: str, gradient: Tensor, x: Tensor) -> Tensor | None:
+    """gradient^T x, for autograd where no sum gets it."""
     if sums is None:
-        return by_scores.T @ x
-    sums.add_product(ROUTER, by_scores, x)
+        return gradient.T @ x
+    sums.add_product(name, gradient, x)
     return None
+
+
+def _by_biases(
+    passed: _Passed, places: Places, gradients: tuple[Tensor, Tensor]
+) -> list[Tensor | None]:
+    """The gradients of the first biases, of those by gate and up [rows, f]; as _by_router."""
+    mixture, model = passed
+    if not model.mlp_bias:
+        return [None, None]
+    vectors = expert_biases.unit_vectors(places, model.experts, gradients[0].dtype)
+    named = zip((GATE_BIAS, UP_BIAS), gradients, strict=True)
+    return [_by_matrix(mixture.sums, name, one, vectors) for name, one in named]
 
 
 def _by_experts(
@@ -213,18 +250,21 @@ class _Closing(Function):
 
     @staticmethod
     def forward(ctx: Any, passed: _Passed, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
-        *places, down = given
+        weights, *places, down, bias = given
         ctx.passed = passed
-        ctx.save_for_backward(None if passed.mixture.frozen else inner, *places, down)
-        return _added(passed, x, inner, Places(*places), down)
+        read = None if bias is None else weights
+        ctx.save_for_backward(None if passed.mixture.frozen else inner, read, *places, down, bias)
+        return _added(passed, x, inner, Places(*places), _Last(down, bias, read))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        inner, *places, down = ctx.saved_tensors
-        (by_output,) = gradients
-        rows, by_inner, ends = _returned(ctx.passed, by_output, Places(*places), down)
-        by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
-        return None, by_output, by_inner, None, None, by_down
+        inner, weights, *places, down, bias = ctx.saved_tensors
+        (by_output,), last = gradients, _Last(down, bias, weights)
+        returned = _returned(ctx.passed, by_output, Places(*places), last)
+        factors = inner, returned.rows
+        by_down = _by_experts(ctx.passed.mixture, DOWN, factors, returned.ends)
+        by_last = None, None, by_down, returned.by_bias
+        return None, by_output, returned.by_inner, returned.by_weights, *by_last
 
 
 class _Gated(Function):
@@ -232,39 +272,73 @@ class _Gated(Function):
 
     @staticmethod
     def forward(ctx: Any, passed: _Passed, x: Tensor, *given: Any) -> Tensor:
-        gate, up, weights, *places, down = given
+        gate, up, weights, *places, down, bias = given
         ctx.passed = passed
-        ctx.save_for_backward(gate, up, weights, *places, down)
+        ctx.save_for_backward(gate, up, weights, *places, down, bias)
         if passed.mixture.unread:
             return x.new_empty(()).expand_as(x)
         inner = passed.mixture.rows.weighted(gate, up, weights)
-        return _added(passed, x, inner, Places(*places), down)
+        return _added(passed, x, inner, Places(*places), _Last(down, bias, weights))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        gate, up, weights, *places, down = ctx.saved_tensors
-        (by_output,) = gradients
-        rows, inner, ends = _returned(ctx.passed, by_output, Places(*places), down)
-        by_factors = ctx.passed.mixture.rows.weighted_backward(gate, up, weights, inner)
+        gate, up, weights, *places, down, bias = ctx.saved_tensors
+        (by_output,), last = gradients, _Last(down, bias, weights)
+        rows, inner, ends, beside, by_bias = _returned(ctx.passed, by_output, Places(*places), last)
+        backward = ctx.passed.mixture.rows.weighted_backward
+        by_gate, by_up, by_weights = backward(gate, up, weights, inner)
         del gate, up  # which may have been computed again, and are as large
+        if beside is not None:
+            by_weights = by_weights + beside
         by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
-        return None, by_output, *by_factors, None, None, by_down
+        return None, by_output, by_gate, by_up, by_weights, None, None, by_down, by_bias
 
 
-def _added(passed: _Passed, x: Tensor, inner: Tensor, places: Places, down: Tensor) -> Tensor:
+class _Last(NamedTuple):
+    """The last matrix of experts, their last biases, and what these are weighted with."""
+
+    down: Tensor
+    bias: Tensor | None
+    weights: Tensor | None
+
+
+class _Returned(NamedTuple):
+    """Gradients before the last product, and what those of its matrix are made of."""
+
+    rows: Tensor  # by experts' results, [rows, h]
+    by_inner: Tensor
+    ends: Tensor
+    by_weights: Tensor | None  # what biases add to it
+    by_bias: Tensor | None
+
+
+def _added(passed: _Passed, x: Tensor, inner: Tensor, places: Places, last: _Last) -> Tensor:
     """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
-    ends = places.ends(passed.model.experts)
-    rows = experts.grouped(inner, experts.leaving(passed.mixture.open(down), len(ends)), ends)
-    summed = passed.mixture.ranks.sum(passed.mixture.rows.combined(rows, places, None))()
-    return x + summed.view(x.shape)
+    mixture, ends = passed.mixture, places.ends(passed.model.experts)
+    rows = experts.grouped(inner, experts.leaving(mixture.open(last.down), len(ends)), ends)
+    output = mixture.rows.combined(rows, places, None)
+    if last.bias is not None:
+        output.addmm_(_weights_of_all(passed, places, last, output.dtype), last.bias.T)
+    return x + mixture.ranks.sum(output)().view(x.shape)
 
 
-def _returned(
-    passed: _Passed, by_output: Tensor, places: Places, down: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _weights_of_all(passed: _Passed, places: Places, last: _Last, dtype: torch.dtype) -> Tensor:
+    assert last.weights is not None
+    count, ranks = passed.model.experts, passed.mixture.ranks
+    return expert_biases.weights_of_all(places, last.weights, count, dtype, ranks)
+
+
+def _returned(passed: _Passed, by_output: Tensor, places: Places, last: _Last) -> _Returned:
     """The gradients by experts' results and by the rows before the last product, and ends."""
-    ends = places.ends(passed.model.experts)
-    gathered = passed.mixture.ranks.gather(by_output)().flatten(0, -2)
-    rows = passed.mixture.rows.sent(gathered, places)
-    factors = experts.entering(passed.mixture.open(down), len(ends))
-    return rows, experts.grouped(rows, factors, ends), ends
+    mixture, ends = passed.mixture, places.ends(passed.model.experts)
+    gathered = mixture.ranks.gather(by_output)().flatten(0, -2)
+    rows = mixture.rows.sent(gathered, places)
+    by_inner = experts.grouped(rows, experts.entering(mixture.open(last.down), len(ends)), ends)
+    if last.bias is None:
+        return _Returned(rows, by_inner, ends, None, None)
+    by_weights = expert_biases.by_row(places, gathered @ last.bias, len(ends), mixture.ranks)
+    if mixture.frozen:
+        return _Returned(rows, by_inner, ends, by_weights, None)
+    weights = _weights_of_all(passed, places, last, gathered.dtype)
+    by_bias = _by_matrix(mixture.sums, DOWN_BIAS, gathered, weights)
+    return _Returned(rows, by_inner, ends, by_weights, by_bias)

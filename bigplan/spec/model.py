@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from bigplan.spec.architecture import OF_EXPERTS, Architecture
+from bigplan.spec.architecture import Architecture
+from bigplan.spec.experts import OF_EXPERTS
 from bigplan.spec.layers import BLOCK, DENSE, described
 from bigplan.spec.step import LayerStep, Parameter
 
