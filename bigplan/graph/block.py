@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 from bigplan.graph.activations import block_saved_bytes, score_bytes
 from bigplan.graph.adapters import adapter_products, local_adapters
@@ -14,6 +15,7 @@ from bigplan.graph.attention import (
     widened_bytes,
 )
 from bigplan.graph.eight_bits import cast_bytes, casts
+from bigplan.graph.expert_biases import expert_biases, vector_bytes
 from bigplan.graph.experts import (
     backward_workspace,
     combining,
@@ -127,10 +129,12 @@ def block(shape: RankShape) -> LayerKind:
         forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
         + widened_bytes(shape) // 2
         + forward_bytes(shape)
+        + vector_bytes(shape)
         + exchange_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[0],
         backward_workspace=_backward_workspace(shape, trained, saved)
+        + vector_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[1],
         chained=_chained(shape),
@@ -149,15 +153,22 @@ def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...
     biases = tuple(
         Stream(f"{gemm.name} bias", gemm.m * gemm.n * shape.element)
         for gemm, step in zip(gemms, products, strict=True)
-        if step.biased
+        if step.biased and gemm.groups == 1
     )
+    biased = [expert_biases(shape, step) for step in products]
+    more, more_back = (tuple(chain(*(pair[side] for pair in biased))) for side in (0, 1))
     if shape.frozen:
         forward, backward = adapter_products(shape, products)
         opened = unpacking(shape, products)
-        return (*gemms, *opened, *forward), (*by_input(gemms), *opened, *backward)
+        return (*gemms, *more, *opened, *forward), (
+            *by_input(gemms),
+            *more_back,
+            *opened,
+            *backward,
+        )
     pairs = [casts(shape, *one) for one in zip(gemms, products, strict=True) if one[0].fp8]
     ahead, back = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return (*gemms, *ahead), (*by_input_and_weight(gemms), *biases, *back)
+    return (*gemms, *more, *ahead), (*by_input_and_weight(gemms), *biases, *more_back, *back)
 
 
 def _product(shape: RankShape, step: LayerStep, *, fp8: bool) -> Gemm:

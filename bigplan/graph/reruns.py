@@ -8,6 +8,7 @@ from bigplan.graph.activations import saved_values, score_bytes
 from bigplan.graph.adapters import adapters_of
 from bigplan.graph.attention import exchanges
 from bigplan.graph.eight_bits import name_of_cast
+from bigplan.graph.expert_biases import biases_of
 from bigplan.graph.experts import SENT, exchanged
 from bigplan.graph.graph import Recompute, Rerun
 from bigplan.graph.latent import into_heads, made_again, runs_again
@@ -84,10 +85,10 @@ def _copies(streams: Sequence[Stream]) -> tuple[Stream, ...]:
 
 
 def _of(steps: Sequence[LayerStep], operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """The operators that run these steps, casts to fp8 and adapters included."""
+    """The operators that run these steps, casts to fp8, adapters and experts' biases included."""
     names = {name for step in steps for name in (step.name, name_of_cast(step.name))}
-    adapted = tuple(adapters_of(step.name) for step in steps)
-    return tuple(op for op in operators if op.name in names or op.name.startswith(adapted))
+    beside = tuple(of(step.name) for step in steps for of in (adapters_of, biases_of))
+    return tuple(op for op in operators if op.name in names or op.name.startswith(beside))
 
 
 def unread(steps: Sequence[LayerStep]) -> Sequence[LayerStep]:

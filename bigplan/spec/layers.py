@@ -20,6 +20,7 @@ BLOCKS = (DENSE, BLOCK)
 ROUTER_BIAS = "router.bias"  # a constant that is added to shares
 SCORE_BIAS = "router_scores.bias"
 SINKS = "attention.sinks"
+OF_AN_EXPERT = "experts."  # what names of parameters begin with of which each expert has a part
 SHARED_GATE = "shared_gate.weight"
 # Steps of an MLP beside the experts.
 SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"

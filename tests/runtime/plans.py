@@ -143,7 +143,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
             "experts_per_token": draw(st.sampled_from((1, 2, 3))),
             "router_normalised": draw(flag),
             "router_loss": draw(st.sampled_from((0.0, 0.1))),
-        } | draw(beside_experts())
+        } | draw(beside_experts() | of_gpt_oss())
     if kind > 0:
         style |= {
             "norm": "layernorm",
@@ -166,7 +166,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         } | draw(st.sampled_from(_RESIDUALS))
     if kind == 0 and draw(flag):
         style = _of_gemma(draw)
-    latent = kind < 1 and not style.keys() & {"norm_plus_one"} and draw(flag)
+    latent = kind < 1 and not style.keys() & {"norm_plus_one", "attention_sinks"} and draw(flag)
     if latent:
         style |= _latent(draw)
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
@@ -220,6 +220,20 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
     return style
 
 
+@st.composite
+def of_gpt_oss(draw: st.DrawFn) -> dict[str, object]:
+    """Parts of GPT-OSS's models, each or not."""
+    flag = st.booleans()
+    return {
+        "experts": 4,
+        "mlp": draw(st.sampled_from(("clamped_swiglu", "swiglu"))),
+        "mlp_bias": draw(flag),
+        "routing": {"score_bias": draw(flag)},
+        "attention_sinks": draw(flag),
+        "attention_output_bias": draw(flag),
+    }
+
+
 def _of_gemma(draw: st.DrawFn) -> dict[str, object]:
     """Parts of Gemma's, OLMo's and Granite's models, each or not.
 
@@ -233,7 +247,7 @@ def _of_gemma(draw: st.DrawFn) -> dict[str, object]:
         "norm_plus_one": draw(st.booleans()),
         "embedding_scale": draw(st.sampled_from((1.0, 3.0))),
         "score_scale": draw(st.sampled_from((None, 0.3))),
-        "score_cap": draw(st.sampled_from((None, 0.8))),
+        **draw(st.sampled_from(({"score_cap": 0.8}, {"attention_sinks": True}, {}))),
         "logit_cap": draw(st.sampled_from((None, 0.8))),
     }
     if draw(st.booleans()):

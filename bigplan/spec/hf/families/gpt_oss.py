@@ -44,7 +44,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
-    """transformers wants a window even if no block has it, and scales angles if none is told."""
+    """Transformers wants a window even if no block has it, and scales angles if none is told."""
     return (
         write_llama_like(model, "gpt_oss", "GptOssForCausalLM")
         | _CONSTANTS
