@@ -120,6 +120,8 @@ _NORMS_OF_HEADS: tuple[dict[str, object], ...] = (
     {"qk_norm": True},
     {"qk_norm": True, "qk_norm_whole": True},
 )
+# As many heads as a tensor is to be long.
+_SINKS: dict[str, object] = {"attention_sinks": True, "heads": 16, "head_dim": 8}
 _RESIDUALS: tuple[dict[str, object], ...] = (
     {"parallel_residual": False},
     {"parallel_residual": True},
@@ -224,12 +226,11 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
 def of_gpt_oss(draw: st.DrawFn) -> dict[str, object]:
     """Parts of GPT-OSS's models, each or not."""
     flag = st.booleans()
-    return {
-        "experts": 4,
+    return draw(st.sampled_from((_SINKS, {}))) | {
+        "experts": 16,
         "mlp": draw(st.sampled_from(("clamped_swiglu", "swiglu"))),
         "mlp_bias": draw(flag),
         "routing": {"score_bias": draw(flag)},
-        "attention_sinks": draw(flag),
         "attention_output_bias": draw(flag),
     }
 
@@ -247,7 +248,7 @@ def _of_gemma(draw: st.DrawFn) -> dict[str, object]:
         "norm_plus_one": draw(st.booleans()),
         "embedding_scale": draw(st.sampled_from((1.0, 3.0))),
         "score_scale": draw(st.sampled_from((None, 0.3))),
-        **draw(st.sampled_from(({"score_cap": 0.8}, {"attention_sinks": True}, {}))),
+        **draw(st.sampled_from(({"score_cap": 0.8}, _SINKS, {}))),
         "logit_cap": draw(st.sampled_from((None, 0.8))),
     }
     if draw(st.booleans()):
