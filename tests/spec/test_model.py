@@ -204,8 +204,8 @@ def test_experts() -> None:
         ({"experts": 8}, "`experts_per_token` is 0, which must be from 1 to `experts` 8"),
         ({"experts": 8, "experts_per_token": 9}, "is 9, which must be from 1 to `experts` 8"),
         (
-            {"experts": 8, "experts_per_token": 2, "mlp": "gelu", "mlp_bias": True},
-            "`experts` 8 with `mlp: gelu` and `mlp_bias`, but experts are swiglu MLPs without",
+            _EIGHT | {"mlp": "gelu", "parallel_residual": True},
+            "`experts` 8 with `mlp: gelu` and `parallel_residual`, but experts are swiglu MLPs, c",
         ),
         (
             {"experts": 8, "experts_per_token": 2, "parallel_residual": True},
@@ -221,6 +221,12 @@ def test_experts() -> None:
             _EIGHT | {"router_loss": 0.1, "routing": {"scores": "sigmoid"}},
             "`router_loss` 0.1 balances a softmax, but `routing.scores` is sigmoid; remove it",
         ),
+        (_EIGHT | {"mlp_bias": True, "shared_ffn": 8}, "`mlp_bias` of experts with `shared_ffn`"),
+        (
+            _EIGHT | {"mlp": "clamped_swiglu", "dense_blocks": 1, "dense_ffn": 8},
+            "`mlp: clamped_swiglu` of experts with `dense_blocks`, whose MLPs have neither",
+        ),
+        ({"mlp": "clamped_swiglu"}, "`mlp: clamped_swiglu` without `experts`"),
         (_EIGHT | {"routing": {"groups": 3}}, "`routing.groups` 3 must divide `experts` 8 into"),
         (_EIGHT | {"routing": {"groups": 8}}, "into groups of two or more, the two best of which"),
         (
