@@ -21,9 +21,8 @@ from bigplan.runtime.tensor_parallel import TensorParallel
 
 def unit_vectors(places: Places, experts: int, dtype: torch.dtype) -> Tensor:
     """For each row the unit vector of its expert, [rows, experts]."""
-    mine = places.chosen.flatten()[places.order].long()
-    vectors = torch.zeros(len(mine), experts, dtype=dtype, device=mine.device)
-    return vectors.scatter_(1, mine[:, None], 1.0)
+    mine = places.chosen.flatten()[places.order]
+    return (mine[:, None] == torch.arange(experts, device=mine.device)).to(dtype)
 
 
 def add_biases_(rows: Tensor, vectors: Tensor, biases: Tensor) -> Tensor:
