@@ -40,7 +40,7 @@ def expert_biases(
     made = shape.element * rows * experts
     read = shape.element * count * rows * columns
     vectors = Stream(f"{name}, vectors", made, VECTOR_LAUNCHES)
-    ahead = Stream(f"{name}, vectors", made + read, VECTOR_LAUNCHES)
+    ahead = Stream(f"{name}, vectors", count * made + read, count * VECTOR_LAUNCHES)
     return (product, ahead), (*back, *([vectors] if back else []))
 
 

@@ -108,9 +108,15 @@ _FOREIGN_KEYS = (
 )
 
 
+# Quantised files that are read, as what they were made of in bf16.
+_READ_QUANTISED = (("gpt_oss", "mxfp4"),)
+
+
 def refuse_foreign(config: Mapping[str, Any], where: str) -> None:
     """Quantised weights, and anything else that is no decoder-only transformer."""
-    if config.get("quantization_config") not in _OFF:
+    quantised = config.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    if quantised not in _OFF and (config["model_type"], method) not in _READ_QUANTISED:
         raise RefusedError(
             f"{where}: `quantization_config` is set: its files hold quantised weights, which are "
             "not read; take a bf16 copy of the model, or remove the key to plan without its weights"

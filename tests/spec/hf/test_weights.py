@@ -83,8 +83,8 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
         names = [p.name for kind in beside.kinds().values() for p in kind]
         named |= {*(name.rpartition(".")[0] for name in names), ROUTER_BIAS}
         own = {"attention_sinks": True, "mlp_bias": True, "routing": {"score_bias": True}}
-        own = ModelSpec.model_validate(model.model_dump() | own | {"shared_ffn": 0})
-        names = [p.name for kind in own.kinds().values() for p in kind]
+        biased = ModelSpec.model_validate(model.model_dump() | own | {"shared_ffn": 0})
+        names = [p.name for kind in biased.kinds().values() for p in kind]
         named |= {*names, *(name.rpartition(".")[0] for name in names)}
     return named
 
