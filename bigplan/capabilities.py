@@ -18,7 +18,7 @@ NATIVE_PARTS = (
     *("norm_plus_one", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
-    "attention_sinks",
+    *("attention_sinks", "qk_norm_turned"),
 )
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
 NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2")

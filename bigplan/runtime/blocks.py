@@ -234,13 +234,25 @@ def _grouped_heads(
         q = normed_whole(p, "q_norm", q, model, ways)
         k = normed_whole(p, "k_norm", k, model, ways)
     q, k, v = (_heads(y, *shape) for y in (q, k, v))
-    if model.qk_norm and not model.qk_norm_whole:
-        q = rms_normed(q, p["q_norm.weight"], rms_rule(model), ways.kernels)
-        k = rms_normed(k, p["k_norm.weight"], rms_rule(model), ways.kernels)
+    if not model.qk_norm_turned:
+        q, k = _normed_heads(p, q, k, model, ways)
     if attends.rope_theta is not None:
         turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
         q, k = turned(q, *tables), turned(k, *tables)
+    if model.qk_norm_turned:
+        q, k = _normed_heads(p, q, k, model, ways)
     return q, k, v
+
+
+def _normed_heads(
+    p: Parameters, q: Tensor, k: Tensor, model: ModelSpec, ways: Ways
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys [b, s, heads, head_dim] by norms of each head, where the model has them."""
+    if not model.qk_norm or model.qk_norm_whole:
+        return q, k
+    rule = rms_rule(model)
+    q = rms_normed(q, p["q_norm.weight"], rule, ways.kernels)
+    return q, rms_normed(k, p["k_norm.weight"], rule, ways.kernels)
 
 
 def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:

@@ -123,6 +123,8 @@ class Architecture(Spec):
     """RMSNorm on each head's queries and keys, as in Qwen3"""
     qk_norm_whole: bool = False
     """that norm is over all heads together, as in OLMo 2"""
+    qk_norm_turned: bool = False
+    """that norm is of what rope has turned, as in Hunyuan"""
     sliding_window: int | None = Field(default=None, gt=0, le=10**9)
     """tokens that a token attends to: itself and those just before it; null: all before it"""
     attention_pattern: tuple[str, ...] = ()
@@ -255,6 +257,13 @@ class Architecture(Spec):
             )
         if self.qk_norm_whole and not self.qk_norm:
             raise InputError("`qk_norm_whole` without `qk_norm`; state it, or remove this")
+        if self.qk_norm_turned and (
+            not self.qk_norm or self.qk_norm_whole or self.positions != "rope"
+        ):
+            raise InputError(
+                "`qk_norm_turned` is of `qk_norm` of each head with `positions: rope`; state "
+                "these, or remove it"
+            )
         if self.embedding_scale != 1 and self.positions == "learned":
             raise InputError(
                 f"`embedding_scale` {self.embedding_scale:g} with `positions: learned`, which are "

@@ -146,15 +146,30 @@ def _grouped_heads(
     values = keys._replace(name="values")
     modules = {"q_proj": queries, "k_proj": keys, "v_proj": values}
     steps = [product("query, key, value", x, modules, bias=model.qkv_bias)]
-    if model.qk_norm:
-        normed = _norm_of_heads(model, "q_norm", queries), _norm_of_heads(model, "k_norm", keys)
-        queries, keys = (step.gives[0] for step in normed)
-        steps += normed
-    if model.positions == "rope":
-        turned = tuple(heads._replace(name=f"turned {heads.name}") for heads in (queries, keys))
-        steps.append(LayerStep(StepOp.ROTARY, "rotary embedding", (queries, keys), turned))
-        queries, keys = turned
+    ways = (_norms_of_heads, _rotary)
+    for way in reversed(ways) if model.qk_norm_turned else ways:
+        more = way(model, (queries, keys))
+        if more:
+            queries, keys = (value for step in more for value in step.gives)
+        steps += more
     return steps, (queries, keys, values)
+
+
+def _norms_of_heads(model: Architecture, heads: tuple[StepValue, StepValue]) -> list[LayerStep]:
+    """Those of queries and keys, where the model has them."""
+    if not model.qk_norm:
+        return []
+    return [
+        _norm_of_heads(model, name, x) for name, x in zip(("q_norm", "k_norm"), heads, strict=True)
+    ]
+
+
+def _rotary(model: Architecture, heads: tuple[StepValue, StepValue]) -> list[LayerStep]:
+    """What turns queries and keys by their positions, where the model has it."""
+    if model.positions != "rope":
+        return []
+    turned = tuple(one._replace(name=f"turned {one.name}") for one in heads)
+    return [LayerStep(StepOp.ROTARY, "rotary embedding", heads, turned)]
 
 
 def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:

@@ -164,6 +164,13 @@ OLMO3 = OLMO | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
     },
 }
+OLMO3_YARN = OLMO3 | {
+    "rope_parameters": {
+        "full_attention": YARN | {"attention_factor": 1.3},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+    },
+}
+HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 5000.0, "alpha": 20.0, "factor": 1.0}
 COHERE = NO_TOKENS | {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
 COHERE2 = COHERE | {
     "num_hidden_layers": 3,
@@ -231,6 +238,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", OLMO),
     "olmo2-mha-tied": ("olmo2", OLMO | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
     "olmo3": ("olmo3", OLMO3),
+    "olmo3-yarn": ("olmo3", OLMO3_YARN),
+    "hunyuan": ("hunyuan_v1_dense", OLMO | {"head_dim": 16, "attention_bias": True}),
+    "hunyuan-alpha": (
+        "hunyuan_v1_dense",
+        OLMO | {"rope_parameters": HUNYUAN_ROPE, "head_dim": 16, "tie_word_embeddings": True},
+    ),
     "granite": ("granite", GRANITE),
     "granite-bias-tied": (
         "granite",

@@ -119,6 +119,7 @@ _NORMS_OF_HEADS: tuple[dict[str, object], ...] = (
     {"qk_norm": False},
     {"qk_norm": True},
     {"qk_norm": True, "qk_norm_whole": True},
+    {"qk_norm": True, "qk_norm_turned": True},
 )
 # As many heads as a tensor is to be long.
 _SINKS: dict[str, object] = {"attention_sinks": True, "heads": 16, "head_dim": 8}
@@ -174,7 +175,9 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
     several = "attention_pattern" in style or "dense_blocks" in style
     tied = draw(flag)
-    normed = draw(st.sampled_from(_NORMS_OF_HEADS[:1] if latent else _NORMS_OF_HEADS))
+    turned = style.get("positions", "rope") == "rope"
+    norms = _NORMS_OF_HEADS if turned else _NORMS_OF_HEADS[:3]
+    normed = draw(st.sampled_from(norms[:1] if latent else norms))
     return tiny_model(
         layers=draw(st.integers(2 if several else 1, 3)),
         kv_heads=4 if latent else draw(st.sampled_from(kv_heads)),

@@ -257,6 +257,16 @@ def test_layer_sequence() -> None:
         ({"num_experts": 8}, "unknown key 'num_experts'; did you mean 'experts'?"),
         ({"shared_experts": 1}, "`shared_experts`: experts of other kinds, or as other tools"),
         ({"shared_norm": True}, "`shared_norm` without `parallel_residual`: MLPs that come after"),
+        ({"attention_sinks": True, "score_cap": 5.0}, "`attention_sinks` with `score_cap`, whose"),
+        (
+            {"attention_sinks": True, "positions": "alibi"},
+            "`attention_sinks` with `positions: alibi`, whose kernels take no sinks; remove one",
+        ),
+        (
+            {"rope_scaling": {"name": "linear", "factor": 2.0, "attention_factor": 1.1}},
+            "`attention_factor` is of yarn and longrope, `rounded` of yarn, and `name` is linear",
+        ),
+        ({"qk_norm_turned": True}, "`qk_norm_turned` is of `qk_norm` of each head"),
         ({"qk_norm_whole": True}, "`qk_norm_whole` without `qk_norm`; state it"),
         ({"head_bias": True, "tied_embeddings": True}, "`head_bias` with `tied_embeddings`, which"),
         ({"norms": "after", "parallel_residual": True}, "`norms` after with `parallel_residual`"),

@@ -77,6 +77,7 @@ def refuse_experts(
 
 # Dense decoders that people train, and what their blocks have that no block here has.
 _OTHER_BLOCKS = {
+    "apertus": "its activation, xIELU, has trained numbers of its own",
     "gemma3": "it has a vision tower",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
 }

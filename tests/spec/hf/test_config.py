@@ -519,6 +519,11 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("stablelm", {"qk_layernorm": True}, "`qk_layernorm` is True"),
         ("stablelm", {"use_parallel_residual": True}, "`use_parallel_residual` is True"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
+        (
+            "apertus",
+            {},
+            "model_type 'apertus' is not supported: its activation, xIELU, has trained",
+        ),
         ("gpt_oss", {"swiglu_limit": 10.0}, "`swiglu_limit` is 10.0, which is not supported"),
         ("deepseek_v32", {}, "deepseek_v3, deepseek_v2, kimi_k2, gpt_oss, or a dense one"),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),

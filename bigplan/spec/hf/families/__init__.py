@@ -20,6 +20,7 @@ from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
 from bigplan.spec.hf.families.gpt_oss import GPT_OSS
 from bigplan.spec.hf.families.gptj import GPTJ
 from bigplan.spec.hf.families.granite import GRANITE
+from bigplan.spec.hf.families.hunyuan import HUNYUAN
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
 from bigplan.spec.hf.families.ministral import MINISTRAL
 from bigplan.spec.hf.families.olmo import OLMO2, OLMO3
@@ -74,4 +75,5 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "deepseek_v2": DEEPSEEK_V2,
     "kimi_k2": DEEPSEEK_V3,
     "gpt_oss": GPT_OSS,
+    "hunyuan_v1_dense": HUNYUAN,
 }

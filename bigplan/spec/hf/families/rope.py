@@ -9,7 +9,7 @@ from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.rope_scaling import FAST, SLOW, RopeScaling
 
 _LENGTH = "original_max_position_embeddings"
-_PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, which holds everything
+PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, which holds everything
 _OF_YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # which files call so, too
 _FIELDS = {
     "factor": "factor",
@@ -26,13 +26,13 @@ _OLD_NAMES = {"su": "longrope"}
 
 
 def _within(key: str) -> tuple[str, ...]:
-    return tuple(f"{place}.{key}" for place in _PLACES)
+    return tuple(f"{place}.{key}" for place in PLACES)
 
 
 ROPE_KEYS: Mapping[str, tuple[str, ...]] = {
     "rope_theta": (*_within("rope_theta"), "rope_theta"),
     "rotary_fraction": (*_within("partial_rotary_factor"), "partial_rotary_factor"),
-    "rope_scaling": _PLACES,
+    "rope_scaling": PLACES,
     "rope_scaling.name": (*_within("rope_type"), *_within("type")),
     **{f"rope_scaling.{field}": _within(key) for field, key in _FIELDS.items()},
 }
