@@ -197,7 +197,7 @@ def _with_biases(
         return expert_biases.unit_vectors(places, count, x.dtype)
 
     def shares() -> Tensor:
-        return expert_biases.weights_of_all(places, weights, count, x.dtype, ONE)
+        return expert_biases.weights_of_all(places, weights, x.dtype, ONE, last)
 
     def add_first() -> Tensor:
         return expert_biases.add_biases_(gate, vectors(), first)
@@ -208,7 +208,7 @@ def _with_biases(
             add_product(sums[0], gate, made, fresh=False)
 
     def back_last() -> None:
-        expert_biases.by_row(places, x @ last, count, ONE)
+        expert_biases.by_row(places, x @ last, ONE)
         add_product(sums[1], x, shares(), fresh=False)
 
     works["forward"]["biases of mlp up"] = lambda: (add_first(), add_first())

@@ -190,7 +190,7 @@ def may_capture(graph: Graph, placement: Placement) -> bool:
     wait for numbers within a pass.
     """
     blocks = {name: kind for name, kind in placement.stages[0].kinds.items() if name in BLOCKS}
-    waits = any(graph.kinds[name].waits for name in blocks)
+    waits = any(graph.kinds[name].waits or graph.kinds[name].ep > 1 for name in blocks)
     if not blocks or not graph.strategy.whole_passes or waits:
         return False
     tiers = {

@@ -17,6 +17,7 @@ from bigplan.graph.attention import (
 from bigplan.graph.eight_bits import cast_bytes, casts
 from bigplan.graph.expert_biases import expert_biases, vector_bytes
 from bigplan.graph.experts import (
+    arriving_bytes,
     backward_workspace,
     combining,
     exchanged,
@@ -56,6 +57,7 @@ from bigplan.graph.shared import (
     shared_inner_bytes,
     shared_workspace,
 )
+from bigplan.graph.spread import counted
 from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_SUM, SHARED_UP
 from bigplan.spec.step import LayerStep, StepOp
@@ -110,6 +112,7 @@ def block(shape: RankShape) -> LayerKind:
             *into_mlp(shape, "mlp input"),
             *shape.out_of_matrix("attention output"),
             *out_of_mlp(shape, "mlp output"),
+            *counted(shape),
             *exchanged(shape),
             *wide_norms(shape),
         ),
@@ -127,6 +130,7 @@ def block(shape: RankShape) -> LayerKind:
         boundary=shape.hidden,
         reruns=reruns(shape, saved, linear, inner, forward),
         forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
+        + arriving_bytes(shape)
         + widened_bytes(shape) // 2
         + forward_bytes(shape)
         + vector_bytes(shape)
@@ -135,6 +139,7 @@ def block(shape: RankShape) -> LayerKind:
         + cast_bytes(shape)[0],
         backward_workspace=_backward_workspace(shape, trained, saved)
         + vector_bytes(shape)
+        + arriving_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[1],
         chained=_chained(shape),
@@ -142,7 +147,12 @@ def block(shape: RankShape) -> LayerKind:
         frozen=shape.frozen,
         adapters=adapters,
         waits=any(isinstance(product, Gemm) and product.apart for product in linear),
-        whole_experts=sum(t.elements for t in tensors if t.experts and shape.dispatched),
+        whole_experts=(
+            sum(t.elements for t in tensors if t.experts)
+            if shape.dispatched or shape.spreads_experts
+            else 0
+        ),
+        ep=shape.strategy.ep if shape.spreads_experts else 1,
     )
 
 

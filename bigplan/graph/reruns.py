@@ -9,12 +9,13 @@ from bigplan.graph.adapters import adapters_of
 from bigplan.graph.attention import exchanges
 from bigplan.graph.eight_bits import name_of_cast
 from bigplan.graph.expert_biases import biases_of
-from bigplan.graph.experts import SENT, exchanged
+from bigplan.graph.experts import SENT, brought_again, kept_rows
 from bigplan.graph.graph import Recompute, Rerun
 from bigplan.graph.latent import into_heads, made_again, runs_again
 from bigplan.graph.operators import Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.shared import into_mlp, out_of_mlp
+from bigplan.graph.spread import counted, places_bytes
 from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.layers import SHARED_ACTIVATION
 from bigplan.spec.step import LayerStep, StepOp, StepValue
@@ -49,10 +50,12 @@ def reruns(
     wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
     widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
     widened = sum(kept[value] for step in widening for value in step.gives if value in kept)
-    gathered = (*into_mlp(shape, "mlp input"), *exchanged(shape)[:1])
+    gathered = (*into_mlp(shape, "mlp input"), *brought_again(shape))
     # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
     again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
     widened -= sum(map(shape.activation_shape.nbytes, _read_again(steps, widening, kept)))
+    if shape.spreads_experts:
+        widened += kept_rows(shape) - places_bytes(shape)
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
     left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
@@ -62,7 +65,7 @@ def reruns(
     if all(op.name != "mlp down" for op in left_out):
         summed += out_of_mlp(shape, "mlp output")
     exchanged_again = (*exchanges(shape), *wide_norms(shape))
-    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *gathered))
+    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 

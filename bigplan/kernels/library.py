@@ -165,9 +165,20 @@ class Library:
         rows.put(total, part, fresh=fresh)
 
     def weighted(
-        self, gate: Tensor, up: Tensor, weights: Tensor, *, clamped: bool = False
+        self,
+        gate: Tensor,
+        up: Tensor,
+        weights: Tensor,
+        *,
+        varying: bool = False,
+        clamped: bool = False,
     ) -> Tensor:
-        """SwiGLU of rows [rows, f] times a weight each, fp32 [rows]; `clamped`: GPT-OSS's."""
+        """SwiGLU of rows [rows, f] times a weight each, fp32 [rows]; `clamped`: GPT-OSS's.
+
+        `varying`: the number of rows is another every time, for which no kernel is made.
+        """
+        if varying:
+            return rows.weighted(gate, up, weights)
         shape = tuple(gate.shape)
         entry = self._entry(
             ("weighted", shape, gate.dtype, clamped),
@@ -183,9 +194,12 @@ class Library:
         weights: Tensor,
         gradient: Tensor,
         *,
+        varying: bool = False,
         clamped: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients by gate, up and weights; what `weighted` gives goes to `gradient`."""
+        if varying:
+            return rows.weighted_backward(gate, up, weights, gradient)
         shape = tuple(gate.shape)
         entry = self._entry(
             ("weighted backward", shape, gate.dtype, clamped),

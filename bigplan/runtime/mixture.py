@@ -3,7 +3,9 @@
 They save what bigplan/spec/layers.py says: the MLP's input, the routers' scores, two numbers and a
 weight for each row, gate and up, and the activation only where nothing is recomputed. As in
 products.py, products may add weights' gradients to sums. Tensor-parallel ranks gather all tokens
-before the router, all choose alike, and have a part of each expert.
+before the router, all choose alike, and have a part of each expert. Expert-parallel ranks have some
+experts each (expert_parallel.py): gate, up and weights are of the tokens that come to a rank, which
+are saved, too, because it takes an exchange to have them again.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime import expert_biases, experts
+from bigplan.runtime.expert_parallel import ALL_HERE, Dispatch, ExpertParallel
 from bigplan.runtime.experts import Places, Put, RowOperators
 from bigplan.runtime.matrices import Open, as_stored
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
@@ -31,11 +34,13 @@ EXPERTS = (ROUTER, GATE, UP, DOWN, GATE_BIAS, UP_BIAS, DOWN_BIAS)
 class Routed(NamedTuple):
     """What experts make of the rows that they are sent, and where the rows are."""
 
+    came: Tensor  # tokens [., h]
     gate: Tensor  # [rows, f]
     up: Tensor  # [rows, f]
     weights: Tensor  # fp32 [rows]
+    by_token: Tensor  # fp32 [tokens * k]: weights of this rank's tokens' rows
     places: Places
-    experts: int
+    dispatch: Dispatch
 
 
 class GradientSums(Protocol):
@@ -48,8 +53,9 @@ class GradientSums(Protocol):
         """Add each expert's gradient^T rows, its factors."""
 
 
-# Told what gives gate and up again: the MLP's input, the parameters and the places of rows.
-ForgetRouted = Callable[[Mapping[str, Tensor], Tensor, Routed], None]
+Matrix = tuple[Tensor, ...]  # of experts, and their biases where they have some
+# Told what gives tokens, gate and up again: the MLP's input, and gate's and up's matrices.
+ForgetRouted = Callable[[Tensor, tuple[Matrix, Matrix], Routed], None]
 
 
 class Mixture(NamedTuple):
@@ -65,6 +71,7 @@ class Mixture(NamedTuple):
     rows: RowOperators = experts.RowOperators()
     frozen: bool = False  # nobody asks for weights' gradients, nor keeps what they would be made of
     open: Open = as_stored  # of experts' matrices
+    spread: ExpertParallel = ALL_HERE  # who has which experts
 
 
 PLAIN = Mixture()
@@ -77,59 +84,87 @@ class _Passed(NamedTuple):
     model: ModelSpec
 
 
+class _Sent(NamedTuple):
+    """The same, once tokens are at their experts."""
+
+    mixture: Mixture
+    dispatch: Dispatch
+
+
 def mlp(
     p: Mapping[str, Tensor], x: Tensor, normed: Tensor, model: ModelSpec, mixture: Mixture = PLAIN
 ) -> Tensor:
     """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
-    passed = _Passed(mixture._replace(forget=None), model)
-    if model.mlp == "clamped_swiglu":
-        passed = passed._replace(mixture=passed.mixture._replace(rows=mixture.rows.of_clamped))
+    rows = mixture.rows.of_clamped if model.mlp == "clamped_swiglu" else mixture.rows
+    passed = _Passed(mixture._replace(forget=None, rows=rows), model)
     biases = (p.get(name) for name in (SCORE_BIAS, GATE_BIAS, UP_BIAS))
-    weights = p[ROUTER], p[GATE], p[UP]
-    outputs = _Routed.apply(passed, normed, p.get(ROUTER_BIAS), *weights, *biases)  # type: ignore[no-untyped-call]
-    gate, up, weights, *places = outputs
-    routed = Routed(gate, up, weights, Places(*places), model.experts)
-    if mixture.forget is not None:
-        mixture.forget(p, normed, routed)
-    last = *places, p[DOWN], p.get(DOWN_BIAS)
+    routed = _Routed.apply(  # type: ignore[no-untyped-call]
+        passed, mixture.forget, normed, p.get(ROUTER_BIAS), p[ROUTER], p[GATE], p[UP], *biases
+    )
+    gate, up, weights, by_token, dispatch, *places = routed
+    there = _Sent(passed.mixture, dispatch)
+    last = p[DOWN], p.get(DOWN_BIAS), weights if by_token is None else by_token
     if mixture.gated:
-        return _Gated.apply(passed, x, gate, up, weights, *last)  # type: ignore[no-any-return, no-untyped-call]
-    inner = Weighted.apply(passed.mixture.rows, gate, up, weights)  # type: ignore[no-untyped-call]
-    return _Closing.apply(passed, x, inner, weights, *last)  # type: ignore[no-any-return, no-untyped-call]
+        return _Gated.apply(there, x, gate, up, weights, *places, *last)  # type: ignore[no-any-return, no-untyped-call]
+    inner = Weighted.apply(rows, gate, up, weights)  # type: ignore[no-untyped-call]
+    return _Closing.apply(there, x, inner, *places, *last)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def sent(operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
-    """The rows [rows, h] of all tokens x [..., h]."""
-    return operators.sent(x.flatten(0, -2), Places(*places))
+def came(dispatch: Dispatch, operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
+    """The tokens [., h] that experts get, of all tokens x [..., h]."""
+    return dispatch.came(operators, x.flatten(0, -2), Places(*places))
 
 
-def given(count: int, opened: Open, rows: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
-    """What the first matrix of `count` experts [f * count, h] makes of their rows: [rows, f].
+def sent(dispatch: Dispatch, operators: RowOperators, tokens: Tensor, *places: Tensor) -> Tensor:
+    """The rows [rows, h] of tokens [..., h] that came."""
+    return operators.sent(tokens.flatten(0, -2), dispatch.here(Places(*places)))
 
-    `others`: the rows' places, and the experts' biases [f, count] where they have some.
+
+def weights(dispatch: Dispatch, values: Tensor, *places: Tensor) -> Tensor:
+    """The weights of rows of tokens that came."""
+    return dispatch.weights(values, Places(*places))
+
+
+def given(
+    dispatch: Dispatch, opened: Open, rows: Tensor, weight: Tensor, *others: Tensor
+) -> Tensor:
+    """What the first matrix of experts [f * experts, h] makes of their rows: [rows, f].
+
+    `others`: the rows' places, and all experts' biases where they have some.
     """
     chosen, order, *biases = others
     places = Places(chosen, order)
-    found = experts.grouped(rows, experts.entering(opened(weight), count), places.ends(count))
+    ends = dispatch.ends(places)
+    found = experts.grouped(rows, experts.entering(opened(weight), len(ends)), ends)
     for bias in biases:
-        vectors = expert_biases.unit_vectors(places, count, rows.dtype)
-        expert_biases.add_biases_(found, vectors, bias)
+        expert_biases.add_biases_(found, _unit_vectors(dispatch, places, bias), bias)
     return found
 
 
+def _unit_vectors(dispatch: Dispatch, places: Places, bias: Tensor) -> Tensor:
+    """Of the rows that this rank's experts get, among all experts that `bias` is of."""
+    here = dispatch.here(places)
+    return expert_biases.unit_vectors(here, bias.shape[1], bias.dtype, dispatch.first)
+
+
 class _Routed(Function):
-    """Gate and up of the rows of x, their weights, and their places."""
+    """Gate and up of the rows of x, their weights, their ways and their places."""
 
     @staticmethod
     def forward(
-        ctx: Any, passed: _Passed, x: Tensor, bias: Tensor | None, *weights: Tensor
-    ) -> tuple[Tensor, ...]:
+        ctx: Any,
+        passed: _Passed,
+        forget: ForgetRouted | None,
+        x: Tensor,
+        bias: Tensor | None,
+        *weights: Any,
+    ) -> tuple[Tensor | Dispatch | None, ...]:
         ctx.set_materialize_grads(False)
         (mixture, model), (router, gate, up, score_bias, *biases) = passed, weights
         whole = mixture.ranks.gather(x)().flatten(0, -2)
         scores = experts.router_scores(whole, router, model.routed_by, score_bias)
-        by_row, places = experts.route(
+        by_token, places = experts.route(
             scores,
             model.experts_per_token,
             normalised=model.router_normalised,
@@ -137,48 +172,66 @@ class _Routed(Function):
             bias=bias,
         )
         ctx.mark_non_differentiable(*places)
-        ctx.passed, ctx.shape = passed, x.shape
-        ctx.save_for_backward(None if mixture.frozen else x, scores, *places, router, gate, up)
-        rows = mixture.rows.sent(whole, places)
-        given_by = (
-            given(model.experts, mixture.open, rows, weight, *places, *own)
-            for weight, *own in zip((gate, up), *([biases] if model.mlp_bias else []), strict=True)
+        dispatch = mixture.spread.dispatch(places, model.experts)
+        ctx.passed, ctx.dispatch, ctx.shape = passed, dispatch, x.shape
+        by_row = dispatch.weights(by_token, places)
+        tokens = dispatch.came(mixture.rows, whole, places)
+        kept = None if mixture.frozen else x, tokens if dispatch.away else None
+        ctx.save_for_backward(*kept, scores, *places, router, gate, up, biases[0])
+        rows = sent(dispatch, mixture.rows, tokens, *places)
+        matrices = ((gate,), (up,)) if biases[0] is None else ((gate, biases[0]), (up, biases[1]))
+        opened, beside = (
+            given(dispatch, mixture.open, rows, weight, *places, *bias)
+            for weight, *bias in matrices
         )
-        return (*given_by, by_row, *places)
+        if forget is not None:
+            routed = Routed(tokens, opened, beside, by_row, by_token, places, dispatch)
+            forget(x, matrices, routed)
+        # Last biases are weighted where their tokens are.
+        own = by_token if dispatch.away and model.mlp_bias else None
+        return (opened, beside, by_row, own, dispatch, *places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        x, scores, chosen, order, router, gate, up = ctx.saved_tensors
-        (mixture, model), places = ctx.passed, Places(chosen, order)
-        again, ends = None if x is None else mixture.ranks.gather(x), places.ends(model.experts)
+        x, kept, scores, chosen, order, router, gate, up, bias = ctx.saved_tensors
+        (mixture, model), dispatch, places = ctx.passed, ctx.dispatch, Places(chosen, order)
+        again, ends = None if x is None else mixture.ranks.gather(x), dispatch.ends(places)
         del x
-        by_gate, by_up, by_weights, *_ = gradients
+        by_gate, by_up, by_weights, by_own, *_ = gradients
         rows = experts.grouped(by_gate, experts.leaving(mixture.open(gate), len(ends)), ends)
         beside = experts.grouped(by_up, experts.leaving(mixture.open(up), len(ends)), ends)
-        by_input = mixture.rows.combined(rows, places, beside)
+        by_input = dispatch.combined(mixture.rows, rows, places, beside)
         del rows, beside
-        by_shares = _balance(mixture, model, places)
+        by_token = dispatch.returned(by_weights, places)
         by_scores = experts.by_scores(
             scores,
             places,
-            by_weights,
-            by_shares,
+            by_token if by_own is None else by_token + by_own,
+            _balance(mixture, model, places),
             normalised=model.router_normalised,
             routing=model.routed_by,
         ).to(router.dtype)
-        summed = mixture.ranks.sum(by_input.addmm_(by_scores, router))
+
+        def by_factors(tokens: Tensor) -> list[Tensor | None]:
+            rows = sent(dispatch, mixture.rows, tokens, *places)
+            factors = (GATE, (by_gate, rows)), (UP, (by_up, rows))
+            return [_by_experts(mixture, name, pair, ends) for name, pair in factors]
+
+        # What other ranks' experts give comes beside these products.
+        by_matrices = [None, None] if kept is None else by_factors(kept)
+        summed = mixture.ranks.sum(by_input().addmm_(by_scores, router))
         if again is None:
-            return None, summed().view(ctx.shape), *[None] * 7
+            return None, None, summed().view(ctx.shape), *[None] * 7
         whole = again().flatten(0, -2)
         by_router = _by_router(mixture.sums, by_scores, whole)
-        rows = mixture.rows.sent(whole, places)
-        by_factors = [
-            _by_experts(mixture, name, (by_given, rows), ends)
-            for name, by_given in ((GATE, by_gate), (UP, by_up))
-        ]
-        by_score_bias = by_scores.sum(0) if ctx.needs_input_grad[6] else None
-        by_biases = by_score_bias, *_by_biases(ctx.passed, places, (by_gate, by_up))
-        return None, summed().view(ctx.shape), None, by_router, *by_factors, *by_biases
+        if kept is None:
+            by_matrices = by_factors(whole)
+        by_biases = [by_scores.sum(0) if ctx.needs_input_grad[7] else None, None, None]
+        if bias is not None:
+            vectors = _unit_vectors(dispatch, places, bias)
+            named = (GATE_BIAS, by_gate), (UP_BIAS, by_up)
+            by_biases[1:] = [_by_matrix(mixture.sums, name, one, vectors) for name, one in named]
+        return None, None, summed().view(ctx.shape), None, by_router, *by_matrices, *by_biases
 
 
 def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:
@@ -198,18 +251,6 @@ def _by_matrix(sums: GradientSums | None, name: str, gradient: Tensor, x: Tensor
         return gradient.T @ x
     sums.add_product(name, gradient, x)
     return None
-
-
-def _by_biases(
-    passed: _Passed, places: Places, gradients: tuple[Tensor, Tensor]
-) -> list[Tensor | None]:
-    """The gradients of the first biases, of those by gate and up [rows, f]; as _by_router."""
-    mixture, model = passed
-    if not model.mlp_bias:
-        return [None, None]
-    vectors = expert_biases.unit_vectors(places, model.experts, gradients[0].dtype)
-    named = zip((GATE_BIAS, UP_BIAS), gradients, strict=True)
-    return [_by_matrix(mixture.sums, name, one, vectors) for name, one in named]
 
 
 def _by_experts(
@@ -249,96 +290,84 @@ class _Closing(Function):
     """x and for each token the sum of its experts' results, those of rows `inner` [rows, f]."""
 
     @staticmethod
-    def forward(ctx: Any, passed: _Passed, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
-        weights, *places, down, bias = given
-        ctx.passed = passed
-        read = None if bias is None else weights
-        ctx.save_for_backward(None if passed.mixture.frozen else inner, read, *places, down, bias)
-        return _added(passed, x, inner, Places(*places), _Last(down, bias, read))
+    def forward(ctx: Any, passed: _Sent, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
+        *places, down, bias, own = given
+        ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
+        ctx.save_for_backward(None if passed.mixture.frozen else inner, *places, *last)
+        return _added(passed, x, inner, Places(*places), last)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        inner, weights, *places, down, bias = ctx.saved_tensors
-        (by_output,), last = gradients, _Last(down, bias, weights)
-        returned = _returned(ctx.passed, by_output, Places(*places), last)
-        factors = inner, returned.rows
-        by_down = _by_experts(ctx.passed.mixture, DOWN, factors, returned.ends)
-        by_last = None, None, by_down, returned.by_bias
-        return None, by_output, returned.by_inner, returned.by_weights, *by_last
+        inner, chosen, order, *last = ctx.saved_tensors
+        (by_output,), places = gradients, Places(chosen, order)
+        rows, by_inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
+        by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
+        return None, by_output, by_inner, None, None, by_down, *biased
 
 
 class _Gated(Function):
     """The same of the weighted activation, which is never kept, as in products.py."""
 
     @staticmethod
-    def forward(ctx: Any, passed: _Passed, x: Tensor, *given: Any) -> Tensor:
-        gate, up, weights, *places, down, bias = given
-        ctx.passed = passed
-        ctx.save_for_backward(gate, up, weights, *places, down, bias)
+    def forward(ctx: Any, passed: _Sent, x: Tensor, *given: Any) -> Tensor:
+        gate, up, weights, *places, down, bias, own = given
+        ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
+        ctx.save_for_backward(gate, up, weights, *places, *last)
         if passed.mixture.unread:
             return x.new_empty(()).expand_as(x)
         inner = passed.mixture.rows.weighted(gate, up, weights)
-        return _added(passed, x, inner, Places(*places), _Last(down, bias, weights))
+        return _added(passed, x, inner, Places(*places), last)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        gate, up, weights, *places, down, bias = ctx.saved_tensors
-        (by_output,), last = gradients, _Last(down, bias, weights)
-        rows, inner, ends, beside, by_bias = _returned(ctx.passed, by_output, Places(*places), last)
-        backward = ctx.passed.mixture.rows.weighted_backward
-        by_gate, by_up, by_weights = backward(gate, up, weights, inner)
+        gate, up, weights, chosen, order, *last = ctx.saved_tensors
+        (by_output,), places = gradients, Places(chosen, order)
+        rows, inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
+        by_factors = ctx.passed.mixture.rows.weighted_backward(gate, up, weights, inner)
         del gate, up  # which may have been computed again, and are as large
-        if beside is not None:
-            by_weights = by_weights + beside
         by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
-        return None, by_output, by_gate, by_up, by_weights, None, None, by_down, by_bias
+        return None, by_output, *by_factors, None, None, by_down, *biased
 
 
 class _Last(NamedTuple):
-    """The last matrix of experts, their last biases, and what these are weighted with."""
+    """The last matrix of experts, and their last biases with a token's weights of these."""
 
     down: Tensor
     bias: Tensor | None
     weights: Tensor | None
 
-
-class _Returned(NamedTuple):
-    """Gradients before the last product, and what those of its matrix are made of."""
-
-    rows: Tensor  # by experts' results, [rows, h]
-    by_inner: Tensor
-    ends: Tensor
-    by_weights: Tensor | None  # what biases add to it
-    by_bias: Tensor | None
+    def of_all(self, mixture: Mixture, places: Places, dtype: torch.dtype) -> Tensor:
+        """As expert_biases.weights_of_all."""
+        assert self.bias is not None and self.weights is not None
+        return expert_biases.weights_of_all(places, self.weights, dtype, mixture.ranks, self.bias)
 
 
-def _added(passed: _Passed, x: Tensor, inner: Tensor, places: Places, last: _Last) -> Tensor:
+def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, last: _Last) -> Tensor:
     """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
-    mixture, ends = passed.mixture, places.ends(passed.model.experts)
+    mixture, ends = passed.mixture, passed.dispatch.ends(places)
     rows = experts.grouped(inner, experts.leaving(mixture.open(last.down), len(ends)), ends)
-    output = mixture.rows.combined(rows, places, None)
+    output = passed.dispatch.combined(mixture.rows, rows, places)()
     if last.bias is not None:
-        output.addmm_(_weights_of_all(passed, places, last, output.dtype), last.bias.T)
+        output.addmm_(last.of_all(mixture, places, output.dtype), last.bias.T)
     return x + mixture.ranks.sum(output)().view(x.shape)
 
 
-def _weights_of_all(passed: _Passed, places: Places, last: _Last, dtype: torch.dtype) -> Tensor:
-    assert last.weights is not None
-    count, ranks = passed.model.experts, passed.mixture.ranks
-    return expert_biases.weights_of_all(places, last.weights, count, dtype, ranks)
+def _returned(
+    passed: _Sent, by_output: Tensor, places: Places, last: _Last
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
+    """The gradients by experts' results and by the rows before the last product, and ends.
 
-
-def _returned(passed: _Passed, by_output: Tensor, places: Places, last: _Last) -> _Returned:
-    """The gradients by experts' results and by the rows before the last product, and ends."""
-    mixture, ends = passed.mixture, places.ends(passed.model.experts)
+    Also those by last biases, and by the weights that these have.
+    """
+    (mixture, dispatch), ends = passed, passed.dispatch.ends(places)
     gathered = mixture.ranks.gather(by_output)().flatten(0, -2)
-    rows = mixture.rows.sent(gathered, places)
+    rows = sent(dispatch, mixture.rows, dispatch.came(mixture.rows, gathered, places), *places)
     by_inner = experts.grouped(rows, experts.entering(mixture.open(last.down), len(ends)), ends)
     if last.bias is None:
-        return _Returned(rows, by_inner, ends, None, None)
-    by_weights = expert_biases.by_row(places, gathered @ last.bias, len(ends), mixture.ranks)
+        return rows, by_inner, ends, (None, None)
+    by_weights = expert_biases.by_row(places, gathered @ last.bias, mixture.ranks)
     if mixture.frozen:
-        return _Returned(rows, by_inner, ends, by_weights, None)
-    weights = _weights_of_all(passed, places, last, gathered.dtype)
+        return rows, by_inner, ends, (None, by_weights)
+    weights = last.of_all(mixture, places, gathered.dtype)
     by_bias = _by_matrix(mixture.sums, DOWN_BIAS, gathered, weights)
-    return _Returned(rows, by_inner, ends, by_weights, by_bias)
+    return rows, by_inner, ends, (by_bias, by_weights)

@@ -25,6 +25,11 @@ class Packed(NamedTuple):
     blocks: Tensor  # uint8 [out, in / 32, 16]
     scales: Tensor  # uint8 [out, in / 32]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the matrix."""
+        return self.blocks.shape[1] * BLOCK, self.blocks.shape[0]
+
     def part(self, inner: slice, outer: slice) -> Tensor:
         """Rows and columns of the matrix, bf16; no more blocks are opened than hold them."""
         first, last = inner.start // BLOCK, -(-inner.stop // BLOCK)

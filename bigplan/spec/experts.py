@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from bigplan.errors import InputError
-
-if TYPE_CHECKING:
-    from bigplan.spec.architecture import Architecture
 
 OF_EXPERTS = (  # keys that say something only where there are experts
     *("experts", "experts_per_token", "router_normalised", "router_loss", "routing"),
@@ -15,8 +12,11 @@ OF_EXPERTS = (  # keys that say something only where there are experts
 )
 
 
-def check_experts(model: Architecture) -> None:
-    """Raise InputError where fields of experts contradict each other, or others."""
+def check_experts(model: Any) -> None:
+    """Raise InputError where an Architecture's fields of experts contradict each other, or others.
+
+    Any, because that module imports this one.
+    """
     if model.mlp == "clamped_swiglu" and not model.experts:
         raise InputError(
             "`mlp: clamped_swiglu` without `experts`, which alone have it; "
