@@ -152,7 +152,9 @@ def kept_rows(shape: RankShape) -> int:
     The native backward copies rows again, out of tokens.
     """
     if shape.spreads_experts:
-        return spread.came_bytes(shape) + spread.places_bytes(shape)
+        # Last biases are weighted where tokens are, first ones where their rows are.
+        each = shape.model.experts_per_token if shape.model.mlp_bias else 0
+        return spread.came_bytes(shape) + spread.places_bytes(shape) + 4 * shape.tokens * each
     return row_bytes(shape) if shape.dispatched else 0
 
 
@@ -193,11 +195,13 @@ def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     if shape.model.mlp == "clamped_swiglu":
         forward = EAGER_CLAMPED, EAGER_CLAMPED_LAUNCHES
         backward = EAGER_CLAMPED_BACK, EAGER_CLAMPED_BACK_LAUNCHES
-    if shape.generated or shape.dispatched:
+    # A clamped activation of any number of rows has no kernel.
+    made = shape.generated and not (shape.spreads_experts and shape.model.mlp != "swiglu")
+    if made or shape.dispatched:
         forward = WEIGHTED_PASSES, WEIGHTED_LAUNCHES
         passes = DISPATCHED_BACK_PASSES if shape.dispatched else WEIGHTED_BACK_PASSES
         backward = passes, WEIGHTED_BACK_LAUNCHES
-    inner, made = shape.activation_shape.nbytes(step.gives[0]), shape.generated
+    inner = shape.activation_shape.nbytes(step.gives[0])
     return (
         Stream(step.name, forward[0] * inner, forward[1], generated=made),
         Stream(step.name, backward[0] * inner, backward[1], generated=made),
@@ -234,7 +238,8 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     """
     rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
     eager = 7 if shape.model.mlp == "clamped_swiglu" else 4
-    within = rows + (2 if shape.generated or shape.dispatched else eager) * inner
+    made = shape.generated and not (shape.spreads_experts and eager == 7)
+    within = rows + (2 if made or shape.dispatched else eager) * inner
     projection = rows + 2 * inner + made + shape.routed_hidden
     adding = 2 * inner + 2 * rows + shape.routed_hidden
     return max(within, projection, adding) + shape.gathered
