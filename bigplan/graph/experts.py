@@ -238,8 +238,8 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     """
     rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
     eager = 7 if shape.model.mlp == "clamped_swiglu" else 4
-    made = shape.generated and not (shape.spreads_experts and eager == 7)
-    within = rows + (2 if made or shape.dispatched else eager) * inner
+    by_kernel = shape.generated and not (shape.spreads_experts and eager == 7)
+    within = rows + (2 if by_kernel or shape.dispatched else eager) * inner
     projection = rows + 2 * inner + made + shape.routed_hidden
     adding = 2 * inner + 2 * rows + shape.routed_hidden
     return max(within, projection, adding) + shape.gathered

@@ -64,5 +64,7 @@ def expert_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         found[f"{MASKED}-{name_of(layout)}"] = plan_of(model, training, strategy, where)
         if ranks == 2 and layout.zero in (0, 3):
             biased = tiny_model(layers=3, **GPT_OSS)
-            found[f"{MASKED}-gpt-oss-{name_of(layout)}"] = plan_of(biased, training, strategy, where)
+            found[f"{MASKED}-gpt-oss-{name_of(layout)}"] = plan_of(
+                biased, training, strategy, where
+            )
     return found
