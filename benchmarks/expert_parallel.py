@@ -2,13 +2,13 @@
 
     python -m benchmarks.expert_parallel OUT [PART ...]
 
-Parts: `steps` (`bigplan launch` on two GPUs and on four, where there are so many, with the plan's
-promises beside: ep over all of them and over two, each with ZeRO 0 to 2, and ZeRO 2 and 3 without;
-a start is of the same weights and tokens, so first losses must agree) and `profile` (what a step of
-the fastest run with ep has on rank 0: kernels by their kind, and the GPU's idle time; OUT gets the
-trace). OUT gets cluster-N.yaml, expert-parallel.json and the runs. About a minute a run by
-estimate. Without a GPU: small shapes on CPU processes, to see that everything runs; its figures
-mean nothing.
+Parts: `two` and `four` (`bigplan launch` on so many GPUs, where there are so many, with the plan's
+promises beside: ZeRO 2 and 3 without ep, ep over all GPUs with ZeRO 0 and 2, and of four over two
+with ZeRO 1 and 2; a start is of the same weights and tokens, so first losses must agree) and
+`profile` (what a step of the fastest run with ep has on rank 0: kernels by their kind, and the
+GPU's idle time; OUT gets the trace). OUT gets cluster-N.yaml, expert-parallel.json, which keeps
+what earlier calls found, and the runs. About a minute a run by estimate: four, six and two of them.
+Without a GPU: small shapes on CPU processes, to see that everything runs; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 
 from bigplan.launcher.record import read_record
@@ -39,7 +38,7 @@ CUDA = torch.cuda.is_available()
 GPUS = torch.cuda.device_count() if CUDA else 4
 LENGTH, SEQUENCES = (2048, 8) if CUDA else (32, 2)  # of a rank and step
 STEPS = 8 if CUDA else 3
-PARTS = ("steps", "profile")
+PARTS = {"two": 2, "four": 4, "profile": 0}  # ranks
 SMALL = {"hidden": 64, "ffn": 32, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 256}
 # 4.0 B parameters, of which a token passes 0.9 B: with ZeRO 0 and ep 2 a GPU has 2.3 B of them.
 MODEL = ModelSpec.model_validate(
@@ -71,6 +70,12 @@ KINDS = {
     "rows": ("_sent", "_combined", "_weighted", "_put"),
     "copies": ("Memcpy", "Memset"),
 }
+# What a launch gives its workers before they import torch.
+LAUNCHED = {
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
 Settings = Mapping[str, int]
 
 
@@ -79,7 +84,7 @@ def settings_of(ranks: int) -> Iterator[Settings]:
     for zero in (2, 3):
         yield {"dp": ranks, "zero": zero, "ep": 1}
     for ep in sorted({2, ranks}):
-        for zero in (0, 1, 2):
+        for zero in (0, 2) if ep == ranks else (1, 2):
             yield {"dp": ranks, "zero": zero, "ep": ep}
 
 
@@ -115,31 +120,39 @@ def steps(out: Path, ranks: int, pins: Settings) -> dict[str, Any]:
 
 def _bigplan(ranks: int, *arguments: str) -> None:
     """On the first so many GPUs of those that this process sees."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",")
-    where = {"CUDA_VISIBLE_DEVICES": ",".join(seen[:ranks])} if CUDA else {}
+    where = {"CUDA_VISIBLE_DEVICES": ",".join(_seen()[:ranks])} if CUDA else {}
     command = "from bigplan.cli import main; main()"
     subprocess.run([sys.executable, "-c", command, *arguments], check=True, env=os.environ | where)
+
+
+def _seen() -> list[str]:
+    """The GPUs that this process sees."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",")
 
 
 def profiled(out: Path, plan: str) -> dict[str, float]:
     """Milliseconds of the kernels of a step on rank 0, by kind, and of the step."""
     ranks = pickle.loads((out / plan).read_bytes()).strategy.ranks  # our own file
+    command = "import sys; from benchmarks.expert_parallel import step_of; step_of(*sys.argv[1:])"
     with tempfile.TemporaryDirectory() as scratch:
-        spawn(_profile, (str(out / plan), scratch), nprocs=ranks)  # type: ignore[no-untyped-call]
+        every = []
+        for rank in range(ranks):
+            given = [sys.executable, "-c", command, str(rank), str(out / plan), scratch]
+            where = {"CUDA_VISIBLE_DEVICES": _seen()[rank]} if CUDA else {}
+            every.append(subprocess.Popen(given, env=os.environ | LAUNCHED | where))
+        ended = [process.wait() for process in every]
+    if any(ended):
+        sys.exit(f"profile of {plan}: processes ended with {ended}")
     found: dict[str, float] = json.loads((out / f"{plan}.json").read_text())
     return found
 
 
-def _profile(rank: int, path: str, scratch: str) -> None:
+def step_of(rank: str, path: str, scratch: str) -> None:
     """One process: three steps, and one that is looked at."""
-    if CUDA:
-        torch.cuda.set_device(rank)
-    else:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    plan: Plan = pickle.loads(Path(path).read_bytes())
-    own = Path(scratch) / str(rank)
+    plan: Plan = pickle.loads(Path(path).read_bytes())  # our own file
+    own = Path(scratch) / rank
     own.mkdir()
-    worker = NativeWorker(plan, rank, own)
+    worker = NativeWorker(plan, int(rank), own)
     try:
         worker.preflight()
         worker.start(Path(scratch) / "meeting")
@@ -148,7 +161,7 @@ def _profile(rank: int, path: str, scratch: str) -> None:
         activities = [ProfilerActivity.CUDA] if CUDA else [ProfilerActivity.CPU]
         with profile(activities=activities) as looked:
             seconds = worker.step().seconds
-        if rank == 0:
+        if rank == "0":
             looked.export_chrome_trace(f"{path}.trace.json.gz")
             # Of a CPU's step kernels are no events of their own.
             told = _told(looked.events() if CUDA else ()) | {"step": 1e3 * seconds}
@@ -178,13 +191,13 @@ def main() -> None:
     """All parts, or those that are named; what was found before stays in the file."""
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
+    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or [*PARTS]
     out.mkdir(parents=True, exist_ok=True)
     results = out / "expert-parallel.json"
     name = torch.cuda.get_device_name() if CUDA else "no GPU: small, no times"
     print(f"torch {torch.__version__}, {GPUS} x {name}; seconds a step (promised)", flush=True)
     found = json.loads(results.read_text()) if results.exists() else {}
-    for ranks in (2, 4) if "steps" in parts else ():
+    for ranks in filter(None, (PARTS[part] for part in parts)):
         for pins in settings_of(ranks) if ranks <= GPUS else ():
             one = steps(out, ranks, pins)
             found[one["plan"]] = one | {"device": name, "torch": torch.__version__}

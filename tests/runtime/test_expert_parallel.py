@@ -30,7 +30,7 @@ from bigplan.runtime.group import RankGroup
 from bigplan.runtime.groups import store_of
 from bigplan.runtime.kept import SMALL, KeptActivations
 from bigplan.runtime.layers import Block
-from bigplan.runtime.mixture import ROUTER
+from bigplan.runtime.mixture import DOWN, GATE, ROUTER, UP
 from bigplan.runtime.products import Sums
 from bigplan.runtime.tensor_parallel import ONE
 from bigplan.runtime.visit import Visit
@@ -40,16 +40,18 @@ from tests.runtime.neighbours import side_by_side
 from tests.runtime.plans import tiny_model, tiny_training
 
 LENGTH = 8  # tokens of a sequence
+MATRICES = (GATE, UP, DOWN)  # of experts, whose biases all ranks have
 # Sums of some hundred terms in fp32 in another order: 1e-5 is 170 unit roundoffs.
 APART = 1e-5
 # Which experts tokens like: all alike, those of the first rank alone, or one alone.
 LIKED = ("any", "first rank", "one")
 SHARED = {"shared_ffn": 16}
+BIASED = {"mlp": "clamped_swiglu", "mlp_bias": True, "routing": {"score_bias": True}}
 SIGMOIDS = {"routing": {"scores": "sigmoid", "bias": True, "scale": 2.5}}
 
 recomputes = st.sampled_from(tuple(Recompute))
 sizes = st.sampled_from(((2, 4, 2), (4, 4, 3), (4, 8, 1), (2, 6, 3)))  # ranks, experts, of a token
-parts = st.sampled_from(({}, SHARED, SIGMOIDS, {"router_normalised": True}))
+parts = st.sampled_from(({}, SHARED, SIGMOIDS, BIASED, {"router_normalised": True}))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -93,7 +95,7 @@ class _Layer:
 
 def _experts(name: str, values: Tensor, model: ModelSpec, group: RankGroup) -> Tensor:
     """Those of a rank, of a parameter that experts may have: rows of all take turns."""
-    if not name.startswith("experts."):
+    if name not in MATRICES:
         return values
     each = values.view(model.ffn, model.experts, -1)
     return each.tensor_split(group.size, dim=1)[group.place].flatten(0, 1)
@@ -184,7 +186,7 @@ def _ranks(
     for place, one in enumerate(found):
         for name, mine in one.gradients.items():
             whole = _experts(name, gradients[name], layer.model, RankGroup(size, place))
-            if name.startswith("experts."):
+            if name in MATRICES:
                 into = gradients[name].view(layer.model.ffn, layer.model.experts, -1)
                 into.tensor_split(size, dim=1)[place].copy_(
                     mine.view(layer.model.ffn, -1, layer.model.hidden)

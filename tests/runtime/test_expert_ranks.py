@@ -114,12 +114,15 @@ def test_state_and_what_is_kept_may_be_on_any_tier(
     plans = expert_cases(ranks, str(masked_data(str(tmp_path))))
     write_plans(tmp_path, plans)
     start(execute_plans, tmp_path, ranks)
+    # One training of each model.
+    alone = {plan.model: _by_one(plan) for plan in plans.values()}
+    found = {model: execute(plan) for model, plan in alone.items()}
     for name, plan in plans.items():
         with subtests.test(name):
-            runs = results(tmp_path, name, ranks)
+            runs, wanted = results(tmp_path, name, ranks), found[plan.model]
             check_same_model(runs)
-            check_validation(tmp_path, name, _by_one(plan), ranks)
-            wanted = execute(_by_one(plan))
+            if plan.strategy.zero == 0:
+                check_validation(tmp_path, name, alone[plan.model], ranks)
             assert runs[0].losses == pytest.approx(wanted.losses, rel=APART)
             norms = [[step.gradient_norm for step in run.results] for run in (runs[0], wanted)]
             assert norms[0] == pytest.approx(norms[1], rel=APART)
