@@ -23,6 +23,7 @@ from bigplan.mechanics import LOOKED_UP_ROWS
 from bigplan.spec.layers import BLOCK, BLOCKS, DENSE
 from bigplan.spec.lora import trained_count
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.moments import scale_bytes
 from bigplan.spec.step import StepOp
 from bigplan.spec.training import Training
 
@@ -87,13 +88,14 @@ def loss_layer(
 
 
 def element_sizes(training: Training) -> ElementSizes:
-    """Bytes per element: the optimizer's fp32 moments, in mixed precision an fp32 master too."""
-    master = training.precision != "fp32"
+    """Bytes per element: the optimizer's moments, in mixed precision an fp32 master too."""
+    master, optimizer = training.precision != "fp32", training.optimizer
     return ElementSizes(
         parameter=training.compute_bytes,
         gradient=training.gradient_bytes,
-        state=4 * (training.optimizer.moments + master),
+        state=optimizer.kept_bytes + 4 * master,
         master=master,
+        scales=scale_bytes(optimizer.moments),
     )
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from bigplan.graph.operators import Operator
 from bigplan.graph.strategy import Cut, Strategy
+from bigplan.spec.moments import BLOCK, blocks
 from bigplan.spec.step import StepOp
 
 WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32
@@ -162,16 +163,26 @@ class ElementSizes:
 
     parameter: int
     gradient: int
-    state: int
+    state: int  # without `scales`
     master: bool  # the state holds an fp32 master copy, so an update needs no parameter
+    scales: int = 0  # bytes of state that each BLOCK of elements stored together has besides
 
     @property
-    def update_bytes(self) -> int:
+    def stored(self) -> float:
+        """Bytes of an element's state, with its part of the scales."""
+        return self.state + self.scales / BLOCK
+
+    def state_bytes(self, elements: int) -> int:
+        """Bytes of the state of elements that are stored together."""
+        return elements * self.state + blocks(elements) * self.scales
+
+    @property
+    def update_bytes(self) -> float:
         """Bytes an update moves: gradient read; fp32 parameter and moments read and written.
 
         Beside a master copy the parameter is written, too.
         """
-        return 4 + 2 * self.state + (self.parameter if self.master else 8)
+        return 4 + 2 * self.stored + (self.parameter if self.master else 8)
 
 
 @lru_cache(maxsize=256)  # a search makes thousands of graphs, cut in few ways
