@@ -161,7 +161,8 @@ def _compiled(
 ) -> None:
     (divisor, step), gradient = by, piece.gradient
     _, *shared, _ = runs[0].constants
-    table = (_Run * len(runs))(*((run.start, run.constants[0], run.constants[-1]) for run in runs))
+    each = [_Run(run.start, run.constants[0], run.constants[-1]) for run in runs]
+    table = (_Run * len(runs))(*each)
     part = _Part(
         count=piece.parameter.numel(),
         parameter=piece.parameter.data_ptr(),

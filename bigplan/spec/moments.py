@@ -7,7 +7,7 @@ quantisation (section 1.3): decades, of which each larger one has twice as many 
 levels of a decade are the midpoints of equal parts of it; 0 and 1 have codes of their own.
 
 The first moment has a sign and 7 bits. The second has 8 bits, and its root is what is stored: its
-values span twice as many decades as the gradients', and those that became 0 would divide by nothing.
+values span twice as many decades as the gradients', and updates divide by those that became 0.
 
 State of `n` elements is the fp32 master, where there is one, then scales, then the first moment of
 all elements and the second. In fp32 the moments come first.
@@ -40,7 +40,7 @@ def levels(bits: int) -> tuple[float, ...]:
 
 
 class StatePlaces(NamedTuple):
-    """Where the parts of so many elements' state begin, in bytes; scales have none but in 8 bits."""
+    """Where the parts of so many elements' state begin, in bytes; only 8 bits have scales."""
 
     master: int
     scales: tuple[int, ...]

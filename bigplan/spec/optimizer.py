@@ -52,7 +52,9 @@ class Optimizer(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        foreign = {"adamw": {"momentum"}, "sgd": {"beta1", "beta2", "epsilon", "moments"}}[self.name]
+        foreign = {"adamw": {"momentum"}, "sgd": {"beta1", "beta2", "epsilon", "moments"}}[
+            self.name
+        ]
         stated = sorted(
             name
             for name in foreign & self.model_fields_set

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
+from torch import Tensor
 
 from bigplan.errors import InputError
 from bigplan.plan import Plan
+from bigplan.runtime.checkpoint.coded import fill_coded
 from bigplan.runtime.checkpoint.folder import FoundCheckpoint
-from bigplan.runtime.checkpoint.layout import Image, parameter_image, state_images
+from bigplan.runtime.checkpoint.layout import (
+    Image,
+    parameter_image,
+    piece_spans,
+    state_images,
+    state_kinds,
+)
 from bigplan.runtime.checkpoint.reading import Reader
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import passage
-from bigplan.runtime.manifest import Kind
+from bigplan.runtime.manifest import ELEMENT, Kind
+from bigplan.runtime.moments import StoredState, bytes_view
+from bigplan.runtime.pieces import Box
 from bigplan.spec.training import FREE_IN_A_RUN
 
 NAMED = {"name", "source"}  # of a model: what describes it and decides nothing
@@ -55,20 +68,47 @@ def restore(context: Context, found: FoundCheckpoint) -> None:
     apart = context.groups.apart
     with Reader(found.path, found.manifest, stage, apart.bring if apart else None) as reader:
         for layer in context.trained:
-            for image in state_images(context, layer):
-                _fill(context, reader, layer, image, torch.float32)
+            pieces = [boxes for _, _, boxes in context.rows[layer].state if boxes]
+            for image, boxes in zip(state_images(context, layer), pieces, strict=False):
+                _fill(context, reader, layer, image, torch.float32, boxes)
             image = parameter_image(context, layer, kind)
             _fill(context, reader, layer, image, context.parameter_dtype)
 
 
-def _fill(context: Context, reader: Reader, layer: int, image: Image, dtype: torch.dtype) -> None:
-    assert not image.offset, image  # entries are filled from their beginning
+def _fill(
+    context: Context,
+    reader: Reader,
+    layer: int,
+    image: Image,
+    dtype: torch.dtype,
+    piece: Sequence[Box] = (),
+) -> None:
+    """An entry from its beginning on; `dtype`: of what the image has in fp32; `piece`: of state."""
+    assert not image.offset, image
     memory = context.memory
     place = memory.place(passage(context, layer, image.key))
-    values = place[: image.elements * dtype.itemsize].view(dtype)
     for part in image.filling:
-        values[part.start : part.stop] = 0
+        start, stop = (at // ELEMENT * dtype.itemsize for at in (part.start, part.stop))
+        place[start:stop] = 0
     for span in image.spans:
-        reader.read(layer, span.kind, span.rectangle, values[span.start : span.stop])
+        if span.scaled is None:
+            kind = torch.bfloat16 if span.dtype == "BF16" else dtype
+            values = place[span.start * kind.itemsize : span.stop * kind.itemsize].view(kind)
+            reader.read(layer, span.kind, span.rectangle, values)
+    if any(span.scaled for span in image.spans):
+        _fill_coded(context, reader, layer, place, piece)
     if memory.on_disk(image.key):
         memory.write(image.key, place)
+
+
+def _fill_coded(
+    context: Context, reader: Reader, layer: int, place: Tensor, piece: Sequence[Box]
+) -> None:
+    """The moments of a piece in 8 bits."""
+    optimizer, master = context.training.optimizer, context.graph.sizes.master
+    elements = sum(box.count for box in piece)
+    state = StoredState.of(bytes_view(place), elements, optimizer, master=master)
+    kinds, read = state_kinds(context), partial(reader.read, layer)
+    for kind, codes, scales in zip(kinds, state.moments, state.scales, strict=False):
+        spans = tuple(piece_spans(context, layer, piece, kind))
+        fill_coded(read, spans, codes, scales, context.device)
