@@ -46,7 +46,7 @@ def _level(value, back, BITS: tl.constexpr):
 
 @triton.jit
 def _first_codes(value, scale, BITS: tl.constexpr):
-    parts = tl.abs(value) / tl.where(scale > 0.0, scale, 1.0)
+    parts = tl.div_rn(tl.abs(value), tl.where(scale > 0.0, scale, 1.0))
     code = _level(parts, 1.0, BITS)
     code = tl.where(parts >= 1.0 - 0.225 / 2 ** (BITS - 1), 2**BITS - 1, code)
     return tl.where(value < 0.0, -code, code).to(tl.int8)
@@ -54,13 +54,19 @@ def _first_codes(value, scale, BITS: tl.constexpr):
 
 @triton.jit
 def _second_codes(root, scale, words, table, BITS: tl.constexpr):
-    parts = root / tl.where(scale > 0.0, scale, 1.0)
+    parts = tl.div_rn(root, tl.where(scale > 0.0, scale, 1.0))
     below = _level(parts, 1.5, BITS)
     low, high = tl.load(table + below), tl.load(table + below + 1)
     chance = (words >> 8).to(tl.int32).to(tl.float32) * (1.0 / 16777216)
     up = chance * (high * high - low * low) < parts * parts - low * low
     up |= (below == 0) & (parts > 0.0)
     return (below + up.to(tl.int32)).to(tl.uint8)
+
+
+@triton.jit
+def _upper(bits):
+    """The bf16 that the upper half of fp32's bits is; Triton's interpreter rounds no other way."""
+    return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
@@ -125,10 +131,10 @@ def _adamw(
         codes = _second_codes(root, v_scale[:, None], words, v_table, SECOND_BITS)
         tl.store(v + at, codes, mask=inside)
     else:
-        tl.store(m + at, first.to(tl.bfloat16), mask=inside)
-        rounded = second.to(tl.uint32, bitcast=True) + (words & 0xFFFF)
-        rounded = (rounded >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-        tl.store(v + at, rounded, mask=inside)
+        bits = first.to(tl.uint32, bitcast=True)
+        tl.store(m + at, _upper(bits + 0x7FFF + ((bits >> 16) & 1)), mask=inside)
+        bits = second.to(tl.uint32, bitcast=True)
+        tl.store(v + at, _upper(bits + (words & 0xFFFF)), mask=inside)
 
 
 @cache

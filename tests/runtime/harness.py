@@ -149,9 +149,9 @@ def _layer_state(context: Context, layer: int, weights: Tensor) -> LayerState:
         if elements and parts:
             home = load(context, Content(Holds.STATE, layer, share, number))
             state = StoredState.of(bytes_view(home), elements, optimizer, master=master)
-            for number, values in enumerate(_values(state)):
+            for kind, values in enumerate(_values(state)):
                 for box in boxes:
-                    whole[number, box.in_layer] = values[box.in_piece]
+                    whole[kind, box.in_layer] = values[box.in_piece]
     if master:
         mine = ~whole[-1].isnan() if context.graph.strategy.zero else slice(None)
         cast = whole[-1].to(weights.dtype)
