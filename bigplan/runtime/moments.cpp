@@ -82,21 +82,50 @@ struct Block {
   alignas(64) uint16_t copy[SCALED];
 };
 
-// Numbers of levels below values up to 1, as moments.py's `_decade` finds them; `back` is what
-// rounds to nearest (1), or down (1.5).
+// A value up to 1 within its decade, and how many levels that has: as moments.py's `_decade`.
 template <int BITS>
-inline int32_t level(float value, float back) {
-  float width = static_cast<float>(1 << (BITS - 1));
+inline void decade(float& value, float& width) {
+  width = static_cast<float>(1 << (BITS - 1));
   for (int i = 0; i < BITS - 2; i++) {
     const bool low = value < 0.1f;
     value = low ? value * 10.0f : value;
     width = low ? width * 0.5f : width;
   }
-  const float place = (value - 0.1f) * (1 / 0.9f) * width + (width - back);
-  // Compared as floats, so that what is not a number is a code, too.
-  const float last = static_cast<float>((1 << BITS) - 2);
-  const float held = place > 0.0f ? (place < last ? place : last) : 0.0f;
-  return static_cast<int32_t>(held);  // no less than 0: cut off is rounded down
+}
+
+// Rounded down, of -1 and more. Compared as floats, so that what is not a number is held, too.
+inline float held(float place, float last) {
+  const float above = place > -1.0f ? place : -1.0f;
+  const float within = above < last ? above : last;
+  return static_cast<float>(static_cast<int32_t>(within + 1.0f)) - 1.0f;
+}
+
+// The code of the nearest level of a first moment's magnitude.
+inline int32_t nearest_level(float value) {
+  float within = value, width;
+  decade<7>(within, width);
+  const float number = held((within - 0.1f) * (1 / 0.9f) * width, width - 1.0f);
+  const float up = value >= 1.0f - 0.225f / 64 ? 1.0f : 0.0f;  // from the last level to 1
+  return static_cast<int32_t>(width + number + up) - 1;
+}
+
+// The code of the level below or above a second moment's root, by a random word: such that the
+// square is right on average. Levels are computed, since tables are read element by element: so it
+// takes half of the time. They are those of the decade that the value is multiplied into.
+inline int32_t either_level(float value, uint32_t word) {
+  float width;
+  decade<8>(value, width);
+  const float number = held((value - 0.1f) * (1 / 0.9f) * width - 0.5f, width - 1.0f);
+  const float step = 0.9f / width, first = 0.1f + 0.5f * step;
+  const float under = width > 2.0f ? 0.1f - 0.1f * step : 0.0f;  // the last of the decade below
+  const float over = width < 128.0f ? 1.0f + 2.5f * step : 1.0f;  // the first of the one above
+  const float low = number < 0.0f ? under : first + number * step;
+  const float high = number + 1.0f < width ? first + (number + 1.0f) * step : over;
+  const float chance = static_cast<float>(static_cast<int32_t>(word >> 8)) * 0x1p-24f;
+  const float drawn = chance * (high * high - low * low), beyond = value * value - low * low;
+  const float least = low > 0.0f ? drawn : -1.0f;  // what is above 0 does not become 0
+  const float up = least < beyond ? (value > 0.0f ? 1.0f : 0.0f) : 0.0f;
+  return static_cast<int32_t>(width + number + up) - 1;
 }
 
 // The largest magnitude, by integers: compilers put their maximum into vectors.
@@ -133,23 +162,14 @@ struct Int8 {
     part.scales[0][at / SCALED] = scale;
     part.scales[1][at / SCALED] = other;
     const float by = scale > 0.0f ? scale : 1.0f, by_other = other > 0.0f ? other : 1.0f;
-#pragma GCC ivdep
-    for (int64_t i = 0; i < count; i++) {
-      const float value = std::fabs(block.first[i]) / by;
-      const int32_t code = value >= 1.0f - 0.225f / 64 ? 127 : level<7>(value, 1.0f);
-      first[i] = static_cast<int8_t>(block.first[i] < 0.0f ? -code : code);
-    }
     alignas(64) int32_t codes[SCALED];  // in loops of their own: compilers mix no widths of vectors
-    for (int64_t i = 0; i < count; i++) codes[i] = level<8>(block.root[i] / by_other, 1.5f);
     for (int64_t i = 0; i < count; i++) {
-      const float value = block.root[i] / by_other;
-      const float low = c.second_levels[codes[i]], high = c.second_levels[codes[i] + 1];
-      const float chance = static_cast<float>(static_cast<int32_t>(block.word[i] >> 8)) * 0x1p-24f;
-      const float drawn = chance * (high * high - low * low), beyond = value * value - low * low;
-      // What is above 0 does not become 0.
-      const float least = low > 0.0f ? drawn : -1.0f;
-      codes[i] += least < beyond ? value > 0.0f ? 1 : 0 : 0;
+      const int32_t code = nearest_level(std::fabs(block.first[i]) / by);
+      codes[i] = block.first[i] < 0.0f ? -code : code;
     }
+    for (int64_t i = 0; i < count; i++) first[i] = static_cast<int8_t>(codes[i]);
+    for (int64_t i = 0; i < count; i++)
+      codes[i] = either_level(block.root[i] / by_other, block.word[i]);
     for (int64_t i = 0; i < count; i++) second[i] = static_cast<uint8_t>(codes[i]);
   }
 };

@@ -152,8 +152,9 @@ class _Constants(ctypes.Structure):
 
 _MAGNITUDES = levels(FIRST_BITS)
 # By the bits of a code, which has two's complement; -128 is none.
-_FIRST = (*_MAGNITUDES, 0.0, *(-value for value in reversed(_MAGNITUDES[1:])))
-_SECOND = levels(SECOND_BITS)
+_Table = ctypes.c_float * 256
+_FIRST = _Table(*_MAGNITUDES, 0.0, *(-value for value in reversed(_MAGNITUDES[1:])))
+_SECOND = _Table(*levels(SECOND_BITS))
 
 
 def _compiled(
@@ -176,7 +177,6 @@ def _compiled(
         copy_type=0 if piece.copy is None else TYPES[piece.copy.dtype],
         divisor=divisor,
     )
-    floats = ctypes.c_float * 256
-    constants = _Constants(*shared, step, floats(*_FIRST), floats(*_SECOND))
+    constants = _Constants(*shared, step, _FIRST, _SECOND)
     function = "adamw_int8" if piece.scales else "adamw_bf16"
     library.call(function, part, constants, Team(threads, NICE))
