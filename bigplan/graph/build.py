@@ -23,7 +23,6 @@ from bigplan.mechanics import LOOKED_UP_ROWS
 from bigplan.spec.layers import BLOCK, BLOCKS, DENSE
 from bigplan.spec.lora import trained_count
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.moments import scale_bytes
 from bigplan.spec.step import StepOp
 from bigplan.spec.training import Training
 
@@ -95,7 +94,7 @@ def element_sizes(training: Training) -> ElementSizes:
         gradient=training.gradient_bytes,
         state=optimizer.kept_bytes + 4 * master,
         master=master,
-        scales=scale_bytes(optimizer.moments),
+        moments=optimizer.moments,
     )
 
 

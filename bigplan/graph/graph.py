@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from bigplan.graph.operators import Operator
 from bigplan.graph.strategy import Cut, Strategy
-from bigplan.spec.moments import BLOCK, blocks
+from bigplan.spec.moments import BLOCK, Moments, blocks, scale_bytes
 from bigplan.spec.step import StepOp
 
 WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32
@@ -165,7 +165,12 @@ class ElementSizes:
     gradient: int
     state: int  # without `scales`
     master: bool  # the state holds an fp32 master copy, so an update needs no parameter
-    scales: int = 0  # bytes of state that each BLOCK of elements stored together has besides
+    moments: Moments = "fp32"
+
+    @property
+    def scales(self) -> int:
+        """Bytes of state that each BLOCK of elements stored together has besides."""
+        return scale_bytes(self.moments)
 
     @property
     def stored(self) -> float:
