@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +24,6 @@ from bigplan.runtime.moments import (
 )
 from bigplan.runtime.native import TYPES, Native, Team
 from bigplan.spec.moments import BLOCK, FIRST_BITS, SECOND_BITS, levels
-
-if TYPE_CHECKING:
-    from bigplan.runtime.cores import Cores
 
 WINDOW = 4096 * BLOCK  # elements that plain torch updates at a time
 
@@ -64,11 +61,11 @@ def step_on_cpu(
     piece: NarrowPiece,
     runs: Sequence[Run],
     by: tuple[float, int],
-    cores: Cores | None = None,
+    threads: int = 1,
 ) -> None:
     """Update in place and write the copy; `by`: what divides gradients, and the step's number."""
     if library and library.takes(piece.gradient, piece.copy):
-        _compiled(library, piece, runs, by, cores.count if cores else 1)
+        _compiled(library, piece, runs, by, threads)
     else:
         reference(piece, runs, by)
 

@@ -88,7 +88,7 @@ class NarrowUpdates:
         runs = [Run(start, self.constants(verdict, rule)) for start, rule in rules]
         by = verdict.divisor, verdict.number
         if piece.parameter.device.type == "cpu":
-            step_on_cpu(native(), piece, runs, by, self._cores)
+            step_on_cpu(native(), piece, runs, by, self._cores.count)
         else:
             reference(piece, runs, by)
 
