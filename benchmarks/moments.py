@@ -2,11 +2,11 @@
 
     python -m benchmarks.moments OUT [PART ...]
 
-Parts: `host` (G parameters/s of compiled updates by threads, in a core's caches and in memory, also
-without a GPU), `kernel` (the same of the GPU's kernels, and GB/s by the bytes that they move), `steps`
-(llama-like-5.5b with the GPU held to 24 GiB and all its state in host memory, llama-like-3.3b
-with all its state on a drive, each moments' plan beside what it takes) and `curves` (losses of a
-byte model of 300 M parameters that learns the bundled book). A plan's promises are of
+Parts: `host` (G parameters/s of compiled updates by threads, in a core's caches and in memory, on
+any machine), `kernel` (the same of the GPU's kernels, and GB/s by the bytes that they move),
+`steps` (llama-like-5.5b with the GPU held to 24 GiB and all its state in host memory,
+llama-like-3.3b with all its state on a drive; each moments' plan beside what it takes) and `curves`
+(losses of a byte model of 300 M parameters that learns the bundled book). A plan's promises are of
 OUT/cluster.yaml, which is profiled (--quick, a minute) where it is not there. OUT gets
 moments.json.
 All but `curves`, which takes about four minutes more, are about seven on an H200 by estimate.

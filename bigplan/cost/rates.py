@@ -23,7 +23,7 @@ INTO_BESIDE_UPDATE = 0.62
 OFF_BESIDE_UPDATE = 0.86
 # Elements/s that a core updates where moments are in fewer bits and lie in its caches: more it
 # cannot do, however fast memory is. Measured with AVX-512 on one core of an EPYC 9004
-# (benchmarks/moments.py --host). fp32 takes 1.5 G/s there, more than any core's part of its memory.
+# (benchmarks/moments.py host). fp32 takes 1.5 G/s there, more than any core's part of its memory.
 CORE_UPDATES: dict[Moments, float] = {"bf16": 1.0e9, "int8": 0.30e9}
 
 
