@@ -25,7 +25,7 @@ from bigplan.runtime.moments import (
 from bigplan.runtime.native import TYPES, Native, Team
 from bigplan.spec.moments import BLOCK, FIRST_BITS, SECOND_BITS, levels
 
-WINDOW = 4096 * BLOCK  # elements that plain torch updates at a time
+WINDOW = 1024 * BLOCK  # elements that plain torch updates at a time
 
 
 class Run(NamedTuple):
@@ -73,17 +73,25 @@ def step_on_cpu(
 def reference(piece: NarrowPiece, runs: Sequence[Run], by: tuple[float, int]) -> None:
     """The same in plain torch, on any device; it needs a few copies of WINDOW elements."""
     count = piece.parameter.numel()
-    starts = torch.tensor([run.start for run in runs])
+    ends = [*(run.start for run in runs[1:]), count]
     for start in range(0, count, WINDOW):
-        stop = min(start + WINDOW, count)
-        of = torch.searchsorted(starts, torch.arange(start, stop), right=True) - 1
-        constants = torch.tensor([run.constants for run in runs])[of].to(piece.parameter.device)
-        _window(piece.part(start, stop), constants.T, by)
+        part = piece.part(start, min(start + WINDOW, count))
+        decay, rate = torch.empty_like(part.parameter), torch.empty_like(part.parameter)
+        for run, end in zip(runs, ends, strict=True):
+            mine = slice(max(run.start - start, 0), max(end - start, 0))
+            decay[mine], rate[mine] = run.constants[0], run.constants[-1]
+        _window(part, (decay, rate), runs[0].constants, by)
 
 
-def _window(piece: NarrowPiece, constants: Tensor, by: tuple[float, int]) -> None:
-    divisor, step = by
-    decay, first_weight, second_decay, second_weight, root, epsilon, rate = constants
+def _window(
+    piece: NarrowPiece,
+    own: tuple[Tensor, Tensor],
+    constants: tuple[float, ...],
+    by: tuple[float, int],
+) -> None:
+    """`own`: each element's decay and rate, the first and last of the constants."""
+    (divisor, step), (decay, rate) = by, own
+    _, first_weight, second_decay, second_weight, root, epsilon, _ = constants
     parameter, (first, second) = piece.parameter, piece.moments
     gradient = piece.gradient.float() / divisor
     words = drawn(parameter, gradient, step)

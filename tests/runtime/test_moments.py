@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
+from bigplan.plan import Plan
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.checkpoint import latest
 from bigplan.runtime.moments import (
@@ -31,10 +33,11 @@ from bigplan.runtime.native import native
 from bigplan.spec.moments import BLOCK, FIRST_BITS, SECOND_BITS, Moments, blocks, levels
 from bigplan.spec.optimizer import Optimizer
 from tests.examples import examples
-from tests.runtime.checkpoints import away, course, passing, resident
+from tests.runtime.checkpoints import away, course, passing, resident, running
 from tests.runtime.harness import execute, same
+from tests.runtime.lora_ranks import LORA, frozen
 from tests.runtime.moments_ranks import AT, LAYOUTS, STEPS, moments_plan, run_rank
-from tests.runtime.plans import OPTIMIZER
+from tests.runtime.plans import OPTIMIZER, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.processes import start
 from tests.runtime.rounding import BF16_LOSS
 from tests.runtime.streamed import by_cpu, streaming_plan
@@ -253,14 +256,14 @@ def test_streamed_state_is_updated_as_where_it_lives(
 @pytest.mark.parametrize("there", [resident, away, passing])
 @pytest.mark.parametrize("here", [resident, away, passing])
 def test_a_run_goes_on_on_other_tiers(
-    moments: Moments, there: object, here: object, tmp_path: Path
+    moments: Moments, there: Callable[..., Plan], here: Callable[..., Plan], tmp_path: Path
 ) -> None:
     """With the same bits in bf16; in 8 bits where pieces are the same, elsewhere nearly."""
     changes = {"optimizer": OPTIMIZER.model_copy(update={"moments": moments})}
-    whole = course(there(**changes), STEPS, at=AT, folder=tmp_path)  # type: ignore[operator]
+    whole = course(there(**changes), STEPS, at=AT, folder=tmp_path)
     found = latest(tmp_path)
     assert found is not None
-    rest = course(here(**changes), STEPS, found.path)  # type: ignore[operator]
+    rest = course(here(**changes), STEPS, found.path)
     if moments == "bf16" or there is here:
         same("as it was written", whole.written, rest.begun)
         assert rest.losses == whole.losses[rest.first :]
@@ -323,3 +326,45 @@ def test_a_gpu_streams_state_in_fewer_bits(moments: Moments) -> None:
         for device in ("cuda", "cpu")
     )
     assert ours == pytest.approx(theirs, rel=max(BF16_LOSS, NEAR[moments]))
+
+
+@formats
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_adapters_moments_are_stored_so_too(
+    moments: Moments, precision: str, tmp_path: Path
+) -> None:
+    """Those of a stage are one piece, without frozen weights in between."""
+    placement = placed(embedding=frozen(1), block=frozen(2), head=frozen(1))
+    plans = [
+        plan_of(
+            tiny_model(),
+            tiny_training(
+                2,
+                precision=precision,
+                clip_norm=0.5,
+                lora=LORA,
+                optimizer=OPTIMIZER.model_copy(update={"moments": each}),
+            ),
+            Strategy(dp=1),
+            placement,
+        )
+        for each in (moments, "fp32")
+    ]
+    low, plain = ([*_losses(plan, tmp_path / str(i))] for i, plan in enumerate(plans))
+    assert low != plain
+    assert low == pytest.approx(plain, rel=NEAR[moments])
+
+
+def _losses(plan: Plan, folder: Path) -> Iterator[float]:
+    """Of five steps, a checkpoint before the last two."""
+    with running(plan) as (worker, _):
+        for _ in range(3):
+            yield worker.step().loss
+        worker.save(folder)
+        expected = [worker.step().loss for _ in range(2)]
+    found = latest(folder)
+    assert found is not None
+    with running(plan, found.path) as (worker, done):
+        assert done == 3
+        assert [worker.step().loss for _ in range(2)] == expected
+    yield from expected
