@@ -13,12 +13,15 @@ pytest.importorskip("torch")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
+from bigplan.errors import CheckpointError
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.checkpoint import latest
+from bigplan.runtime.manifest import Manifest, read_manifest, write_manifest
 from bigplan.runtime.moments import (
     decoded,
     drawn,
@@ -368,3 +371,35 @@ def _losses(plan: Plan, folder: Path) -> Iterator[float]:
         assert done == 3
         assert [worker.step().loss for _ in range(2)] == expected
     yield from expected
+
+
+@formats
+def test_a_checkpoint_is_of_valid_files_and_holds_what_it_says(
+    moments: Moments, tmp_path: Path
+) -> None:
+    """And one whose scales would lie elsewhere is damaged."""
+    course(moments_plan(Strategy(dp=1), moments, Tier.HOST), AT, at=AT, folder=tmp_path)
+    found = latest(tmp_path)
+    assert found is not None
+    kinds = {torch.bfloat16} if moments == "bf16" else {torch.int8, torch.uint8}
+    for file in found.manifest.files:
+        stored = load_file(found.path / file.name)
+        named = {name: t for name, t in stored.items() if "padding" not in name}
+        assert {t.dtype for name, t in named.items() if "/exp_avg" in name} == kinds
+        assert {t.dtype for name, t in named.items() if "/master" in name} == {torch.float32}
+    if moments == "int8":
+        for wrong in ({"offset": 10**9}, {"offset": 3}, {"place": BLOCK}, {"place": -1}):
+            with pytest.raises(CheckpointError, match="damaged"):
+                _reread(found.path, found.manifest, wrong)
+
+
+def _reread(path: Path, manifest: Manifest, wrong: dict[str, int]) -> None:
+    """With the scales of one tensor elsewhere."""
+    file, *others = manifest.files
+    tensor = next(t for t in file.tensors if t.scaled is not None)
+    assert tensor.scaled is not None
+    changed = tensor.model_copy(update={"scaled": tensor.scaled.model_copy(update=wrong)})
+    tensors = tuple(changed if one is tensor else one for one in file.tensors)
+    files = (file.model_copy(update={"tensors": tensors}), *others)
+    write_manifest(path, manifest.model_copy(update={"files": files}))
+    read_manifest(path)
