@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from bigplan.runtime.cores import Cores
 from bigplan.runtime.first_values import FirstValues, rows_to_make
 from bigplan.runtime.memory import Key
 from bigplan.runtime.moments import StoredState, bytes_view
+from bigplan.runtime.pieces import merged
 from bigplan.runtime.slab import align_up, aligned_empty
 
 
@@ -32,6 +33,12 @@ class _StoredRange(NamedTuple):
     def elements(self) -> range:
         """The elements of the layer that are kept here."""
         return range(self.first, self.first + len(self.flat))
+
+    @classmethod
+    def at_home(cls, at: int, elements: range, home: Tensor, dtype: torch.dtype) -> Self:
+        """Elements of the layer from element `at` of their home's bytes on."""
+        size = dtype.itemsize
+        return cls(elements.start, home[at * size : (at + len(elements)) * size].view(dtype))
 
     def put(self, start: int, values: Tensor) -> None:
         """Copy those of the layer's elements from `start` on that are kept here."""
@@ -60,9 +67,9 @@ def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
     """Parameters together with the master copies of the same elements, then those without one."""
     sizes, dtype = context.graph.sizes, context.parameter_dtype
     held = context.held(layer)
-    left = [held] if held else []
+    left = [elements for _, elements in held]
     with _placed(context, layer, Content(Holds.PARAMETERS, layer)) as place:
-        parameters = _StoredRange(held.start, place[: len(held) * dtype.itemsize].view(dtype))
+        parameters = [_StoredRange.at_home(*one, place, dtype) for one in held]
         for share, chunk, boxes in context.rows[layer].state:
             if not boxes or not sizes.state:
                 continue
@@ -73,11 +80,13 @@ def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
                 optimizer, view = context.training.optimizer, bytes_view(state_place)
                 master = StoredState.of(view, elements, optimizer, master=sizes.master).master
                 if master is not None:
-                    masters = [_StoredRange(box.start, master[box.in_piece]) for box in boxes]
+                    masters = [
+                        _StoredRange(box.start, master[box.in_piece]) for box in merged(boxes)
+                    ]
                     made = [master.elements for master in masters]
-                    fill(made, [*masters, parameters])
+                    fill(made, [*masters, *parameters])
                     left = list(without(left, made))
-        fill(left, [parameters])
+        fill(left, parameters)
 
 
 def _fill(

@@ -64,6 +64,9 @@ class StoredTensor(Spec):
     last_column: int
     """a vector is one row"""
     offset: int
+    experts: int = Field(default=0, exclude_if=lambda experts: not experts)
+    """so many lie side by side in a row, as in Parameter.matrix; 0 in checkpoints that are older,
+    whose rows are those of the shape"""
     dtype: Dtype = Field(default="F32", exclude_if=lambda dtype: dtype == "F32")
     scaled: Scaled | None = Field(default=None, exclude_if=lambda scaled: scaled is None)
     """of codes (spec/moments.py), as 8 bits are"""
@@ -72,6 +75,13 @@ class StoredTensor(Spec):
     def size(self) -> int:
         """Bytes of an element."""
         return SIZES[self.dtype]
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns that the rectangle is a part of."""
+        *rows, columns = self.shape
+        each = self.experts or 1
+        return (rows[0] if rows else 1) // each, columns * each
 
     @property
     def rectangle(self) -> Rectangle:
@@ -209,9 +219,10 @@ def _are_extents(file: StoredFile) -> bool:
 
 
 def _is_part(tensor: StoredTensor, parameter: Parameter) -> bool:
-    rows, columns = parameter.matrix
+    rows, columns = tensor.matrix
     return (
         tensor.shape == parameter.shape
+        and tensor.experts in (0, parameter.experts)
         and 0 <= tensor.first_row < tensor.last_row <= rows
         and 0 <= tensor.first_column < tensor.last_column <= columns
     )

@@ -31,6 +31,7 @@ PRELOADED = [
             "lora_ranks",
             "eight_bits_ranks",
             "moments_ranks",
+            "expert_courses",
         )
     ),
     "torch.fx.experimental.symbolic_shapes",  # of the first backward: sympy, 0.6 s

@@ -52,6 +52,7 @@ class Span:
     kind: Kind
     shape: tuple[int, ...]  # of the whole parameter
     start: int
+    experts: int = 0  # as Parameter has it
     dtype: Dtype = "F32"
     scaled: Scaled | None = None
 
@@ -129,13 +130,15 @@ def written_images(context: Context, layer: int) -> tuple[Image, ...]:
     images = tuple(mine for image in states for mine in _to_store(rows, image))
     if context.graph.sizes.master:
         return images
-    parameters = parameter_image(context, layer, "weights", rows.part.stored)
-    return (parameters, *images) if parameters.spans else images
+    parameters = parameter_images(
+        context, layer, "weights", [own.stored for own in rows.part.ranges]
+    )
+    return (*parameters, *images)
 
 
 def _to_store(rows: LayerRows, image: Image) -> Iterator[Image]:
     """The image where all of it is this rank's to store, else one of what is of every kind."""
-    mine = [span for span in image.spans if rows.element(span.rectangle) in rows.part.stored]
+    mine = [span for span in image.spans if rows.part.stores(rows.element(span.rectangle))]
     if mine and len(mine) == len(image.spans):
         yield image
         return
@@ -189,37 +192,49 @@ def _parts(context: Context, kinds: Sequence[Kind], elements: int) -> Iterator[_
             yield _Part(kind, start, dtype, scales)
 
 
-def parameter_image(
-    context: Context, layer: int, kind: Kind, elements: range | None = None
-) -> Image:
+def parameter_images(
+    context: Context, layer: int, kind: Kind, ranges: Sequence[range] | None = None
+) -> tuple[Image, ...]:
     """Elements of the layer's parameters in this rank's buffer, all by default, stored as `kind`.
 
-    Its offset is for parameters of fp32, the only ones that are stored as they are.
+    There is an image for each range with elements of parameters. Its offset is for parameters of
+    fp32, the only ones that are stored as they are.
     """
-    held = context.held(layer)
-    wanted = held if elements is None else elements
-    boxes = tuple(context.rows[layer].boxes_of(wanted))
-    spans = tuple(_spans(context, layer, boxes, (_Part(kind, 0),)))
-    home = context.home(Content(Holds.PARAMETERS, layer))
-    return Image(home, spans, len(wanted) * ELEMENT, (wanted.start - held.start) * ELEMENT)
+    held, home = context.held(layer), context.home(Content(Holds.PARAMETERS, layer))
+    found = []
+    for wanted in [own for _, own in held] if ranges is None else ranges:
+        boxes = tuple(context.rows[layer].boxes_of(wanted))
+        spans = tuple(_spans(context, layer, boxes, (_Part(kind, 0),)))
+        if spans:
+            place = next(at + wanted.start - own.start for at, own in held if wanted.start in own)
+            found.append(Image(home, spans, len(wanted) * ELEMENT, place * ELEMENT))
+    return tuple(found)
 
 
 def _spans(
     context: Context, layer: int, boxes: Sequence[Box], parts: Iterable[_Part]
 ) -> Iterator[Span]:
-    shapes = {parameter.name: parameter.shape for parameter in context.parameters(layer)}
+    parameters = {parameter.name: parameter for parameter in context.parameters(layer)}
     rows = context.rows[layer]
     for part in parts:
         begin = part.start // SIZES[part.dtype]
         for box in boxes:
+            whole = parameters[box.tensor]
             for first, rectangle in rows.rectangles(range(box.start, box.start + box.count)):
                 place = box.place - box.start + first  # in the piece
                 scaled = None
                 if part.scales is not None:
                     block, within = divmod(place, MOMENT_BLOCK)
                     scaled = Scaled(offset=part.scales + ELEMENT * block, place=within)
-                shape = shapes[box.tensor]
-                yield Span(rectangle, part.kind, shape, begin + place, part.dtype, scaled)
+                yield Span(
+                    rectangle,
+                    part.kind,
+                    whole.shape,
+                    begin + place,
+                    whole.experts,
+                    part.dtype,
+                    scaled,
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +295,7 @@ def _stored(span: Span, offset: int) -> StoredTensor:
         parameter=rectangle.parameter,
         kind=span.kind,
         shape=span.shape,
+        experts=span.experts,
         first_row=rectangle.first_row,
         last_row=rectangle.last_row,
         first_column=rectangle.first_column,

@@ -14,7 +14,7 @@ from bigplan.runtime.checkpoint.coded import fill_coded
 from bigplan.runtime.checkpoint.folder import FoundCheckpoint
 from bigplan.runtime.checkpoint.layout import (
     Image,
-    parameter_image,
+    parameter_images,
     piece_spans,
     state_images,
     state_kinds,
@@ -70,35 +70,37 @@ def restore(context: Context, found: FoundCheckpoint) -> None:
         for layer in context.trained:
             pieces = [boxes for _, _, boxes in context.rows[layer].state if boxes]
             for image, boxes in zip(state_images(context, layer), pieces, strict=False):
-                _fill(context, reader, layer, image, torch.float32, boxes)
-            image = parameter_image(context, layer, kind)
-            _fill(context, reader, layer, image, context.parameter_dtype)
+                _fill(context, reader, layer, (image,), torch.float32, boxes)
+            images = parameter_images(context, layer, kind)
+            _fill(context, reader, layer, images, context.parameter_dtype)
 
 
 def _fill(
     context: Context,
     reader: Reader,
     layer: int,
-    image: Image,
+    images: Sequence[Image],
     dtype: torch.dtype,
     piece: Sequence[Box] = (),
 ) -> None:
-    """An entry from its beginning on; `dtype`: of what the image has in fp32; `piece`: of state."""
-    assert not image.offset, image
-    memory = context.memory
-    place = memory.place(passage(context, layer, image.key))
-    for part in image.filling:
-        start, stop = (at // ELEMENT * dtype.itemsize for at in (part.start, part.stop))
-        place[start:stop] = 0
-    for span in image.spans:
-        if span.scaled is None:
-            kind = torch.bfloat16 if span.dtype == "BF16" else dtype
-            values = place[span.start * kind.itemsize : span.stop * kind.itemsize].view(kind)
-            reader.read(layer, span.kind, span.rectangle, values)
-    if any(span.scaled for span in image.spans):
-        _fill_coded(context, reader, layer, place, piece)
-    if memory.on_disk(image.key):
-        memory.write(image.key, place)
+    """Fill images of one entry; `dtype`: of what they have in fp32; `piece`: whose state it is."""
+    if not images:
+        return
+    memory, key, each = context.memory, images[0].key, dtype.itemsize
+    place = memory.place(passage(context, layer, key))
+    for image in images:
+        values = place[image.offset // ELEMENT * each :]
+        for part in image.filling:
+            values[part.start // ELEMENT * each : part.stop // ELEMENT * each] = 0
+        for span in image.spans:
+            if span.scaled is None:
+                kind = torch.bfloat16 if span.dtype == "BF16" else dtype
+                found = values[span.start * kind.itemsize : span.stop * kind.itemsize].view(kind)
+                reader.read(layer, span.kind, span.rectangle, found)
+        if any(span.scaled for span in image.spans):
+            _fill_coded(context, reader, layer, values, piece)
+    if memory.on_disk(key):
+        memory.write(key, place)
 
 
 def _fill_coded(
