@@ -229,6 +229,7 @@ class _Operands(NamedTuple):
     def together(self) -> NarrowPiece:
         """All rows, which follow each other wherever they are."""
         whole = replace(self.boxes[0], count=sum(box.count for box in self.boxes))
+        assert whole.in_part.stop == self.boxes[-1].in_part.stop, self.boxes
         state, weights = self.state, self.weights(whole)
         parameter, copy = (weights, None) if state.master is None else (state.master, weights)
         return NarrowPiece(parameter, self.gradients(whole), state.moments, state.scales, copy)

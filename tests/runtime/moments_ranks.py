@@ -24,11 +24,24 @@ LAYOUTS = {
     "dp2-zero3": Strategy(dp=2, zero=3),
     "pp2": Strategy(dp=1, pp=2),
     "tp2": Strategy(dp=1, tp=2),
+    "ep2-zero1": Strategy(dp=2, ep=2, zero=1),
 }
+# What experts' ranks own of a layer is two ranges of it, in one piece.
+EXPERTS: dict[str, object] = {"ffn": 32, "experts": 4, "experts_per_token": 2}
+
+
+def with_experts(name: str) -> bool:
+    """Whether a layout is of the model with experts."""
+    return LAYOUTS[name].ep > 1
 
 
 def moments_plan(
-    strategy: Strategy, moments: Moments, tier: Tier = Tier.GPU, device: str = "cpu"
+    strategy: Strategy,
+    moments: Moments,
+    tier: Tier = Tier.GPU,
+    device: str = "cpu",
+    *,
+    experts: bool = False,
 ) -> Plan:
     """Two sequences a step; optimizer state on a tier."""
     stages = []
@@ -42,7 +55,8 @@ def moments_plan(
     optimizer = OPTIMIZER.model_copy(update={"moments": moments})
     training = tiny_training(2, precision="bf16", clip_norm=1.0, optimizer=optimizer)
     placement = Placement(stages=tuple(stages), slots=2, chunk=20_000)
-    return plan_of(tiny_model(layers=LAYERS), training, strategy, placement, device)
+    model = tiny_model(layers=LAYERS, **(EXPERTS if experts else {}))
+    return plan_of(model, training, strategy, placement, device)
 
 
 def _kind(layers: int, tier: Tier) -> KindPlacement:
@@ -63,10 +77,11 @@ def run_rank(rank: int, folder: str) -> None:
     path = Path(folder)
     found: dict[tuple[str, str], list[float]] = {}
     for moments in ("bf16", "int8"):
-        source = latest(path / f"one-{moments}")
-        assert source is not None
         for name, strategy in LAYOUTS.items():
-            plan = moments_plan(strategy, moments, Tier.HOST)
+            experts = with_experts(name)
+            source = latest(path / f"one-{moments}-{experts}")
+            assert source is not None
+            plan = moments_plan(strategy, moments, Tier.HOST, experts=experts)
             kept = path / f"{name}-{moments}"
             meeting = path / f"meeting-{name}-{moments}"
             gone_on = course(

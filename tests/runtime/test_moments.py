@@ -39,7 +39,14 @@ from tests.examples import examples
 from tests.runtime.checkpoints import away, course, passing, resident, running
 from tests.runtime.harness import execute, same
 from tests.runtime.lora_ranks import LORA, frozen
-from tests.runtime.moments_ranks import AT, LAYOUTS, STEPS, moments_plan, run_rank
+from tests.runtime.moments_ranks import (
+    AT,
+    LAYOUTS,
+    STEPS,
+    moments_plan,
+    run_rank,
+    with_experts,
+)
 from tests.runtime.plans import OPTIMIZER, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.processes import start
 from tests.runtime.rounding import BF16_LOSS
@@ -286,8 +293,9 @@ def ranks(
     """Losses of every layout of two ranks that went on from one rank's checkpoint."""
     folder = tmp_path_factory.mktemp("ranks")
     for moments in ("bf16", "int8"):
-        plan = moments_plan(Strategy(dp=1), moments)
-        course(plan, AT, at=AT, folder=folder / f"one-{moments}")
+        for experts in (False, True):
+            plan = moments_plan(Strategy(dp=1), moments, experts=experts)
+            course(plan, AT, at=AT, folder=folder / f"one-{moments}-{experts}")
     start(run_rank, folder, 2)
     every = [pickle.loads((folder / f"losses.{rank}").read_bytes()) for rank in range(2)]
     assert every[0] == every[1]
@@ -300,13 +308,15 @@ def test_ranks_go_on_as_one_and_one_from_theirs(
     ranks: tuple[Path, dict[tuple[str, str], list[float]]], layout: str, moments: Moments
 ) -> None:
     folder, losses = ranks
-    alone = course(moments_plan(Strategy(dp=1), moments), STEPS + 1)
+    experts = with_experts(layout)
+    alone = course(moments_plan(Strategy(dp=1), moments, experts=experts), STEPS + 1)
     near, first = max(BF16_LOSS, NEAR[moments]), STEPS - len(losses[layout, moments])
     assert first >= 1
     assert losses[layout, moments] == pytest.approx(alone.losses[first:STEPS], rel=near)
     found = latest(folder / f"{layout}-{moments}")
     assert found is not None
-    back = course(moments_plan(Strategy(dp=1), moments, Tier.NVME), STEPS + 1, found.path)
+    one = moments_plan(Strategy(dp=1), moments, Tier.NVME, experts=experts)
+    back = course(one, STEPS + 1, found.path)
     assert back.losses == pytest.approx(alone.losses[back.first :], rel=near)
     assert len(back.losses) >= 1
 
