@@ -20,6 +20,8 @@ NATIVE_PARTS = (
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
     *("attention_sinks", "qk_norm_turned"),
 )
+# Those of them that Megatron-LM is planned for with.
+MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
 NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2")
 # Keys of a training, each with the values that the native runtime executes. Other values can be
@@ -45,9 +47,16 @@ def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str |
     if lora is not None:
         return "lora runs with --engine native alone"
     usual = ModelSpec.model_fields
-    parts = [key for key in NATIVE_PARTS if getattr(model, key) != usual[key].default]
+    known = MEGATRON_PARTS if tool == "megatron" else ()
+    parts = [
+        key
+        for key in NATIVE_PARTS
+        if key not in known and getattr(model, key) != usual[key].default
+    ]
+    of_experts = {"mlp_bias": model.mlp_bias, "routing.score_bias": model.routed_by.score_bias}
+    parts += [key for key, there in of_experts.items() if there and model.experts]
     if model.experts and tool not in WITH_EXPERTS:
-        others = "" if parts else " or megatron"
+        others = " or megatron" if set(parts) <= set(MEGATRON_PARTS) else ""
         return (
             "bigplan plans experts for its own runtime and for Megatron-LM alone, not for "
             f"{tool}: {model.name} has {model.experts} in each block; plan with --engine native"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -274,11 +275,16 @@ def test_virtual_stages_beside_dense_blocks_are_refused() -> None:
         make_plan(asked)
 
 
-def test_what_other_tools_refuse_of_shared_experts() -> None:
-    told = "plans models with routing, shared_ffn, dense_blocks for its own runtime alone, not for "
-    with pytest.raises(RefusedError, match=told + "megatron"):
-        make_plan(Request(BESIDE, TRAINING, find_cluster("hgx-h200"), engine="megatron"))
+def test_shared_experts_are_planned_for_megatron_and_refused_for_others() -> None:
+    asked = Request(BESIDE, TRAINING, find_cluster("hgx-h200"), engine="megatron")
+    plan = make_plan(asked)
+    first = plan.placement.stages[0].kinds
+    assert first["dense"].layers == BESIDE.dense_blocks
     with pytest.raises(
-        RefusedError, match=r"beside has 16 in each block; plan with --engine na.*e$"
+        RefusedError, match=r"beside has 16 in each block; plan with --engine na.*e or megatron$"
     ):
-        make_plan(Request(BESIDE, TRAINING, find_cluster("hgx-h200"), engine="deepspeed"))
+        make_plan(replace(asked, engine="deepspeed"))
+    capped = replace(asked, model=BESIDE.model_copy(update={"score_scale": 0.1}))
+    told = "plans models with score_scale for its own runtime alone, not for megatron"
+    with pytest.raises(RefusedError, match=told):
+        make_plan(capped)

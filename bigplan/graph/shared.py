@@ -34,14 +34,14 @@ def out_of_shared(shape: RankShape, name: str, beside: str) -> tuple[Collective,
 
 def into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
     """As `into_matrix`, and of a shared MLP; ranks with whole experts have no matrix in parts."""
-    return () if shape.dispatched else (*into_shared(shape, name), *shape.into_matrix(name))
+    beside = into_shared(shape, name)
+    return beside if shape.dispatched else (*beside, *shape.into_matrix(name))
 
 
 def out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
     """As `out_of_matrix`, likewise."""
-    if shape.dispatched:
-        return ()
-    return (*out_of_shared(shape, name, beside), *shape.out_of_matrix(name, beside=beside))
+    shared = out_of_shared(shape, name, beside)
+    return shared if shape.dispatched else (*shared, *shape.out_of_matrix(name, beside=beside))
 
 
 def added(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import accumulate, pairwise, product
 from math import ceil
 from typing import NamedTuple, Self
 
@@ -192,6 +192,11 @@ def chunk_blocks(blocks: int, strategy: Strategy) -> tuple[int, ...]:
     return strategy.cut.blocks(blocks)
 
 
+def chunk_ranges(counts: Iterable[int]) -> tuple[range, ...]:
+    """The numbers of each chunk's blocks, where the first chunk has so many, and so on."""
+    return tuple(range(*bounds) for bounds in pairwise(accumulate(counts, initial=0)))
+
+
 def balanced_ends(blocks: int, chunks: int, ends: Ends) -> tuple[int, int]:
     """Blocks of the first and last chunk with which the slowest chunk takes least.
 
@@ -239,7 +244,8 @@ class Space:
 
     `fixed` holds values of `Strategy` that the user wants. Any legal value is then in the space,
     even one that would not be tried otherwise. `spreads`: data-parallel ranks may have whole
-    experts, as the native runtime has them.
+    experts, as the native runtime has them. `unlike_chunks`: virtual stages may differ in kinds of
+    blocks.
     """
 
     model: ModelSpec
@@ -248,6 +254,7 @@ class Space:
     gpus_per_node: int
     fixed: Mapping[str, int] = field(default_factory=dict)
     spreads: bool = False
+    unlike_chunks: bool = False
 
     def families(self) -> Iterator[StrategyFamily]:
         """Every family that may have a member."""
@@ -300,7 +307,7 @@ class Space:
         for vpp in self._tried("vpp", self._virtual_stages(pp, micro_batches)):
             if pp * vpp > self.model.layers or (vpp > 1 and (pp == 1 or micro_batches % pp)):
                 continue
-            if vpp > 1 and self.model.dense_blocks:
+            if vpp > 1 and not self._interleaves:
                 continue  # rows of memory hold where first chunks keep no less than later ones
             for first, last in self._splits(pp * vpp, ends if vpp == 1 else None):
                 for group in self._tried("accumulation_group", _groups(micro_batches)):
@@ -333,6 +340,10 @@ class Space:
         for family in self.families():
             yield from self.members(family)
 
+    @property
+    def _interleaves(self) -> bool:
+        return self.unlike_chunks or not self.model.dense_blocks
+
     def _tried(self, name: str, values: Iterable[int]) -> Iterable[int]:
         return (self.fixed[name],) if name in self.fixed else values
 
@@ -346,7 +357,7 @@ class Space:
         The fullest stage has as many blocks as without: where stages are alike, their divisors.
         """
         yield 1
-        if not self.model.dense_blocks and pp > 1 and micro_batches % pp == 0:
+        if self._interleaves and pp > 1 and micro_batches % pp == 0:
             blocks = self.model.layers
             fullest = ceil(blocks / pp)
             for v in range(2, min(MAX_VIRTUAL_STAGES, blocks // pp) + 1):

@@ -230,3 +230,14 @@ def test_a_pass_has_room_for_more_rows_than_an_equal_share() -> None:
     came = 2 * int(2 * ranks_reached(spread_shape(4)) * LENGTH * MIXTRAL.hidden)
     within = came + (2 * MIXTRAL.hidden + 3 * MIXTRAL.ffn) * rows
     assert four.forward_workspace == one.forward_workspace + came + within // 4
+
+
+def test_whole_experts_leave_a_shared_mlp_its_collectives() -> None:
+    """Ranks that have whole experts exchange rows; the MLP beside them is split as ever."""
+    whole = replace(shape(find_model("deepseek-v2-lite"), tp=2), dispatched=True)
+    forward = [c.name for c in block(whole).forward if isinstance(c, Collective)]
+    assert [name for name in forward if "shared" in name] == [
+        "shared input gather",
+        "shared output sum",
+    ]
+    assert not any("mlp" in name for name in forward)
