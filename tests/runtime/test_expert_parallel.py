@@ -43,12 +43,13 @@ LENGTH = 8  # tokens of a sequence
 APART = 1e-5
 # Which experts tokens like: all alike, those of the first rank alone, or one alone.
 LIKED = ("any", "first rank", "one")
+BIASED: dict[str, object] = {"mlp": "clamped_swiglu", "mlp_bias": True}
 SHARED = {"shared_ffn": 16}
 SIGMOIDS = {"routing": {"scores": "sigmoid", "bias": True, "scale": 2.5}}
 
 recomputes = st.sampled_from(tuple(Recompute))
 sizes = st.sampled_from(((2, 4, 2), (4, 4, 3), (4, 8, 1), (2, 6, 3)))  # ranks, experts, of a token
-parts = st.sampled_from(({}, SHARED, SIGMOIDS, {"router_normalised": True}))
+parts = st.sampled_from(({}, SHARED, SIGMOIDS, BIASED, {"router_normalised": True}))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -92,10 +93,15 @@ class _Layer:
 
 def _experts(name: str, values: Tensor, model: ModelSpec, group: RankGroup) -> Tensor:
     """Those of a rank, of a parameter that experts may have: rows of all take turns."""
-    if not name.startswith("experts."):
+    if not _of_one(name):
         return values
     each = values.view(model.ffn, model.experts, -1)
     return each.tensor_split(group.size, dim=1)[group.place].flatten(0, 1)
+
+
+def _of_one(name: str) -> bool:
+    """Whether each expert has a part of this parameter; all ranks have all biases."""
+    return name.startswith("experts.") and name.endswith(".weight")
 
 
 @dataclass
@@ -182,7 +188,7 @@ def _ranks(
     for place, one in enumerate(found):
         for name, mine in one.gradients.items():
             whole = _experts(name, gradients[name], layer.model, RankGroup(size, place))
-            if name.startswith("experts."):
+            if _of_one(name):
                 into = gradients[name].view(layer.model.ffn, layer.model.experts, -1)
                 into.tensor_split(size, dim=1)[place].copy_(
                     mine.view(layer.model.ffn, -1, layer.model.hidden)
