@@ -57,6 +57,8 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         for key in NATIVE_PARTS
         if key not in known and getattr(model, key) != usual[key].default
     ]
+    of_experts = {"mlp_bias": model.mlp_bias, "routing.score_bias": model.routed_by.score_bias}
+    parts += [key for key, there in of_experts.items() if there and model.experts]
     if model.experts and tool not in WITH_EXPERTS:
         others = " or megatron" if set(parts) <= set(MEGATRON_PARTS) else ""
         return (
