@@ -117,12 +117,12 @@ def forward_bytes(shape: RankShape) -> int:
 def backward_bytes(shape: RankShape) -> int:
     """The same within attention's backward: values, the result and gradients by both, padded.
 
-    Keys and values that selective recomputation makes again are counted in any case.
+    Of keys and values that selective recomputation makes again the way to recompute counts the
+    bytes (`LayerKind.workspace`). Their plain columns need no room beside: those that keys are made
+    of are gone before there are gradients, and gradients by them come when the fp32 sums of
+    gradients by queries (`flash_gradients`), which are wider, are gone.
     """
     latent = shape.model.latent_attention
-    if latent is None:
+    if latent is None or not shape.pads_values:
         return 0
-    columns = 4 * latent.head_dim if shape.pads_values else 0
-    if shape.cp == 1:  # keys and values that are made again, and plain keys
-        columns += latent.head_dim + latent.value_dim + latent.plain_dim
-    return columns * shape.mixed_tokens * shape.heads * shape.element
+    return 4 * latent.head_dim * shape.mixed_tokens * shape.heads * shape.element
