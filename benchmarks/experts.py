@@ -33,7 +33,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.launcher.record import read_record
 from bigplan.runtime import experts, generated, mixture
 from bigplan.runtime.mixture import DOWN, GATE, ROUTER, UP, Mixture
-from bigplan.runtime.products import Sums
+from bigplan.runtime.sums import Sums
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.files.dump import to_yaml

@@ -23,7 +23,8 @@ from bigplan.runtime import mixture
 from bigplan.runtime.adapters import adapted_linear
 from bigplan.runtime.blocks import Linears, Parameters
 from bigplan.runtime.mixture import ForgetRouted, Routed
-from bigplan.runtime.products import Products, Sums
+from bigplan.runtime.products import Products
+from bigplan.runtime.sums import Sums
 
 ALIGNMENT = 16  # bytes: the widest load of a kernel; only sizes that divide by it are loaded so
 SMALL = 1024  # bytes: random-number states and the like stay where they are
