@@ -149,29 +149,31 @@ def _cores(shape: RankShape) -> list[Attention]:
 
 
 def turning(cluster: Cluster) -> dict[str, Any]:
-    """Milliseconds of what turns queries and puts keys together, forward and backward."""
+    """Milliseconds of what turns queries and puts keys together, forward and backward.
+
+    By the kernels, and by plain torch's.
+    """
     length, widths = LENGTHS[0], MODEL.latent_attention
     assert widths is not None
     cos, sin = positions.rope_table(MODEL, length, WHERE["device"], WHERE["dtype"])
-    angles = latent.Angles(cos, sin, interleaved=True)
     q, *_ = _heads(length)
     plain = torch.randn(1, length, HEADS, widths.plain_dim, **WHERE).requires_grad_()
     shared = torch.randn(1, length, widths.rope_dim, **WHERE).requires_grad_()
-    turned, keys = latent.turned(q * 1.0, angles), latent.keys(plain, shared, angles)
-    by_q, by_keys = torch.randn_like(q), torch.randn_like(keys)
-    scratch = q.detach().clone()
-    forward = {
-        "queries": partial(latent.turned, scratch, angles),
-        "keys": partial(latent.keys, plain.detach(), shared.detach(), angles),
-    }
+    by_q, scratch = torch.randn_like(q), q.detach().clone()
+    found: dict[str, Any] = {}
     grad = partial(torch.autograd.grad, retain_graph=True)
-    backward = {
-        "queries": partial(grad, turned, q, by_q),
-        "keys": partial(grad, keys, (plain, shared), by_keys),
-    }
-    found: dict[str, Any] = {
-        name: [milliseconds(forward[name]), milliseconds(backward[name])] for name in forward
-    }
+    for name, by_kernel in {"": CUDA, " in plain torch": False}.items():
+        angles = latent.Angles(cos, sin, interleaved=True, by_kernel=by_kernel)
+        turned, keys = latent.turned(q * 1.0, angles), latent.keys(plain, shared, angles)
+        by_keys = torch.randn_like(keys)
+        found[f"queries{name}"] = [
+            milliseconds(partial(latent.turned, scratch, angles)),
+            milliseconds(partial(grad, turned, q, by_q)),
+        ]
+        found[f"keys{name}"] = [
+            milliseconds(partial(latent.keys, plain.detach(), shared.detach(), angles)),
+            milliseconds(partial(grad, keys, (plain, shared), by_keys)),
+        ]
     shape = _shape(length, cluster)
     for name, operator in (("queries", "rotary embedding"), ("keys", "keys")):
         found[f"{name}, priced"] = _priced(shape, cluster, operator)

@@ -14,8 +14,8 @@ from bigplan.spec.latent_heads import HEADS, KEYS, LATENTS
 from bigplan.spec.step import LayerStep, StepOp, StepValue
 
 # Passes over the columns that rope turns in place, as plain torch kernels: five kernels, of which
-# three read or write every second column and so move both (runtime/latent.py). A fused kernel
-# would make two.
+# three read or write every second column and so move both (runtime/latent.py). A kernel by hand
+# makes two (kernels/turning.py).
 TURNING_PASSES, TURNING_KERNELS = 10, 5
 
 
@@ -77,11 +77,10 @@ def turned(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     latent = shape.model.latent_attention
     assert latent is not None
     heads = shape.activation_shape.nbytes(StepValue("", shape.model.heads))  # of a column each
-    if step.name == KEYS:
-        columns, launches = 2 * latent.plain_dim + latent.rope_dim, TURNING_KERNELS + 3
-    else:
-        columns, launches = TURNING_PASSES * latent.rope_dim, TURNING_KERNELS
-    one = Stream(step.name, columns * heads, launches)
+    joins, passes = step.name == KEYS, 2 if shape.generated else TURNING_PASSES
+    columns = 2 * latent.plain_dim + latent.rope_dim if joins else passes * latent.rope_dim
+    launches = 1 if shape.generated else TURNING_KERNELS + 3 * joins
+    one = Stream(step.name, columns * heads, launches, generated=shape.generated)
     return one, one
 
 
