@@ -9,7 +9,7 @@ from bigplan.spec.gpu import Gpu
 from bigplan.spec.lora import Lora
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
-from bigplan.spec.unplanned import unplanned
+from bigplan.spec.unplanned import OTHER_EXPERT_PARALLEL
 
 NATIVE_ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
@@ -19,6 +19,8 @@ NATIVE_PARTS = (
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
 )
+# Those of them that Megatron-LM is planned for with.
+MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
 NATIVE_MLPS = ("geglu", "relu2")
 # Keys of a training, each with the values that the native runtime executes. Other values can be
@@ -44,9 +46,14 @@ def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str |
     if lora is not None:
         return "lora runs with --engine native alone"
     usual = ModelSpec.model_fields
-    parts = [key for key in NATIVE_PARTS if getattr(model, key) != usual[key].default]
+    known = MEGATRON_PARTS if tool == "megatron" else ()
+    parts = [
+        key
+        for key in NATIVE_PARTS
+        if key not in known and getattr(model, key) != usual[key].default
+    ]
     if model.experts and tool not in WITH_EXPERTS:
-        others = "" if parts else " or megatron"
+        others = " or megatron" if set(parts) <= set(MEGATRON_PARTS) else ""
         return (
             "bigplan plans experts for its own runtime and for Megatron-LM alone, not for "
             f"{tool}: {model.name} has {model.experts} in each block; plan with --engine native"
@@ -63,9 +70,45 @@ def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str |
 
 def expert_parallel_refusal(ways: object, model: ModelSpec, tool: str) -> str | None:
     """Why experts are not spread over so many ranks by `tool`; None: they may be."""
-    if str(ways) == "1" or (model.experts and tool in WITH_EXPERTS):
+    if str(ways) == "1" or (model.experts and tool in (*WITH_EXPERTS, "native")):
         return None
-    return f"ep {ways}: {unplanned('ep')}"
+    if not model.experts:
+        return (
+            f"ep {ways}: {model.name} has no experts to spread over ranks; leave ep out, or plan "
+            "a model with `experts`"
+        )
+    return f"ep {ways}: {OTHER_EXPERT_PARALLEL}"
+
+
+def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, object]) -> str | None:
+    """Why the native runtime does not spread experts over ranks so; None: it does.
+
+    `fixed`: values of a strategy, all or some.
+    """
+    ep = int(str(fixed.get("ep", 1)))
+    if ep == 1 or (why := expert_parallel_refusal(ep, model, "native")):
+        return None if ep == 1 else why
+    for name in ("tp", "cp"):
+        if (ways := fixed.get(name, 1)) != 1:
+            return (
+                f"ep {ep} with {name} {ways}: bigplan's own runtime spreads experts over ranks "
+                f"that have whole layers and whole sequences; use {name} 1 or ep 1"
+            )
+    if training.lora is not None:
+        return (
+            f"ep {ep}: frozen experts are not spread over ranks; leave ep out, ZeRO 3 shards them"
+        )
+    if fixed.get("replicas"):
+        return f"ep {ep}: unlike nodes with unequal micro-batches spread no experts; use ep 1"
+    if model.experts % ep:
+        return (
+            f"ep {ep} does not divide the {model.experts} experts of {model.name}: use an ep that "
+            "does"
+        )
+    dp = fixed.get("dp")
+    if isinstance(dp, int) and dp % ep:
+        return f"ep {ep} does not divide dp {dp}, whose ranks spread experts: use an ep that does"
+    return None
 
 
 def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
@@ -80,7 +123,8 @@ def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
 
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
-    if refusal := expert_parallel_refusal(strategy.ep, model, "native"):
+    spread = strategy.ep > 1
+    if spread and (refusal := spread_refusal(model, training, strategy.model_dump())):
         return refusal
     tokens = strategy.rank_tokens(training)
     if strategy.sequence_parallel and tokens % strategy.tp:

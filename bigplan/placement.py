@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, NamedTuple, Self, TypeVar
@@ -156,6 +156,35 @@ class StagePlacement(Spec):
 
     kinds: Mapping[str, KindPlacement]
 
+    @property
+    def blocks(self) -> KindPlacement:
+        """Its blocks of all kinds together."""
+        placed = [kind for name, kind in self.kinds.items() if name in BLOCKS]
+        if len(placed) == 1:
+            return placed[0]
+        kept = [kind.activations for kind in placed]
+        policies = dict.fromkeys(policy for activations in kept for policy in activations)
+        return KindPlacement(
+            layers=sum(kind.layers for kind in placed),
+            parameters=_added(kind.parameters for kind in placed),
+            gradients=_added(kind.gradients for kind in placed),
+            activations={p: _added(one.get(p, {}) for one in kept) for p in policies},
+            optimizer=_added(kind.optimizer for kind in placed),
+            streamed=sum(kind.streamed for kind in placed),
+        )
+
+
+_Count = TypeVar("_Count", int, float)
+
+
+def _added(counts: Iterable[Mapping[Tier, _Count]]) -> dict[Tier, _Count]:
+    """Layers by tier, of several kinds together."""
+    total: dict[Tier, _Count] = {}
+    for each in counts:
+        for tier, layers in each.items():
+            total[tier] = total.get(tier, 0) + layers
+    return total
+
 
 class Placement(Spec):
     """Placement of every stage of a strategy, first to last, with the lengths of rings."""
@@ -190,7 +219,7 @@ def may_capture(graph: Graph, placement: Placement) -> bool:
     wait for numbers within a pass.
     """
     blocks = {name: kind for name, kind in placement.stages[0].kinds.items() if name in BLOCKS}
-    waits = any(graph.kinds[name].waits for name in blocks)
+    waits = any(graph.kinds[name].waits or graph.kinds[name].ep > 1 for name in blocks)
     if not blocks or not graph.strategy.whole_passes or waits:
         return False
     tiers = {

@@ -10,8 +10,8 @@ from functools import lru_cache, partial
 from bigplan.capabilities import (
     device_refusal,
     executable,
-    expert_parallel_refusal,
     native_refusal,
+    spread_refusal,
     virtual_stages_refusal,
 )
 from bigplan.cost import Costs
@@ -106,7 +106,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     fixed, pins = parse_pins(request.settings)
     if request.training.lora is not None:
         refuse_of_trained(fixed, pins)
-    if why := expert_parallel_refusal(fixed.get("ep", 1), request.model, "native"):
+    if why := spread_refusal(request.model, request.training, fixed):
         raise RefusedError(why)
     if why := virtual_stages_refusal(fixed.get("vpp", 1), request.model):
         raise RefusedError(why)

@@ -5,6 +5,9 @@ come next, and pipeline stages are outermost: rank = (stage * shards + data) * t
 
 Context-parallel ranks are neighbours among the data-parallel ones, as which they share state and
 sum gradients: data = replica * cp + part of the sequences.
+
+Expert-parallel ranks are neighbours among the data-parallel ones, too: the rank at place data % ep
+has that part of the experts.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ class GroupName(StrEnum):
     DATA = "data-parallel"  # same stage and tensor place; the ranks split samples and state
     CONTEXT = "context-parallel"  # those of one replica; the ranks split its sequences
     TENSOR = "tensor-parallel"  # same stage and data place; the ranks split layers
+    EXPERT = "expert-parallel"  # neighbours of a data-parallel group that have all experts together
+    EXPERT_DATA = "expert-data-parallel"  # those of a data-parallel group with the same experts
 
 
 class Coordinates(NamedTuple):
@@ -74,7 +79,26 @@ def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, 
             each = [at._replace(data=first + i) for i in range(strategy.cp)]
         case GroupName.TENSOR:
             each = [at._replace(tensor=i) for i in range(strategy.tp)]
+        case GroupName.EXPERT:
+            first = at.data - at.data % strategy.ep
+            each = [at._replace(data=first + i) for i in range(strategy.ep)]
+        case GroupName.EXPERT_DATA:
+            same = range(at.data % strategy.ep, strategy.shards, strategy.ep)
+            each = [at._replace(data=i) for i in same]
     return tuple(one.rank(strategy) for one in each)
+
+
+def communicating(strategy: Strategy) -> tuple[GroupName, ...]:
+    """The groups of several ranks whose tensors need a communicator, in the order of making."""
+    spread = strategy.ep > 1
+    sizes = {
+        GroupName.DATA: strategy.shards,
+        GroupName.TENSOR: strategy.tp,
+        GroupName.CONTEXT: strategy.cp,
+        GroupName.EXPERT: strategy.ep,
+        GroupName.EXPERT_DATA: strategy.shards // strategy.ep if spread else 1,
+    }
+    return tuple(name for name, size in sizes.items() if size > 1)
 
 
 # For each kind of message, the number of stages from sender to receiver.

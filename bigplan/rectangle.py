@@ -112,6 +112,12 @@ def all_of(parameter: Parameter) -> Rectangle:
     return whole(parameter.name, *parameter.matrix)
 
 
+def experts_of(parameter: Parameter, ep: int, place: int) -> Rectangle:
+    """The whole experts that the rank at this place of `ep` has of a parameter of all."""
+    rows, columns = parameter.local(1, ep)
+    return whole(parameter.name, rows, columns).moved(0, place * columns)
+
+
 def held(parameter: Parameter, ranks: int, rank: int) -> Rectangle | None:
     """The part of a parameter that one of `ranks` tensor-parallel ranks has; None: only padding.
 

@@ -14,8 +14,9 @@ from bigplan.engines import ENGINES, make_plan
 from bigplan.engines.frameworks import FRAMEWORKS
 from bigplan.errors import InputError, RefusedError
 from bigplan.export import TOOLS, configuration
+from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import may_capture
+from bigplan.placement import Tier, may_capture
 from bigplan.plan import Plan, graph_of
 from bigplan.planner import Request
 from bigplan.recheck import recheck
@@ -23,6 +24,7 @@ from bigplan.report.decision import decision
 from bigplan.report.stages import stages_of
 from bigplan.solve.candidate import Candidate, Workload
 from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.lora import Lora
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training, TrainingRequest, resolve
 from tests.export.test_tools import MEGATRON
@@ -85,23 +87,82 @@ def test_nothing_is_written_for_other_tools(tool: str) -> None:
         configuration(planned(ROUTED), tool)
 
 
-@pytest.mark.parametrize("engine", ["native", "any", *OTHERS])
-def test_only_megatron_spreads_experts_over_ranks(engine: str) -> None:
-    model = ROUTED if engine in ("native", "any") else SMALL
-    asked = Request(model, TRAINING, find_cluster("hgx-h200"), {"ep": 2}, engine)
-    with pytest.raises(RefusedError, match=r"ep 2: expert parallelism is not.*--engine megatron"):
+@pytest.mark.parametrize("engine", ["native", "any", "megatron", *OTHERS])
+def test_experts_that_are_not_there_are_not_spread(engine: str) -> None:
+    asked = Request(SMALL, TRAINING, find_cluster("hgx-h200"), {"ep": 2}, engine)
+    with pytest.raises(RefusedError, match=r"ep 2: qwen3-0.6b has no experts.*leave ep out"):
         make_plan(asked)
-    dense = replace(asked, model=SMALL, engine="megatron")
-    with pytest.raises(RefusedError, match="ep 2: expert parallelism is not"):
-        make_plan(dense)
 
 
-def test_a_native_plan_with_expert_parallelism_is_refused(tmp_path: Path) -> None:
-    """Its experts are split by tensor parallelism, so nobody would have those of other ranks."""
-    plan = planned(ROUTED, "hgx-h200")
-    strategy = plan.strategy.model_copy(update={"ep": 2})
-    with pytest.raises(InputError, match=r"strategy.ep 2: expert parallelism is not"):
-        recheck(plan.model_copy(update={"strategy": strategy}), tmp_path / "plan.yaml")
+@pytest.mark.parametrize("engine", OTHERS)
+def test_other_engines_do_not_spread_experts(engine: str) -> None:
+    asked = Request(ROUTED, TRAINING, find_cluster("hgx-h200"), {"ep": 2}, engine)
+    with pytest.raises(RefusedError, match=r"experts .* own runtime and for Megatron-LM alone"):
+        make_plan(asked)
+
+
+@cache
+def spread(**settings: int) -> Plan:
+    asked = Request(ROUTED, TRAINING, find_cluster("hgx-h200"), settings, engine="native")
+    return make_plan(asked)
+
+
+def test_a_plan_spreads_experts_over_ranks_where_that_is_wanted(tmp_path: Path) -> None:
+    plan = spread(ep=4)
+    assert plan.strategy.ep == 4
+    assert "expert parallel 4" in decision(plan, stages_of(plan))
+    assert not plan.placement.captured
+    recheck(plan, tmp_path / "plan.yaml")
+
+
+def test_a_free_plan_is_no_slower_than_one_with_experts_on_so_many_ranks() -> None:
+    """But for what the search gives up for a simpler plan."""
+    free = planned(ROUTED, "hgx-h200").predicted.step_seconds
+    assert free <= 1.02 * min(spread(ep=ep).predicted.step_seconds for ep in (1, 2, 8))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"ep": 2, "tp": 2}, "ep 2 with tp 2: .* use tp 1 or ep 1"),
+        ({"ep": 2, "cp": 2}, "ep 2 with cp 2: .* use cp 1 or ep 1"),
+        ({"ep": 3}, "ep 3 does not divide the 16 experts of routed"),
+        ({"ep": 8, "dp": 4}, "ep 8 does not divide dp 4"),
+    ],
+)
+def test_what_does_not_go_with_spread_experts_is_refused(
+    settings: dict[str, int], told: str
+) -> None:
+    with pytest.raises(RefusedError, match=told):
+        spread(**settings)
+
+
+def test_frozen_experts_are_not_spread() -> None:
+    training = TRAINING.model_copy(update={"lora": Lora(rank=4)})
+    asked = Request(ROUTED, training, find_cluster("hgx-h200"), {"ep": 2}, engine="native")
+    with pytest.raises(RefusedError, match="frozen experts are not spread"):
+        make_plan(asked)
+
+
+def test_a_plan_file_with_a_split_that_spreads_no_experts_is_refused(tmp_path: Path) -> None:
+    plan = spread(ep=4)
+    for changes, told in (({"ep": 3}, "ep 3 does not divide"), ({"tp": 2}, "ep 4 with tp 2")):
+        strategy = plan.strategy.model_copy(update=changes)
+        with pytest.raises(InputError, match=f"strategy.{told}"):
+            recheck(plan.model_copy(update={"strategy": strategy}), tmp_path / "plan.yaml")
+
+
+def test_what_varies_with_the_routing_does_not_leave_the_gpu(tmp_path: Path) -> None:
+    """A plan file that says otherwise is refused."""
+    plan = spread(ep=4)
+    (stage,) = plan.placement.stages
+    blocks = stage.kinds["block"]
+    away = blocks.model_copy(update={"activations": {Recompute.NONE: {Tier.HOST: blocks.layers}}})
+    kinds = {**stage.kinds, "block": away}
+    stages = (stage.model_copy(update={"kinds": kinds}),)
+    placement = plan.placement.model_copy(update={"stages": stages})
+    with pytest.raises(InputError, match=r"block\.activations"):
+        recheck(plan.model_copy(update={"placement": placement}), tmp_path / "plan.yaml")
 
 
 @cache
@@ -214,11 +275,16 @@ def test_virtual_stages_beside_dense_blocks_are_refused() -> None:
         make_plan(asked)
 
 
-def test_what_other_tools_refuse_of_shared_experts() -> None:
-    told = "plans models with routing, shared_ffn, dense_blocks for its own runtime alone, not for "
-    with pytest.raises(RefusedError, match=told + "megatron"):
-        make_plan(Request(BESIDE, TRAINING, find_cluster("hgx-h200"), engine="megatron"))
+def test_shared_experts_are_planned_for_megatron_and_refused_for_others() -> None:
+    asked = Request(BESIDE, TRAINING, find_cluster("hgx-h200"), engine="megatron")
+    plan = make_plan(asked)
+    first = plan.placement.stages[0].kinds
+    assert first["dense"].layers == BESIDE.dense_blocks
     with pytest.raises(
-        RefusedError, match=r"beside has 16 in each block; plan with --engine na.*e$"
+        RefusedError, match=r"beside has 16 in each block; plan with --engine na.*e or megatron$"
     ):
-        make_plan(Request(BESIDE, TRAINING, find_cluster("hgx-h200"), engine="deepspeed"))
+        make_plan(replace(asked, engine="deepspeed"))
+    capped = replace(asked, model=BESIDE.model_copy(update={"score_scale": 0.1}))
+    told = "plans models with score_scale for its own runtime alone, not for megatron"
+    with pytest.raises(RefusedError, match=told):
+        make_plan(capped)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bigplan.content import Holds
 from bigplan.graph.strategy import Replicas, Strategy
-from bigplan.ranks import Coordinates, GroupName, channels, members, seat
+from bigplan.ranks import Coordinates, GroupName, channels, communicating, members, seat
 
 sizes = st.integers(1, 4)
 
@@ -53,6 +53,22 @@ def test_context_parallel_ranks_are_neighbours_of_one_replica() -> None:
     at = Coordinates(stage=0, data=3, tensor=1)
     assert members(GroupName.CONTEXT, at, strategy) == (5, 7)
     assert members(GroupName.DATA, at, strategy) == (1, 3, 5, 7)
+
+
+def test_expert_parallel_ranks_are_neighbours_that_have_all_experts() -> None:
+    strategy = Strategy(dp=6, pp=2, ep=3)
+    at = Coordinates.of(10, strategy)
+    assert at == (1, 4, 0)
+    assert members(GroupName.EXPERT, at, strategy) == (9, 10, 11)
+    assert members(GroupName.EXPERT_DATA, at, strategy) == (7, 10)
+
+
+def test_groups_of_one_rank_need_no_communicator() -> None:
+    assert communicating(Strategy(dp=1)) == ()
+    assert communicating(Strategy(dp=4)) == (GroupName.DATA,)
+    assert communicating(Strategy(dp=4, ep=4)) == (GroupName.DATA, GroupName.EXPERT)
+    spread = (GroupName.DATA, GroupName.EXPERT, GroupName.EXPERT_DATA)
+    assert communicating(Strategy(dp=4, ep=2)) == spread
 
 
 def test_messages_go_to_the_same_place_of_the_next_stage() -> None:

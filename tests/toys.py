@@ -44,16 +44,21 @@ def toy_kind(
     tp: int = 1,
     frozen: bool = False,
     rows: int = 8,
+    ep: int = 1,
 ) -> LayerKind:
     """A matrix of `rows` rows of four, a unit each, and a vector. `tp` ranks have the vector.
 
     The matrix is what each of them has of one. A frozen block has a pair of adapters, of which
-    `tp` ranks have the first whole; a frozen embedding has no backward.
+    `tp` ranks have the first whole; a frozen embedding has no backward. If `ep` ranks spread
+    experts, each has a matrix of some, before the rest.
     """
     pair = (Tensor("a", 2, 4, holders=tp), Tensor("b", 8, 2))
+    experts = (Tensor("e", 16, 4, experts=2),) if ep > 1 else ()
     return LayerKind(
         name=name,
-        tensors=(Tensor("w", rows, 4), Tensor("n", 1, 4, holders=tp)),
+        tensors=(*experts, Tensor("w", rows, 4), Tensor("n", 1, 4, holders=tp)),
+        whole_experts=sum(tensor.elements for tensor in experts),
+        ep=ep,
         forward=(),
         backward=(),
         saved=saved,
@@ -104,7 +109,7 @@ def toy_graph(
                 frozen=frozen,
             ),
             **({"dense": toy_kind("dense", tp=strategy.tp, saved=96, rows=5)} if dense else {}),
-            "block": toy_kind("block", tp=strategy.tp, frozen=frozen),
+            "block": toy_kind("block", tp=strategy.tp, frozen=frozen, ep=strategy.ep),
             "head": toy_kind(
                 "head", saved=0, stores_activations=False, tp=strategy.tp, frozen=frozen
             ),
@@ -204,6 +209,7 @@ def enlarged(graph: Graph, factor: int = 1 << 20) -> Graph:
             kind,
             tensors=tuple(replace(t, columns=t.columns * factor) for t in kind.tensors),
             adapters=tuple(replace(t, columns=t.columns * factor) for t in kind.adapters),
+            whole_experts=kind.whole_experts * factor,
             saved=kind.saved * factor,
             boundary=kind.boundary * factor,
             reruns={r: way._replace(kept=way.kept * factor) for r, way in kind.reruns.items()},
@@ -255,6 +261,9 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
     alone = strategy.ranks == 1 and not tied
     frozen = strategy.zero in (0, 3) and draw(st.booleans())
     another = not frozen and strategy.vpp == 1
+    if not frozen and strategy.tp == strategy.cp == 1 and strategy.dp == 2:
+        dp, ep = draw(st.sampled_from(((2, 1), (2, 2), (4, 2))))
+        strategy = strategy.model_copy(update={"dp": dp, "ep": ep})
     return toy_graph(
         strategy,
         blocks=blocks,
@@ -324,6 +333,9 @@ def kind_placements(draw: st.DrawFn, graph: Graph, name: str, layers: int) -> Ki
         for i, recompute in enumerate(graph.recomputes)
         if policies[3 * i : 3 * i + 3]
     }
+    for recompute, kept in activations.items():
+        if kind.varies(recompute):  # numbers of rows are not known before, so that they stay
+            activations[recompute] = {Tier.GPU: sum(kept.values())}
     where = dict(zip(Tier, parameters, strict=True))
     if kind.frozen:
         return KindPlacement(layers=layers, parameters=where, activations=activations)

@@ -21,7 +21,7 @@ from bigplan.units import counted
 
 if TYPE_CHECKING:
     from bigplan.data.prepared import PreparedIndex
-    from bigplan.data.sources import Fields
+    from bigplan.data.sources import Layout
 
 SILENT = 1.0  # seconds; shorter work shows no progress
 
@@ -56,6 +56,13 @@ class PrepareOptions:
     ] = None
     response_field: Annotated[
         str | None, typer.Option(help="The response; the loss is on it alone.")
+    ] = None
+    messages_field: Annotated[
+        str | None,
+        typer.Option(
+            help="A conversation's messages, written by the tokenizer's chat template; the loss is "
+            "on the assistant's."
+        ),
     ] = None
     form: Annotated[
         FormatName | None,
@@ -142,8 +149,9 @@ def _limit(model: str | None) -> tuple[str, int] | None:
     return spec.name, spec.vocab
 
 
-def _fields(options: PrepareOptions) -> Fields | None:
+def _fields(options: PrepareOptions) -> Layout | None:
     """The named fields; None: none was named."""
+    from bigplan.data.chat import Chat
     from bigplan.data.sources import Fields
 
     field, prompt, response = options.field, options.prompt_field, options.response_field
@@ -155,6 +163,18 @@ def _fields(options: PrepareOptions) -> Fields | None:
             "--field goes with a document's whole text, --prompt-field and --response-field with "
             "two parts of it: leave one out"
         )
+    if options.messages_field is not None:
+        if field is not None or prompt is not None:
+            raise InputError(
+                "--messages-field names a whole conversation: leave --field, --prompt-field and "
+                "--response-field out"
+            )
+        if options.tokenizer is None:
+            raise InputError(
+                "--messages-field needs a --tokenizer: its chat template says how messages are "
+                "written"
+            )
+        return Chat.of(options.messages_field, options.tokenizer)
     if field is None and prompt is None:
         return None
     return Fields(field or "text", prompt, response)

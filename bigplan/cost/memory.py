@@ -20,6 +20,7 @@ from bigplan.cost.framework import Framework
 from bigplan.cost.step import Execution, stage_counts
 from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Gemm
+from bigplan.spec.layers import BLOCKS
 
 GIB = 1 << 30
 
@@ -77,13 +78,18 @@ def stage_memory(
         return (parameters - experts) / strategy.dp + experts / strategy.expert_shards
 
     loss = _loss(graph, framework) if "head" in counts else 0.0
-    kept = in_flight * counts["block"] * _kept(block, run, framework)
+    blocks = {name: number for name, number in counts.items() if name in BLOCKS}
+    kept = in_flight * sum(
+        number * _kept(graph.kinds[name], run, framework) for name, number in blocks.items()
+    )
     # A CPU update takes gradients away as they are made.
     leaves = run.cpu_update and not framework.gradients_stay
     backward = {
         "gradients": 0.0 if leaves else held(2) * sizes.gradient,
         "activations": 2.0 * block.boundary if run.boundaries_on_host else kept,
-        "temporaries": max(_working_set(block, run, framework), loss),
+        "temporaries": max(
+            *(_working_set(graph.kinds[name], run, framework) for name in blocks), loss
+        ),
         # Parameters that are on the host are gathered layer by layer, be it on one GPU.
         "buffers": _buffers(graph, framework, parameters, 3 if run.parameters_on_host else zero),
     }

@@ -211,7 +211,9 @@ def memory_of_torch(
         around = strategy.pp > 1 and strategy.vpp > 1
         between, ends = (2, 2) if around else (min(2, strategy.pp - 1), min(1, strategy.pp - 1))
         messages = 2 * max(between, ends + lends_table)
-        communicators = sum(n > 1 for n in (strategy.shards, strategy.tp, strategy.cp)) + messages
+        experts = (strategy.ep, strategy.expert_shards) if strategy.ep > 1 else ()
+        groups = (strategy.shards, strategy.tp, strategy.cp, *experts)
+        communicators = sum(n > 1 for n in groups) + messages
         taken += communicators * gpu.communicator_memory + ceil(PAGE_TABLES * locked)
     return gpu.memory - taken
 
@@ -348,6 +350,7 @@ def pass_cost(
         number = COLLECTIVE_LAUNCHES * sum(one.count for one in collectives)
         host += number * device.gpu.launch_overhead * (framework.host or 1.0)
     busy = sum(seconds) + exposed
-    beside = beside and not framework.waits
+    waits = framework.waits or any(one.waits for one in collectives)
+    beside = beside and not waits
     whole = norm(busy, host, OVERLAP_NORM) if beside else busy + host
     return PassCost(whole, GpuWaits(exposed, whole - busy))

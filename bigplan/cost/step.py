@@ -13,14 +13,16 @@ backward the gather and the reduction share b, as they share the network.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bigplan.cost.framework import Framework
 from bigplan.cost.price import Costs
 from bigplan.graph.graph import Graph, Recompute
-from bigplan.graph.strategy import chunk_blocks
+from bigplan.graph.strategy import chunk_blocks, chunk_ranges
 from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.layers import BLOCK, BLOCKS
 
 # Bytes an element of fp32 AdamW on the GPU moves: gradient, master and two moments read, all but
 # the gradient written, the parameter cast and written; the norm reads every gradient before.
@@ -139,10 +141,10 @@ def stage_counts(graph: Graph, stage: int, *, weighed: bool = False) -> Mapping[
     `weighed`: as `blocks_by_weight`.
     """
     stages = graph.strategy.pp
-    blocks = chunk_blocks(graph.layers.count("block"), graph.strategy)
-    if weighed:
-        blocks = blocks_by_weight(graph)
-    counts = {"block": sum(blocks[stage::stages])}
+    blocks = [name for name in graph.layers if name in BLOCKS]
+    chunks = blocks_by_weight(graph) if weighed else chunk_blocks(len(blocks), graph.strategy)
+    mine = chunk_ranges(chunks)[stage::stages]
+    counts = {BLOCK: 0} | Counter(blocks[number] for chunk in mine for number in chunk)
     if stage == 0:
         counts["embedding"] = 1
     if stage == stages - 1:

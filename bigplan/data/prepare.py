@@ -16,6 +16,7 @@ from bigplan.data.sources import (
     BLOCK,
     Fields,
     Format,
+    Layout,
     TextPart,
     find_sources,
     format_of,
@@ -34,7 +35,7 @@ class Preparation:
     """What to prepare, and how."""
 
     sources: tuple[Path, ...]
-    fields: Fields | None = None  # None: text, in formats that have fields
+    fields: Layout | None = None  # None: text, in formats that have fields
     form: Format | None = None  # None: by each file's suffix
     tokenizer: Path | None = None  # None: bytes
     end_of_document: str | None = None
@@ -61,8 +62,8 @@ def prepare(
     forms = [format_of(path, wanted.form) for path in paths]
     if wanted.fields is not None and set(forms) == {"text"}:
         raise InputError(
-            f"{paths[0]} is read as text, which has no fields; leave --field, --prompt-field and "
-            "--response-field out, or say with --format what the file is"
+            f"{paths[0]} is read as text, which has no fields; leave --field, --prompt-field, "
+            "--response-field and --messages-field out, or say with --format what the file is"
         )
     tokenizer = load_tokenizer(wanted.tokenizer, wanted.end_of_document)
     _check_target(out, paths, force=force)
@@ -75,7 +76,7 @@ def prepare(
                     Packer(
                         folder / part if part else folder / "all",
                         tokenizer,
-                        masked=wanted.fields is not None and wanted.fields.prompt is not None,
+                        masked=wanted.fields is not None and wanted.fields.masked,
                         limit=wanted.limit,
                     )
                 )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 from bigplan.data.tokenizer import require
 from bigplan.errors import InputError, quoted
@@ -39,9 +39,34 @@ class TextPart:
     position: int = 0  # approximate bytes of the file read so far
 
 
+class Span(NamedTuple):
+    """Text that is tokenised by itself, and whether the loss counts it."""
+
+    text: str
+    counts: bool = True
+
+
+Document = tuple[Span, ...]
+
+
+class Layout(Protocol):
+    """How a JSON object or a Parquet row holds its documents."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields that every row must have."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether the loss leaves some tokens out."""
+
+    def documents(self, row: Mapping[str, object], where: str) -> list[Document]:
+        """Those of a row with these fields; InputError, which says where, for another type."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of a JSON object or a Parquet row that hold its text."""
+    """Fields with text: one document."""
 
     text: str = "text"
     prompt: str | None = None  # if set, the loss counts the response alone
@@ -49,24 +74,37 @@ class Fields:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields that every document must have."""
+        """See Layout."""
         if self.prompt is not None and self.response is not None:
             return self.prompt, self.response
         return (self.text,)
 
-    def parts(self, values: list[str], fraction: float, position: int) -> Iterator[TextPart]:
-        """A document of these values; documents with equal texts are all held out, or none is."""
-        out = _held_out(values, fraction)
-        *prompts, last = values
-        for text in prompts:
-            yield TextPart(text, counts=False, ends=False, held_out=out, position=position)
-        yield TextPart(last, held_out=out, position=position)
+    @property
+    def masked(self) -> bool:
+        """See Layout."""
+        return self.prompt is not None
+
+    def documents(self, row: Mapping[str, object], where: str) -> list[Document]:
+        """See Layout."""
+        *prompts, last = (
+            require_text(row[name], f"field {quoted(name)}", where) for name in self.names
+        )
+        return [(*(Span(text, counts=False) for text in prompts), Span(last))]
 
 
-def _held_out(values: list[str], fraction: float) -> bool:
+def _parts(documents: list[Document], fraction: float, position: int) -> Iterator[TextPart]:
+    """A row's documents; those of rows with equal texts are all held out, or none is."""
+    out = _held_out((span.text for document in documents for span in document), fraction)
+    for *spans, last in documents:
+        for text, counts in spans:
+            yield TextPart(text, counts, ends=False, held_out=out, position=position)
+        yield TextPart(*last, held_out=out, position=position)
+
+
+def _held_out(texts: Iterable[str], fraction: float) -> bool:
     if fraction == 0:
         return False
-    digest = hashlib.blake2b("\0".join(values).encode(), digest_size=HASHED).digest()
+    digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=HASHED).digest()
     return int.from_bytes(digest) < fraction * (1 << (8 * HASHED))
 
 
@@ -107,7 +145,7 @@ def format_of(path: Path, wanted: Format | None) -> Format:
     return known
 
 
-def read_parts(path: Path, form: Format, fields: Fields, fraction: float) -> Iterator[TextPart]:
+def read_parts(path: Path, form: Format, fields: Layout, fraction: float) -> Iterator[TextPart]:
     """All parts of the file's documents, in order. Raises InputError with file and line."""
     try:
         match form:
@@ -176,16 +214,17 @@ def _not_utf8(path: Path, line: int) -> InputError:
     return InputError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8")
 
 
-def _jsonl(path: Path, fields: Fields, fraction: float) -> Iterator[TextPart]:
+def _jsonl(path: Path, fields: Layout, fraction: float) -> Iterator[TextPart]:
     position = documents = 0
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             position += len(raw)
             if not raw.strip():
                 continue
-            values = _values(_parsed(path, number, raw), f"{path}:{number}", fields)
+            where = f"{path}:{number}"
+            row = _object(_parsed(path, number, raw), where, fields)
             documents += 1
-            yield from fields.parts(values, fraction, position)
+            yield from _parts(fields.documents(row, where), fraction, position)
     if documents == 0:
         raise InputError(f"{path} is empty: leave it out")
 
@@ -203,7 +242,7 @@ def _parsed(path: Path, number: int, raw: bytes) -> object:
         ) from None
 
 
-def _values(row: object, where: str, fields: Fields) -> list[str]:
+def _object(row: object, where: str, fields: Layout) -> dict[str, object]:
     if not isinstance(row, dict):
         raise InputError(
             f"{where}: a JSON {type(row).__name__}; every line must be an object such as "
@@ -211,7 +250,7 @@ def _values(row: object, where: str, fields: Fields) -> list[str]:
         )
     for name in fields.names:
         _require_field(where, name, list(row), name in row)
-    return [_string(row[name], name, where) for name in fields.names]
+    return row
 
 
 def _require_field(where: str, name: str, there: list[str], is_there: bool) -> None:
@@ -219,26 +258,26 @@ def _require_field(where: str, name: str, there: list[str], is_there: bool) -> N
         known = ", ".join(map(str, there)) or "nothing"
         raise InputError(
             f"{where}: no field {quoted(name)}; it has {known}: name the text's with --field, "
-            "or with --prompt-field and --response-field"
+            "with --prompt-field and --response-field, or a conversation's with --messages-field"
         )
 
 
-def _string(value: object, name: str, where: str) -> str:
+def require_text(value: object, name: str, where: str) -> str:
+    """The value; InputError where it is no text."""
     if not isinstance(value, str):
         raise InputError(
-            f"{where}: field {quoted(name)} is {str(value)[:40]!r}, not text: mend it, or name "
-            "another field"
+            f"{where}: {name} is {str(value)[:40]!r}, not text: mend it, or name another field"
         )
     try:
         value.encode()
     except UnicodeEncodeError:  # a lone surrogate such as "\ud800" is JSON, but no text
         raise InputError(
-            f"{where}: field {quoted(name)} holds a lone surrogate, which is no text: mend it"
+            f"{where}: {name} holds a lone surrogate, which is no text: mend it"
         ) from None
     return value
 
 
-def _parquet(path: Path, fields: Fields, fraction: float) -> Iterator[TextPart]:
+def _parquet(path: Path, fields: Layout, fraction: float) -> Iterator[TextPart]:
     require("pyarrow", f"reading {path}")
     import pyarrow
     from pyarrow.parquet import ParquetFile
@@ -251,7 +290,7 @@ def _parquet(path: Path, fields: Fields, fraction: float) -> Iterator[TextPart]:
         raise InputError(f"{path}: not a whole Parquet file: {reason}") from None
 
 
-def _rows(path: Path, file: Any, fields: Fields, fraction: float) -> Iterator[TextPart]:
+def _rows(path: Path, file: Any, fields: Layout, fraction: float) -> Iterator[TextPart]:
     rows, size, done = file.metadata.num_rows, path.stat().st_size, 0
     columns = [str(name) for name in file.schema_arrow.names]
     for name in fields.names:
@@ -259,11 +298,8 @@ def _rows(path: Path, file: Any, fields: Fields, fraction: float) -> Iterator[Te
     if rows == 0:
         raise InputError(f"{path} is empty: leave it out")
     for batch in file.iter_batches(batch_size=ROWS, columns=list(fields.names)):
-        for row in zip(*(batch.column(name) for name in fields.names), strict=True):
+        for values in zip(*(batch.column(name) for name in fields.names), strict=True):
             done += 1
-            where = f"{path}: row {done}"
-            values = [
-                _string(value.as_py(), name, where)
-                for value, name in zip(row, fields.names, strict=True)
-            ]
-            yield from fields.parts(values, fraction, size * done // rows)
+            row = {n: value.as_py() for n, value in zip(fields.names, values, strict=True)}
+            documents = fields.documents(row, f"{path}: row {done}")
+            yield from _parts(documents, fraction, size * done // rows)

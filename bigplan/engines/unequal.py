@@ -93,7 +93,8 @@ def planned(request: Request, groups: Sequence[NodeGroup], sizes: Sizes, watch: 
         # Every stage of a replica fills whole nodes of its group.
         whole = all(group.nodes % strategy.pp == 0 for group in groups)
         within = nodes.gpus_per_node % (strategy.tp * strategy.cp) == 0
-        return strategy.micro_batch % largest == 0 and whole and within
+        alone = strategy.ep == 1  # rows of experts would go to other groups
+        return strategy.micro_batch % largest == 0 and whole and within and alone
 
     training = request.training
     batch, rest = divmod(training.global_batch * nodes.gpus * largest, together(groups, sizes))

@@ -9,6 +9,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import chunk_blocks
 from bigplan.plan import Plan
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.routing import Routing
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _DECAY = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
@@ -62,11 +63,10 @@ def arguments(plan: Plan) -> Iterator[str]:
 def _model(plan: Plan) -> Iterator[str]:
     model = plan.model
     yield f"--num-layers {model.layers} --hidden-size {model.hidden}"
-    yield f"--ffn-hidden-size {model.ffn} --num-attention-heads {model.heads}"
-    yield f"--kv-channels {model.head_dim}"
+    ffn = model.dense_ffn if model.dense_blocks else model.ffn
+    yield f"--ffn-hidden-size {ffn} --num-attention-heads {model.heads}"
     yield f"--max-position-embeddings {model.max_sequence_length}"
-    if model.kv_heads != model.heads:
-        yield f"--group-query-attention --num-query-groups {model.kv_heads}"
+    yield from _heads(model) if model.latent_attention is None else _latent(model)
     if model.norm == "rmsnorm":
         yield "--normalization RMSNorm"
     yield f"--norm-epsilon {model.norm_epsilon}"
@@ -80,8 +80,6 @@ def _model(plan: Plan) -> Iterator[str]:
         yield "--disable-bias-linear"
     if model.qkv_bias and not model.mlp_bias:
         yield "--add-qkv-bias"
-    if model.qk_norm:
-        yield "--qk-layernorm"
     if model.experts:
         yield from _experts(model)
     if window := model.window_within(plan.training.sequence_length):
@@ -89,6 +87,33 @@ def _model(plan: Plan) -> Iterator[str]:
     if not model.tied_embeddings:
         yield "--untie-embeddings-and-output-weights"
     yield f"--attention-dropout {plan.training.dropout} --hidden-dropout {plan.training.dropout}"
+
+
+def _heads(model: ModelSpec) -> Iterator[str]:
+    yield f"--kv-channels {model.head_dim}"
+    if model.kv_heads != model.heads:
+        yield f"--group-query-attention --num-query-groups {model.kv_heads}"
+    if model.qk_norm:
+        yield "--qk-layernorm"
+
+
+def _latent(model: ModelSpec) -> Iterator[str]:
+    """As MLATransformerConfig has it; its norms of latents are those of queries and keys."""
+    latent = model.latent_attention
+    assert latent is not None
+    yield "--multi-latent-attention --qk-layernorm"
+    if latent.query_rank is not None:
+        yield f"--q-lora-rank {latent.query_rank}"
+    yield f"--kv-lora-rank {latent.kv_rank} --qk-head-dim {latent.plain_dim}"
+    yield f"--qk-pos-emb-head-dim {latent.rope_dim} --v-head-dim {latent.value_dim}"
+    scaling = model.rope_scaling
+    if scaling is None:
+        yield "--rope-type rope"
+        return
+    yield f"--rope-type yarn --rotary-scaling-factor {scaling.factor}"
+    # Its factor of cos and sin is the ratio of both, 1 where neither is told, and it multiplies
+    # scores by the second.
+    yield f"--mscale {scaling.mscale or 1.0} --mscale-all-dim {scaling.mscale_all_dim or 0.0}"
 
 
 def _experts(model: ModelSpec) -> Iterator[str]:
@@ -107,8 +132,28 @@ def _experts(model: ModelSpec) -> Iterator[str]:
     if model.router_loss:
         each = model.router_loss * model.experts_per_token / model.layers
         yield f"--moe-aux-loss-coeff {each:.6g}"
+    if model.dense_blocks:
+        dense = f"[0]*{model.dense_blocks}+[1]*{model.layers - model.dense_blocks}"
+        yield f'--moe-layer-freq "({dense})"'
+    if model.shared_ffn:
+        gate = " --moe-shared-expert-gate" if model.shared_gate else ""
+        yield f"--moe-shared-expert-intermediate-size {model.shared_ffn}{gate}"
+    if model.routing is not None:
+        yield from _routing(model.routing)
     yield "--moe-router-dtype fp32 --moe-token-dispatcher-type alltoall"
     yield "--moe-grouped-gemm --moe-permute-fusion"
+
+
+def _routing(routing: Routing) -> Iterator[str]:
+    if routing.scores == "sigmoid":
+        yield "--moe-router-score-function sigmoid"
+    if routing.bias:
+        yield "--moe-router-enable-expert-bias --moe-router-bias-update-rate 0.0"  # kept as it is
+    if routing.groups > 1:
+        yield f"--moe-router-num-groups {routing.groups}"
+        yield f"--moe-router-group-topk {routing.groups_per_token}"
+    if routing.scale != 1:
+        yield f"--moe-router-topk-scaling-factor {routing.scale}"
 
 
 def _split(plan: Plan) -> Iterator[str]:
@@ -181,7 +226,14 @@ def _lost(plan: Plan) -> Iterator[str]:
         yield "anything on drives"
     if model.positions == "alibi" or model.parallel_residual or model.embedding_norm:
         yield f"{model.name}'s linear biases, parallel residuals or embedding norm"
-    if model.rope_scaling is not None:
+    if (routing := model.routing) is not None and routing.groups > 1:
+        best = model.experts_per_token // routing.groups_per_token
+        if best != routing.group_best:
+            yield (
+                f"groups of experts chosen by their {routing.group_best} best: Megatron-LM adds up "
+                f"{best}, a token's experts by its groups"
+            )
+    if model.rope_scaling is not None and model.latent_attention is None:
         yield f"the {model.rope_scaling.name} scaling of rotary angles"
     if plan.training.optimizer.groups:
         yield "weight decay and rates of single parameters"

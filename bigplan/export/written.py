@@ -60,7 +60,7 @@ class Blocks:
     @classmethod
     def of(cls, plan: Plan) -> Blocks:
         """The first stage's blocks; tools treat all stages alike but for their ends."""
-        return cls(plan.placement.stages[0].kinds["block"])
+        return cls(plan.placement.stages[0].blocks)
 
     def recomputed(self, policy: Recompute) -> int:
         """How many blocks recompute by this policy."""

@@ -16,7 +16,9 @@ from bigplan.graph.attention import (
 from bigplan.graph.eight_bits import cast_bytes, casts, name_of_cast
 from bigplan.graph.experts import (
     SENT,
+    arriving_bytes,
     backward_workspace,
+    brought_again,
     combining,
     exchanged,
     grouped_product,
@@ -55,6 +57,7 @@ from bigplan.graph.shared import (
     shared_inner_bytes,
     shared_workspace,
 )
+from bigplan.graph.spread import counted, places_bytes
 from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_SUM, SHARED_UP
 from bigplan.spec.step import LayerStep, StepOp, StepValue
@@ -109,6 +112,7 @@ def block(shape: RankShape) -> LayerKind:
             *_into_mlp(shape, "mlp input"),
             *shape.out_of_matrix("attention output"),
             *_out_of_mlp(shape, "mlp output"),
+            *counted(shape),
             *exchanged(shape),
             *wide_norms(shape),
         ),
@@ -126,12 +130,14 @@ def block(shape: RankShape) -> LayerKind:
         boundary=shape.hidden,
         reruns=_reruns(shape, saved, linear, inner, forward),
         forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
+        + arriving_bytes(shape)
         + widened_bytes(shape) // 2
         + forward_bytes(shape)
         + exchange_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[0],
         backward_workspace=_backward_workspace(shape, trained, saved)
+        + arriving_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[1],
         chained=_chained(shape),
@@ -139,20 +145,25 @@ def block(shape: RankShape) -> LayerKind:
         frozen=shape.frozen,
         adapters=adapters,
         waits=any(isinstance(product, Gemm) and product.apart for product in linear),
-        whole_experts=sum(t.elements for t in tensors if t.experts and shape.dispatched),
+        whole_experts=(
+            sum(t.elements for t in tensors if t.experts)
+            if shape.dispatched or shape.spreads_experts
+            else 0
+        ),
+        ep=shape.strategy.ep if shape.spreads_experts else 1,
     )
 
 
 def _into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
     """As `into_matrix`, and of a shared MLP; ranks with whole experts have no matrix in parts."""
-    return () if shape.dispatched else (*into_shared(shape, name), *shape.into_matrix(name))
+    beside = into_shared(shape, name)
+    return beside if shape.dispatched else (*beside, *shape.into_matrix(name))
 
 
 def _out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
     """As `out_of_matrix`, likewise."""
-    if shape.dispatched:
-        return ()
-    return (*out_of_shared(shape, name, beside), *shape.out_of_matrix(name, beside=beside))
+    shared = out_of_shared(shape, name, beside)
+    return shared if shape.dispatched else (*shared, *shape.out_of_matrix(name, beside=beside))
 
 
 def _reruns(
@@ -184,10 +195,12 @@ def _reruns(
     wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
     widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
     widened = sum(kept[value] for step in widening for value in step.gives if value in kept)
-    gathered = (*_into_mlp(shape, "mlp input"), *exchanged(shape)[:1])
+    gathered = (*_into_mlp(shape, "mlp input"), *brought_again(shape))
     # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
     again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
     widened -= sum(map(shape.activation_shape.nbytes, _read_again(steps, widening, kept)))
+    if shape.spreads_experts:
+        widened += kept_rows(shape) - places_bytes(shape)
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
     left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
@@ -197,7 +210,7 @@ def _reruns(
     if all(op.name != "mlp down" for op in left_out):
         summed += _out_of_mlp(shape, "mlp output")
     exchanged_again = (*exchanges(shape), *wide_norms(shape))
-    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *gathered))
+    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 

@@ -51,7 +51,8 @@ def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
     kinds = {"embedding": _embedding(shape)}
     if model.dense_blocks:
-        kinds[DENSE] = replace(block(replace(shape, model=model.dense)), name=DENSE)
+        plain = replace(shape, model=model.dense, dispatched=False)
+        kinds[DENSE] = replace(block(plain), name=DENSE)
     kinds |= {BLOCK: block(shape), "head": _head(shape, chunk)}
     return Graph(
         strategy=strategy,

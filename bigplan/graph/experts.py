@@ -11,6 +11,7 @@ sorted there by expert, gate and up are one grouped product, and rows come back 
 
 from __future__ import annotations
 
+from bigplan.graph import spread
 from bigplan.graph.graph import Tensor
 from bigplan.graph.operators import Collective, Gemm, Stream
 from bigplan.graph.shape import RankShape
@@ -59,7 +60,7 @@ def grouped_product(shape: RankShape, step: LayerStep, *, fp8: bool = False) -> 
         given.columns(shape.tp) // given.each,
         read.columns(shape.tp) // read.each,
         count=len(step.gives),
-        groups=shape.model.experts,
+        groups=shape.experts,
         apart=not shape.grouped_kernels,
     )
 
@@ -72,7 +73,11 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     """
     rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
     chosen, launches = _choosing(shape)
-    there, back = 2 * rows, _summed(shape, both=True) + 2 * rows
+    hidden = shape.routed_hidden
+    there, back = 2 * rows, _summed(shape, hidden, both=True) + 2 * rows
+    if shape.spreads_experts:  # tokens are copied for ranks and added up by them besides
+        came = spread.came_bytes(shape)
+        there, back = there + 2 * came, _summed(shape, came, both=True) + 2 * rows + came + hidden
     if shape.dispatched:
         there = back = rows + shape.routed_hidden + _sorted(shape)
     return (
@@ -100,7 +105,11 @@ def _choosing(shape: RankShape) -> tuple[int, int]:
 
 def combining(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """Adding up the rows of a token, and copying the gradient of their sum to all of them."""
-    summed, copied, made = _summed(shape), 2 * row_bytes(shape), shape.generated
+    hidden, copied, made = shape.routed_hidden, 2 * row_bytes(shape), shape.generated
+    summed = _summed(shape, hidden)
+    if shape.spreads_experts:
+        came = spread.came_bytes(shape)
+        summed, copied = _summed(shape, came) + came + hidden, copied + 2 * came
     if shape.dispatched:
         summed = copied = row_bytes(shape) + shape.routed_hidden + _sorted(shape)
     return (
@@ -120,6 +129,8 @@ def exchanged(shape: RankShape) -> tuple[Collective, ...]:
 
     Experts are equally busy, so that as many rows come to a rank as it sends.
     """
+    if shape.spreads_experts:
+        return (*spread.brought(shape), *spread.returned(shape))
     if not shape.dispatched or shape.strategy.ep == 1:
         return ()
     rows, each = row_bytes(shape), shape.model.experts_per_token
@@ -127,21 +138,46 @@ def exchanged(shape: RankShape) -> tuple[Collective, ...]:
     return tuple(Collective(f"rows {name}", "all_to_all", rows, rows=each) for name in names)
 
 
-def kept_rows(shape: RankShape) -> int:
-    """Bytes of rows kept for the backward: those that came from other ranks, where others have any.
+def brought_again(shape: RankShape) -> tuple[Collective, ...]:
+    """What comes again before the products of rows run again."""
+    return spread.brought(shape) if shape.spreads_experts else exchanged(shape)[:1]
 
-    The native backward copies its own rows again.
+
+def kept_rows(shape: RankShape) -> int:
+    """Bytes kept for the backward of what came from other ranks, where others have any experts.
+
+    The native backward copies rows again, out of tokens.
     """
+    if shape.spreads_experts:
+        return spread.came_bytes(shape) + spread.places_bytes(shape)
     return row_bytes(shape) if shape.dispatched else 0
 
 
-def _summed(shape: RankShape, *, both: bool = False) -> int:
-    """Bytes of adding up rows by token; `both`: those of two values.
+# Rows beyond an equal share for which a rank has room. Tokens choose unevenly, by how much nobody
+# knows before. Switch Transformers train with room for a quarter more in each expert (a capacity
+# factor of 1.25; Fedus et al. 2021, arXiv 2101.03961). A rank's experts are more even than one.
+UNEVEN = 0.25
+
+
+def arriving_bytes(shape: RankShape) -> int:
+    """Bytes that a pass has besides, where ranks send each other tokens.
+
+    These are the tokens that come, and what experts give of them; and room for more rows than an
+    equal share, of which a pass has what products read and give, gate, up and inner values.
+    """
+    if not shape.spreads_experts:
+        return 0
+    came = 2 * spread.came_bytes(shape)
+    return came + int(UNEVEN * (came + 2 * row_bytes(shape) + 3 * inner_bytes(shape)))
+
+
+def _summed(shape: RankShape, tokens: int, *, both: bool = False) -> int:
+    """Bytes of adding up rows as so many bytes of tokens; `both`: rows of two values.
 
     Torch's operators add the two first, and copy rows into the order of tokens before they are
     added up.
     """
-    rows, tokens = row_bytes(shape), shape.routed_hidden
+    rows = row_bytes(shape)
     if shape.generated:
         return (1 + both) * rows + tokens
     return 3 * both * rows + 3 * rows + tokens

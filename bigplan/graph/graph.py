@@ -15,10 +15,9 @@ from math import gcd
 from typing import NamedTuple
 
 from bigplan.graph.operators import Operator
-from bigplan.graph.strategy import Cut, Strategy
+from bigplan.graph.strategy import WIDEST_CUT, Cut, Strategy
 from bigplan.spec.step import StepOp
 
-WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32
 LOSS_CHUNK_TOKENS = 1024  # at least, at a time: 1.3 GB of logits for 128,256 words
 
 
@@ -86,9 +85,10 @@ class LayerKind:
     adapters: tuple[Tensor, ...] = ()
     # The host waits for the device within a pass, for numbers that the next launches need.
     waits: bool = False
-    # Elements of whole experts, as other tools have them: `Strategy.expert_shards` ranks share
-    # them, not those that share the rest.
+    # Elements of whole experts, where `ep` ranks have them all together. Fewer ranks share them
+    # than share the rest (`Strategy.expert_shards`). They are the first tensors.
     whole_experts: int = 0
+    ep: int = 1
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
     unit: int = field(init=False)  # elements: the flat layer is cut at multiples of it
     # Ranges of elements that several tensor-parallel ranks hold, by the number of ranks. Each rank
@@ -104,18 +104,36 @@ class LayerKind:
         object.__setattr__(self, "repeated", dict(_repeated(self.tensors)))
 
     def owned(self, ranks: int) -> int:
-        """Elements of the flat layer that each of `ranks` owns: equal parts, in whole units."""
+        """Elements of the flat layer that each of `ranks` owns: equal parts, in whole units.
+
+        Every ep-th rank shares this rank's experts, whose elements are whole units for each
+        (`strategy.spreads_experts`).
+        """
         if ranks == 1:
             return self.parameters
-        return -(-self.parameters // (ranks * self.unit)) * self.unit
+        experts = self.whole_experts // (ranks // self.ep) if self.ep > 1 else 0
+        return experts + self._shared(ranks)
 
     def padded(self, ranks: int) -> int:
-        """Elements of all ranks' parts together."""
-        return ranks * self.owned(ranks)
+        """Elements of all ranks' parts together, of the experts that this rank has."""
+        if ranks == 1:
+            return self.parameters
+        return (self.whole_experts if self.ep > 1 else 0) + ranks * self._shared(ranks)
+
+    def _shared(self, ranks: int) -> int:
+        rest = self.parameters - (self.whole_experts if self.ep > 1 else 0)
+        return -(-rest // (ranks * self.unit)) * self.unit
 
     def kept(self, recompute: Recompute) -> int:
         """Bytes kept between forward and backward of one micro-batch."""
         return self.reruns[recompute].kept if recompute in self.reruns else self.saved
+
+    def varies(self, recompute: Recompute) -> bool:
+        """Whether the bytes kept depend on how many rows reach this rank's experts.
+
+        Such bytes have no place that is known before a step, so they stay on the GPU.
+        """
+        return self.ep > 1 and recompute in (Recompute.NONE, Recompute.SELECTIVE)
 
     def again(self, recompute: Recompute) -> tuple[Operator, ...]:
         """The operators that run a second time, just before the backward."""

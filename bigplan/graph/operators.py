@@ -139,7 +139,7 @@ class Collective:
     are so many rows for each token, which go to as many experts.
 
     `hidden`: a GEMM that does not depend on it runs at the same time. `beside`: the GEMM of the
-    same pass that some frameworks run at the same time.
+    same pass that some frameworks run at the same time. `waits`: the host waits for what it brings.
     """
 
     name: str
@@ -149,6 +149,7 @@ class Collective:
     hidden: bool = False
     beside: str = ""
     rows: int = 0
+    waits: bool = False
 
 
 Operator = Gemm | Attention | Stream | Collective

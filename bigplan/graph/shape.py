@@ -174,7 +174,12 @@ class RankShape:
     @property
     def experts(self) -> int:
         """Experts of a block that a rank has, whole or a part of each."""
-        return self.model.experts // (self.strategy.ep if self.dispatched else 1)
+        return self.model.experts // self.strategy.ep
+
+    @property
+    def spreads_experts(self) -> bool:
+        """Whether the native runtime's ranks have whole experts, and send each other rows."""
+        return not self.dispatched and self.experts < self.model.experts
 
     @property
     def hidden(self) -> int:
@@ -251,23 +256,23 @@ def local_tensor(parameter: Parameter, tp: int) -> Tensor:
 
 def _whole_experts(parameter: Parameter, ep: int) -> Tensor:
     """A parameter of experts as one of `ep` ranks holds it that have whole experts."""
-    rows, columns = parameter.matrix
-    return Tensor(parameter.name, rows // ep, columns, experts=parameter.experts // ep)
+    return Tensor(parameter.name, *parameter.local(1, ep), experts=parameter.experts // ep)
 
 
 def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
     """All parameters of a kind of layer as one rank stores them, ordered by how many hold them.
 
     So the elements that ranks sum, and those that one rank counts and stores, are ranges of the
-    flat layer.
+    flat layer. Whole experts come first, because fewer ranks share them than share the rest.
     """
     tensors = (
         _whole_experts(parameter, shape.strategy.ep)
-        if shape.dispatched and parameter.experts
+        if parameter.experts and (shape.dispatched or shape.spreads_experts)
         else local_tensor(parameter, shape.tp)
         for parameter in stored(shape.model, kind, shape.training.lora, shape.element)
     )
-    return tuple(sorted(tensors, key=lambda tensor: tensor.holders))
+    first = shape.spreads_experts
+    return tuple(sorted(tensors, key=lambda one: (one.holders, first and not one.experts)))
 
 
 def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import accumulate, pairwise, product
 from math import ceil
 from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from bigplan.spec.files.document import Spec
+from bigplan.spec.layers import BLOCK
 from bigplan.spec.lora import packs
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
 Ends = tuple[float, float]  # seconds of the embedding and of the head, in units of a block's
 
+WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32; layers are cut between so many
 GROUPS_TRIED = 6  # accumulation groups 1, 2, 4, ... 32, and all of a step's micro-batches
 
 
@@ -64,7 +66,7 @@ class Strategy(Spec):
     vpp: int = Field(default=1, ge=1)
     cp: int = Field(default=1, ge=1)
     ep: int = Field(default=1, ge=1)
-    """neighbouring ranks that have an equal part of the experts each, whole ones; other tools do"""
+    """neighbouring ranks that have an equal part of the experts each, whole ones"""
     zero: int = Field(default=0, ge=0, le=3)
     micro_batch: int = Field(default=1, ge=1)
     accumulation_group: int = Field(default=1, ge=1)
@@ -190,6 +192,11 @@ def chunk_blocks(blocks: int, strategy: Strategy) -> tuple[int, ...]:
     return strategy.cut.blocks(blocks)
 
 
+def chunk_ranges(counts: Iterable[int]) -> tuple[range, ...]:
+    """The numbers of each chunk's blocks, where the first chunk has so many, and so on."""
+    return tuple(range(*bounds) for bounds in pairwise(accumulate(counts, initial=0)))
+
+
 def balanced_ends(blocks: int, chunks: int, ends: Ends) -> tuple[int, int]:
     """Blocks of the first and last chunk with which the slowest chunk takes least.
 
@@ -225,6 +232,7 @@ class StrategyFamily(NamedTuple):
     pp: int
     micro_batch: int
     cp: int = 1
+    ep: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +243,9 @@ class Space:
     micro-batch that is worth trying.
 
     `fixed` holds values of `Strategy` that the user wants. Any legal value is then in the space,
-    even one that would not be tried otherwise.
+    even one that would not be tried otherwise. `spreads`: data-parallel ranks may have whole
+    experts, as the native runtime has them. `unlike_chunks`: virtual stages may differ in kinds of
+    blocks.
     """
 
     model: ModelSpec
@@ -243,6 +253,8 @@ class Space:
     gpus: int
     gpus_per_node: int
     fixed: Mapping[str, int] = field(default_factory=dict)
+    spreads: bool = False
+    unlike_chunks: bool = False
 
     def families(self) -> Iterator[StrategyFamily]:
         """Every family that may have a member."""
@@ -253,9 +265,23 @@ class Space:
                 whole = rest == 0 and self.training.global_batch % dp == 0
                 if whole and pp <= self.model.layers and self.fixed.get("dp", dp) == dp:
                     tried = self._tried("micro_batch", self._micro_batches(sequences, cp))
+                    spread = list(self._spread(dp, tp * cp))
                     for micro_batch in tried:
                         if sequences % micro_batch == 0:
-                            yield StrategyFamily(dp, tp, pp, micro_batch, cp)
+                            for ep in spread:
+                                yield StrategyFamily(dp, tp, pp, micro_batch, cp, ep)
+
+    def _spread(self, dp: int, split: int) -> Iterator[int]:
+        """Ranks that may have all experts together: of one node, or of whole ones.
+
+        `split`: ranks that split the tokens of a sequence.
+        """
+        each = self.gpus_per_node
+        for ep in self._tried("ep", divisors(dp)) if self.spreads else (1,):
+            alone = ep == 1 or (split == 1 and self.training.lora is None)
+            placed = "ep" in self.fixed or each % ep == 0 or ep % each == 0
+            if alone and placed and dp % ep == 0 and spreads_experts(self.model, dp, ep):
+                yield ep
 
     def _splits_of_tokens(self) -> Iterator[tuple[int, int]]:
         """Tensor- and context-parallel ranks, which exchange tokens within every layer."""
@@ -276,12 +302,12 @@ class Space:
 
     def members(self, family: StrategyFamily, ends: Ends | None = None) -> Iterator[Strategy]:
         """The family's strategies; `ends` weigh embedding and head against a block."""
-        dp, tp, pp, micro_batch, cp = family
+        dp, tp, pp, micro_batch, cp, ep = family
         micro_batches = self.training.global_batch // (dp * micro_batch)
         for vpp in self._tried("vpp", self._virtual_stages(pp, micro_batches)):
             if pp * vpp > self.model.layers or (vpp > 1 and (pp == 1 or micro_batches % pp)):
                 continue
-            if vpp > 1 and self.model.dense_blocks:
+            if vpp > 1 and not self._interleaves:
                 continue  # rows of memory hold where first chunks keep no less than later ones
             for first, last in self._splits(pp * vpp, ends if vpp == 1 else None):
                 for group in self._tried("accumulation_group", _groups(micro_batches)):
@@ -300,6 +326,7 @@ class Space:
                             pp=pp,
                             vpp=vpp,
                             cp=cp,
+                            ep=ep,
                             zero=zero,
                             micro_batch=micro_batch,
                             accumulation_group=group,
@@ -312,6 +339,10 @@ class Space:
         """Every strategy, without weights for the ends."""
         for family in self.families():
             yield from self.members(family)
+
+    @property
+    def _interleaves(self) -> bool:
+        return self.unlike_chunks or not self.model.dense_blocks
 
     def _tried(self, name: str, values: Iterable[int]) -> Iterable[int]:
         return (self.fixed[name],) if name in self.fixed else values
@@ -326,7 +357,7 @@ class Space:
         The fullest stage has as many blocks as without: where stages are alike, their divisors.
         """
         yield 1
-        if not self.model.dense_blocks and pp > 1 and micro_batches % pp == 0:
+        if self._interleaves and pp > 1 and micro_batches % pp == 0:
             blocks = self.model.layers
             fullest = ceil(blocks / pp)
             for v in range(2, min(MAX_VIRTUAL_STAGES, blocks // pp) + 1):
@@ -367,6 +398,19 @@ def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:
     """
     kv_heads = -(-model.kv_heads // tp)
     return model.heads // tp % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0)
+
+
+def spreads_experts(model: ModelSpec, dp: int, ep: int) -> bool:
+    """Whether `ep` of `dp` ranks may have equal parts of the experts.
+
+    Their elements are then whole units for each rank that shares them, and lie before the rest.
+    """
+    if ep == 1:
+        return True
+    if not model.experts or model.experts % ep:
+        return False
+    elements = sum(p.count for p in model.kinds()[BLOCK] if p.experts) // ep
+    return elements % (dp // ep * WIDEST_CUT) == 0
 
 
 # Larger micro-batches gain nothing: at 64k tokens a GEMM is far beyond the size at which it

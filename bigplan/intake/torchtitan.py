@@ -13,7 +13,7 @@ from bigplan.intake.section import Section
 from bigplan.intake.setup import BatchSizes, Given, Offload, Recomputation, Setup
 from bigplan.intake.toml import read_toml
 from bigplan.placement import Tier
-from bigplan.spec.unplanned import EXPERT_PARALLEL, OTHER_CONTEXT_PARALLEL
+from bigplan.spec.unplanned import OTHER_CONTEXT_PARALLEL, OTHER_EXPERT_PARALLEL
 
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _NAMES = (
@@ -77,7 +77,7 @@ def read(path: Path, given: Given) -> Setup:
 def _refuse(parallelism: Section) -> None:
     for key, what in (
         ("context_parallel_degree", OTHER_CONTEXT_PARALLEL),
-        ("expert_parallel_degree", EXPERT_PARALLEL),
+        ("expert_parallel_degree", OTHER_EXPERT_PARALLEL),
     ):
         if (parallelism.whole(key) or 1) > 1:
             raise RefusedError(f"{parallelism.file}: {parallelism.path(key)}: {what}")

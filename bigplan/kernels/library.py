@@ -164,8 +164,15 @@ class Library:
         """As rows.put."""
         rows.put(total, part, fresh=fresh)
 
-    def weighted(self, gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
-        """SwiGLU of rows [rows, f] times a weight each, fp32 [rows]."""
+    def weighted(
+        self, gate: Tensor, up: Tensor, weights: Tensor, *, varying: bool = False
+    ) -> Tensor:
+        """SwiGLU of rows [rows, f] times a weight each, fp32 [rows].
+
+        `varying`: the number of rows is another every time, for which no kernel is made.
+        """
+        if varying:
+            return rows.weighted(gate, up, weights)
         shape = tuple(gate.shape)
         entry = self._entry(
             ("weighted", shape, gate.dtype), lambda: single.weighted(shape, NAMES[gate.dtype])
@@ -174,9 +181,17 @@ class Library:
         return out
 
     def weighted_backward(
-        self, gate: Tensor, up: Tensor, weights: Tensor, gradient: Tensor
+        self,
+        gate: Tensor,
+        up: Tensor,
+        weights: Tensor,
+        gradient: Tensor,
+        *,
+        varying: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients by gate, up and weights; what `weighted` gives goes to `gradient`."""
+        if varying:
+            return rows.weighted_backward(gate, up, weights, gradient)
         shape = tuple(gate.shape)
         entry = self._entry(
             ("weighted backward", shape, gate.dtype),

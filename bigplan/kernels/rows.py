@@ -1,15 +1,20 @@
-"""Tokens copied to the rows of their experts, rows added up by token, and experts' gradients added
-to their sums: one pass each.
+"""Tokens copied to the rows of their experts, rows weighted and added up by token, and experts'
+gradients added to their sums: one pass each.
 
 Plain torch copies the rows that a sum reads into the order of tokens first: for k rows a token it
 moves 3 k + 1 hidden states and not k + 1, and as many more where two rows are added before. Sums
 are fp32, in the order of a token's choices. It adds all experts' gradients in 16 bits to sums in
 fp32, of which each expert has every so manyth row, at half of the memory's rate (Mixtral's on an
 H200: 2.2 ms for 1.1; benchmarks/results/2026-11-27-h200-experts).
+
+Any number of rows is one and the same kernel here, also none. So it is for weighted activations: a
+generated kernel is of one shape, and how many rows come to a rank's experts is another number every
+time.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -44,10 +49,11 @@ def _combined(
         inside = offsets < columns
         total = tl.zeros((BLOCK,), tl.float32)
         for number in range(EACH):
-            row = tl.load(places + token * EACH + number).to(tl.int64) * columns
-            total += tl.load(rows + row + offsets, mask=inside, other=0.0).to(tl.float32)
+            place = tl.load(places + token * EACH + number).to(tl.int64)
+            row, here = place * columns, inside & (place >= 0)
+            total += tl.load(rows + row + offsets, mask=here, other=0.0).to(tl.float32)
             if BOTH:
-                total += tl.load(beside + row + offsets, mask=inside, other=0.0).to(tl.float32)
+                total += tl.load(beside + row + offsets, mask=here, other=0.0).to(tl.float32)
         tl.store(out + token * columns + offsets, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -65,21 +71,85 @@ def _put(total, part, expert, row, rows, columns, FRESH: tl.constexpr, BLOCK: tl
         tl.store(start + offsets, value, mask=inside)
 
 
+@triton.jit
+def _weighted(gate, up, weights, out, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    weight = tl.load(weights + row)
+    for first in range(0, columns, BLOCK):
+        offsets = first + tl.arange(0, BLOCK)
+        at, inside = row * columns + offsets, offsets < columns
+        x = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
+        value = x * tl.sigmoid(x) * y * weight
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _weighted_backward(
+    gate, up, weights, gradient, by_gate, by_up, by_weights, columns, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    weight = tl.load(weights + row)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, columns, BLOCK):
+        offsets = first + tl.arange(0, BLOCK)
+        at, inside = row * columns + offsets, offsets < columns
+        x = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
+        by_out = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        share = tl.sigmoid(x)
+        silu, scaled = x * share, by_out * weight
+        total += silu * y * by_out
+        by_x = scaled * y * share * (1.0 + x * (1.0 - share))
+        kind = gradient.dtype.element_ty
+        tl.store(by_gate + at, by_x.to(kind), mask=inside)
+        tl.store(by_up + at, (scaled * silu).to(kind), mask=inside)
+        tl.store(gradient + at, (silu * y * weight).to(kind), mask=inside)
+    tl.store(by_weights + row, tl.sum(total, 0))
+
+
+def weighted(gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
+    """SwiGLU of contiguous rows [rows, f] times a weight each, fp32 [rows]."""
+    out = torch.empty_like(gate)
+    if len(gate):
+        _weighted[(len(gate),)](
+            gate, up, weights, out, gate.shape[1], BLOCK=_block(gate), num_warps=WARPS
+        )
+    return out
+
+
+def weighted_backward(
+    gate: Tensor, up: Tensor, weights: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by gate, up and weights; what `weighted` gives goes to `gradient`. Contiguous."""
+    found = torch.empty_like(gate), torch.empty_like(up), torch.empty_like(weights)
+    if len(gate):
+        _weighted_backward[(len(gate),)](
+            gate, up, weights, gradient, *found, gate.shape[1],
+            BLOCK=_block(gate), num_warps=WARPS,
+        )  # fmt: skip
+    return found
+
+
 def sent(x: Tensor, order: Tensor, each: int) -> Tensor:
     """Row i of the result is token order[i] // each of contiguous x [tokens, h]; order int32."""
     out = x.new_empty(len(order), x.shape[1])
-    _sent[(len(order),)](
-        x.contiguous(), order, out, each, x.shape[1], BLOCK=_block(x), num_warps=WARPS
-    )
+    if len(order):
+        _sent[(len(order),)](
+            x.contiguous(), order, out, each, x.shape[1], BLOCK=_block(x), num_warps=WARPS
+        )
     return out
 
 
 def combined(rows: Tensor, beside: Tensor | None, places: Tensor, tokens: int) -> Tensor:
     """For each of so many tokens the sum of its rows of [rows, h] and of those beside: [tokens, h].
 
-    places int32 [rows]: the rows of the first token, then those of the next, equally many each.
+    places int32: the rows of the first token, then those of the next, equally many each; those of
+    -1 are nowhere.
     """
     out = rows.new_empty(tokens, rows.shape[1])
+    if not tokens:
+        return out
     _combined[(tokens,)](
         rows, rows if beside is None else beside, places, out, rows.shape[1],
         EACH=len(places) // tokens, BOTH=beside is not None, BLOCK=_block(rows), num_warps=WARPS,

@@ -40,8 +40,9 @@ def _write(
 ) -> Action:
     at = share.tier if share else layout.table[layer].parameters
     staged = tuple(checkpoint_entry(layer, entry) for entry in range(STAGING))
-    # Without ZeRO all ranks hold the same state and share the writing.
-    writers = 1 if layout.graph.strategy.zero else layout.graph.strategy.shards
+    # Without ZeRO all ranks hold the same state and share the writing, unless experts are spread.
+    own = layout.graph.strategy.zero or layout.kind(layer).ep > 1
+    writers = 1 if own else layout.graph.strategy.shards
     return Action(
         Op.CKPT,
         Lane.CHECKPOINT,

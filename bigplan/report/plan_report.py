@@ -9,6 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bigplan.cost.framework import NATIVE
+from bigplan.graph.experts import UNEVEN
+from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan, Predicted
 from bigplan.report.bill import bill_rows, wear_text
 from bigplan.report.decision import decision, mixes_text
@@ -25,6 +27,7 @@ from bigplan.report.tables import (
 from bigplan.report.text import seconds_text
 from bigplan.report.today import engines_text, today_text
 from bigplan.runnable import Runnable
+from bigplan.spec.layers import BLOCK
 from bigplan.units import counted
 from bigplan.wear import wear_of
 
@@ -55,10 +58,31 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
         Text(""),
         memory_table(predicted.memory),
         Text(kept_back(predicted.memory, plan.cluster.group.gpu), style="dim"),
+        *([Text(uneven_text(plan), style="dim")] if spreads(plan) else []),
         homes_table(stages_of(plan)),
         busy_table(predicted.busy_seconds, predicted.critical_path, predicted.step_seconds),
         parts_table(predicted.parts),
     ]
+
+
+def spreads(plan: Plan) -> bool:
+    """Whether numbers of rows that reach a rank's experts depend on the routing."""
+    return plan.strategy.ep > 1 and plan.engine == "native"
+
+
+def uneven_text(plan: Plan) -> str:
+    """What the memory and the seconds of a plan say of tokens that choose unevenly."""
+    kinds = (kind for stage in plan.placement.stages for kind in stage.kinds.items())
+    keeps = any(
+        name == BLOCK and {Recompute.NONE, Recompute.SELECTIVE} & {*kind.activations}
+        for name, kind in kinds
+    )
+    kept = "; what blocks keep of rows is counted for an equal share" if keeps else ""
+    return (
+        f"A GPU's experts are counted for an equal share of the tokens' choices. A pass has room "
+        f"for {UNEVEN:.0%} more{kept}. More than that may not fit, and the GPU with the most is "
+        "waited for."
+    )
 
 
 def step_report(predicted: Predicted) -> RenderableType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,9 +15,11 @@ from bigplan.program import Action, Buffer, Program, Ref, entry
 from bigplan.ranks import Coordinates
 from bigplan.runtime.adapter_rows import adapter_kind, adapter_parameters, adapter_rows
 from bigplan.runtime.context_parallel import ContextParallel
+from bigplan.runtime.expert_parallel import ExpertParallel
+from bigplan.runtime.group import RankGroup
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
-from bigplan.runtime.pieces import LayerRows, Offsets, Owner, offsets_of
+from bigplan.runtime.pieces import Box, LayerRows, Offsets, Owner, offsets_of
 from bigplan.runtime.tensor_parallel import TensorParallel
 from bigplan.spec.lora import Lora, adapters, stored
 from bigplan.spec.model import ModelSpec
@@ -74,6 +76,11 @@ class Context:
         return ContextParallel(self.groups.context)
 
     @property
+    def expert_parallel(self) -> ExpertParallel:
+        """How this rank and its neighbours share out experts."""
+        return ExpertParallel(self.groups.expert)
+
+    @property
     def length(self) -> int:
         """Tokens of a sequence that this rank has."""
         return self.graph.strategy.rank_length(self.training)
@@ -118,27 +125,66 @@ class Context:
         elements = self.kind(ref.content.layer).parameters
         return self.memory.view(self.key(ref, action), dtype, elements)
 
-    def owned(self, ref: Ref, action: Action, dtype: torch.dtype) -> Tensor:
-        """What this rank owns of a layer's parameters or gradients in the entry, with filling."""
-        part = self.rows[action.layer].part
-        start = part.first * dtype.itemsize if self.program.buffers[ref.buffer].whole else 0
-        return self.memory.view(self.key(ref, action), dtype, part.elements, start)
+    def owned(
+        self, ref: Ref, action: Action, dtype: torch.dtype, piece: slice | None = None
+    ) -> list[Tensor]:
+        """What this rank owns of a layer's parameters or gradients in the entry, with filling.
+
+        It is a tensor for each of its ranges. `piece`: of its part, no more than that.
+        """
+        part, whole = self.rows[action.layer].part, self.program.buffers[ref.buffer].whole
+        return [
+            self.memory.view(
+                self.key(ref, action),
+                dtype,
+                len(own),
+                (own.start if whole else at) * dtype.itemsize,
+            )
+            for at, own in part.within(piece or slice(0, part.elements))
+        ]
+
+    def boxed(self, ref: Ref, action: Action, dtype: torch.dtype) -> Callable[[Box], Tensor]:
+        """What finds the rank's own elements of a layer's parameters or gradients in the entry."""
+        if self.program.buffers[ref.buffer].whole:
+            flat = self.flat(ref, action, dtype)
+            return lambda box: flat[box.in_layer]
+        elements = self.rows[action.layer].part.elements
+        part = self.memory.view(self.key(ref, action), dtype, elements)
+        return lambda box: part[box.in_part]
 
     def has_whole(self, layer: int) -> bool:
         """Whether all of the layer's parameters are at home on this rank, not its part alone."""
         return self._home(Content(Holds.PARAMETERS, layer)).whole
 
-    def held(self, layer: int) -> range:
-        """Elements of the layer whose parameters this rank has at home, from the first byte on."""
-        if self.has_whole(layer):
-            return range(self.kind(layer).parameters)
-        return self.rows[layer].part.tensors
+    def held(self, layer: int) -> list[tuple[int, range]]:
+        """Elements of the layer whose parameters this rank has at home, each range with its place.
 
-    def shared_out(self, ref: Ref, action: Action, dtype: torch.dtype) -> Tensor:
-        """The parts of all ranks, one behind the other, in an entry that holds them."""
+        Places are elements of the home, too.
+        """
+        if self.has_whole(layer):
+            return [(0, range(self.kind(layer).parameters))]
+        part = self.rows[layer].part
+        places = part.within(slice(0, part.elements))
+        each = zip(places, part.ranges, strict=True)
+        return [(place, own.tensors) for (place, _), own in each if own.real]
+
+    def shared_out(
+        self, ref: Ref, action: Action, dtype: torch.dtype
+    ) -> list[tuple[RankGroup, Tensor]]:
+        """The parts of all ranks, one behind the other, in an entry that holds them.
+
+        They come with the ranks that share them: of experts those that have the same.
+        """
         assert self.program.buffers[ref.buffer].whole, ref
-        elements = self.rows[action.layer].part.elements * self.sharers(action.layer)
-        return self.memory.view(self.key(ref, action), dtype, elements)
+        layer, groups = action.layer, self.groups
+        kind, key = self.kind(layer), self.key(ref, action)
+        elements = kind.padded(self.sharers(layer))
+        apart = kind.whole_experts
+        rest = self.memory.view(key, dtype, elements - apart, apart * dtype.itemsize)
+        if not apart:
+            return [(groups.data, rest)]
+        experts = self.memory.view(key, dtype, apart)
+        return [(groups.expert_data, experts), (groups.data, rest)]
 
     def sharers(self, layer: int) -> int:
         """Ranks that a layer is shared out to: of adapters each has all."""
@@ -158,7 +204,11 @@ class Context:
             parameter.name: flat[start : start + rows * columns].view(shape)
             for parameter in self.parameters(layer)
             for start, rows, columns in [offsets[parameter.name]]
-            for shape in [(rows, columns)[-len(parameter.shape) :]]
+            for shape in [
+                (-1, parameter.shape[-1])  # experts' rows take turns
+                if parameter.experts
+                else (rows, columns)[-len(parameter.shape) :]
+            ]
         }
 
     def adapter_views(self, flat: Tensor, layer: int) -> dict[str, Tensor]:

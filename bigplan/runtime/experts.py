@@ -36,10 +36,13 @@ GENERATIONS = (9, 10)  # compute capabilities, major, that it has kernels for
 
 
 class Places(NamedTuple):
-    """Where the rows of a micro-batch's tokens are, for k experts a token."""
+    """Where the rows of a micro-batch's tokens are, for k experts a token.
 
-    chosen: Tensor  # int32 [tokens, k]: a token's experts
-    order: Tensor  # int32 [tokens * k]: the choice (token * k + number) that a row belongs to
+    Some choices may have no row here, because their experts are elsewhere.
+    """
+
+    chosen: Tensor  # int32 [tokens, k]: a token's experts; larger than any where they are elsewhere
+    order: Tensor  # int32 [rows]: the choice (token * k + number) that a row belongs to
 
     @property
     def tokens(self) -> Tensor:
@@ -48,9 +51,10 @@ class Places(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """The row of a choice, int32 [tokens * k]."""
+        """The row of a choice, int32 [tokens * k]; -1 where it has none."""
         numbers = torch.arange(len(self.order), dtype=torch.int32, device=self.order.device)
-        return torch.empty_like(self.order).scatter_(0, self.order.long(), numbers)
+        found = torch.full_like(self.chosen, -1).flatten()
+        return found.scatter_(0, self.order.long(), numbers)
 
     def ends(self, experts: int) -> Tensor:
         """How many rows the experts up to each have together, int32 [experts]."""
@@ -82,9 +86,14 @@ def route(
         shares = shares / shares.sum(-1, keepdim=True)
     if routing.scale != 1:
         shares = shares * routing.scale
-    # Fewer bits are sorted in fewer passes. A stable sort leaves an expert's tokens in order.
-    order = chosen.flatten().to(torch.int16).sort(stable=True).indices.to(torch.int32)
+    order = in_order(chosen)
     return shares.flatten()[order], Places(chosen.to(torch.int32), order)
+
+
+def in_order(chosen: Tensor) -> Tensor:
+    """Choices [tokens, k] by their number, those of one number in the order of tokens: int32."""
+    # Fewer bits are sorted in fewer passes.
+    return chosen.flatten().to(torch.int16).sort(stable=True).indices.to(torch.int32)
 
 
 def router_scores(x: Tensor, router: Tensor, routing: Routing) -> Tensor:
@@ -173,8 +182,12 @@ def combined(rows: Tensor, places: Places, beside: Tensor | None = None) -> Tens
     tokens, each = places.chosen.shape
     if beside is not None:
         rows += beside
-    found = rows.index_select(0, places.rows)
-    return found if each == 1 else found.view(tokens, each, -1).sum(1)
+    if len(rows) < tokens * each:
+        found = rows.new_zeros(tokens * each, rows.shape[1])
+        found.index_copy_(0, places.order.long(), rows)
+    else:
+        found = rows.index_select(0, places.rows)
+    return found if each == 1 else found.view(tokens, each, rows.shape[1]).sum(1)
 
 
 def weighted(gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
@@ -232,7 +245,7 @@ def leaving(weight: Tensor, experts: int) -> Tensor:
 
 def grouped(rows: Tensor, factors: Tensor, ends: Tensor) -> Tensor:
     """Each expert's rows [rows, in] by its factor of [experts, in, out]: [rows, out]."""
-    if _has_kernel(rows, factors, factors.shape[1:], len(ends)):
+    if len(rows) and _has_kernel(rows, factors, factors.shape[1:], len(ends)):
         return F.grouped_mm(rows, factors, offs=ends)
     found = rows.new_empty(len(rows), factors.shape[-1])
     for expert, mine in _slices(ends):
@@ -255,7 +268,8 @@ def add_grouped(
     others' are, or to a total in 16 bits afterwards.
     """
     places, (gradient, rows) = leaving(total, len(ends)), factors
-    if _has_kernel(gradient, rows, (gradient.shape[1], rows.shape[1]), len(ends)):
+    widths = gradient.shape[1], rows.shape[1]
+    if len(rows) and _has_kernel(gradient, rows, widths, len(ends)):
         by(places, F.grouped_mm(gradient.T, rows, offs=ends), fresh=fresh)
         return
     for expert, mine in _slices(ends):

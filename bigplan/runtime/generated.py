@@ -8,7 +8,7 @@ its input. A sum of the residual stream and the norm that reads the sum are one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -253,8 +253,11 @@ def rotary(library: Library, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _GeneratedRotary.apply(library, x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def rows_of(library: Library | None) -> RowOperators:
-    """What passes over rows of experts, by its kernels where there is a library."""
+def rows_of(library: Library | None, *, varying: bool = False) -> RowOperators:
+    """What passes over rows of experts, by its kernels where there is a library.
+
+    `varying`: their number is another every time.
+    """
     if library is None:
         return RowOperators()
 
@@ -264,7 +267,9 @@ def rows_of(library: Library | None) -> RowOperators:
     def combined(rows: Tensor, places: Places, beside: Tensor | None = None) -> Tensor:
         return library.combined(rows, beside, places.rows, len(places.chosen))
 
-    return RowOperators(sent, combined, library.weighted, library.weighted_backward, library.put)
+    weighted = partial(library.weighted, varying=varying)
+    weighted_backward = partial(library.weighted_backward, varying=varying)
+    return RowOperators(sent, combined, weighted, weighted_backward, library.put)
 
 
 def cross_entropy(rule: LossRule, logits: Tensor, targets: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from bigplan.content import Holds
 from bigplan.graph.strategy import Strategy
-from bigplan.ranks import Channel, Coordinates, GroupName, channels, members
+from bigplan.ranks import Channel, Coordinates, GroupName, channels, communicating, members
 from bigplan.runtime.apart import Apart
 from bigplan.runtime.group import ALONE, RankGroup
 
@@ -38,6 +38,8 @@ class Groups:
     data: RankGroup = ALONE
     tensor: RankGroup = ALONE
     context: RankGroup = ALONE
+    expert: RankGroup = ALONE
+    expert_data: RankGroup = ALONE
     channels: tuple[Channel, ...] = ()  # of all ranks, in one order
     apart: Apart | None = None  # None: all ranks see one run folder
     _control: dist.ProcessGroup | None = field(default=None, repr=False)
@@ -82,22 +84,33 @@ class Groups:
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         every = tuple(channels(strategy, lends_table=lends_table))
         messages = Counter(rank for channel in every for rank in (channel.sender, channel.receiver))
-        split = sum(n > 1 for n in (strategy.shards, strategy.tp, strategy.cp))
-        beside = split + max(messages.values(), default=0)
+        beside = len(communicating(strategy)) + max(messages.values(), default=0)
         make = partial(_communicator, backend, beside)
         # Every rank makes all groups, in one order.
-        data = _group(GroupName.DATA, at, strategy, make)
-        tensor = _group(GroupName.TENSOR, at, strategy, make)
-        context = _group(GroupName.CONTEXT, at, strategy, make)
+        made = {name: _group(name, at, strategy, make) for name in communicating(strategy)}
         out, into = _connected(rank, every, make)
-        return cls(at, strategy, data, tensor, context, every, apart, control, out, into)
+        return cls(
+            at,
+            strategy,
+            data=made.get(GroupName.DATA, ALONE),
+            tensor=made.get(GroupName.TENSOR, ALONE),
+            context=made.get(GroupName.CONTEXT, ALONE),
+            expert=made.get(GroupName.EXPERT, ALONE),
+            expert_data=made.get(GroupName.EXPERT_DATA, ALONE),
+            channels=every,
+            apart=apart,
+            _control=control,
+            _out=out,
+            _into=into,
+        )
 
     def warm(self, device: torch.device) -> None:
         """Let communicators connect, and take their buffers, before anybody takes memory."""
         self.all_true(flag=True)
-        for group in (self.data, self.tensor):
+        for group in (self.data, self.tensor, self.expert_data):
             group.warm(device)
-        self.context.warm(device, exchanges=True)
+        for group in (self.context, self.expert):
+            group.warm(device, exchanges=True)
         rank, first = self.at.rank(self.strategy), torch.zeros(1, device=device)
         for channel in self.channels:  # in one order, so nobody waits in a circle
             if channel.sender == rank:

@@ -141,17 +141,13 @@ def _read_pairs(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tenso
 
 
 def _read_expert(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
-    """The expert's rows of a rectangle of all experts', every so many of `into`."""
-    first, last = (
-        -(-(row - place.expert) // place.experts)
-        for row in (rectangle.first_row, rectangle.last_row)
-    )
-    if first == last:
-        return
-    columns = rectangle.first_column, rectangle.last_column
-    start = first * place.experts + place.expert - rectangle.first_row
-    mine = Rectangle(rectangle.parameter, first, last, *columns)
-    into[start :: place.experts] = _part(tensor, place, mine)
+    """The expert's columns of a rectangle of all experts', which lie side by side."""
+    width = tensor.shape[0 if place.transposed else 1]
+    everything = Rectangle(rectangle.parameter, 0, rectangle.last_row, 0, width)
+    before = place.expert * width
+    shared = rectangle.shared(everything.moved(0, before))
+    if shared is not None:
+        into[shared.within(rectangle)] = _part(tensor, place, shared.moved(0, -before))
 
 
 def _part(tensor: Tensor, place: Stored, rectangle: Rectangle) -> Tensor:

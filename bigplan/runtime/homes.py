@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.first_values import FirstValues, rows_to_make
 from bigplan.runtime.memory import Key
+from bigplan.runtime.pieces import merged
 from bigplan.runtime.slab import align_up, aligned_empty
 
 
@@ -31,6 +32,12 @@ class _StoredRange(NamedTuple):
     def elements(self) -> range:
         """The elements of the layer that are kept here."""
         return range(self.first, self.first + len(self.flat))
+
+    @classmethod
+    def at_home(cls, at: int, elements: range, home: Tensor, dtype: torch.dtype) -> Self:
+        """Elements of the layer from element `at` of their home's bytes on."""
+        size = dtype.itemsize
+        return cls(elements.start, home[at * size : (at + len(elements)) * size].view(dtype))
 
     def put(self, start: int, values: Tensor) -> None:
         """Copy those of the layer's elements from `start` on that are kept here."""
@@ -59,9 +66,9 @@ def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
     """Parameters together with the master copies of the same elements, then those without one."""
     sizes, dtype = context.graph.sizes, context.parameter_dtype
     held = context.held(layer)
-    left = [held] if held else []
+    left = [elements for _, elements in held]
     with _placed(context, layer, Content(Holds.PARAMETERS, layer)) as place:
-        parameters = _StoredRange(held.start, place[: len(held) * dtype.itemsize].view(dtype))
+        parameters = [_StoredRange.at_home(*one, place, dtype) for one in held]
         for share, chunk, boxes in context.rows[layer].state:
             if not boxes or not sizes.state:
                 continue
@@ -71,11 +78,13 @@ def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
                 state = state_place[: sizes.state * elements].view(torch.float32).view(-1, elements)
                 state.zero_()
                 if sizes.master:
-                    masters = [_StoredRange(box.start, state[-1][box.in_piece]) for box in boxes]
+                    masters = [
+                        _StoredRange(box.start, state[-1][box.in_piece]) for box in merged(boxes)
+                    ]
                     made = [master.elements for master in masters]
-                    fill(made, [*masters, parameters])
+                    fill(made, [*masters, *parameters])
                     left = list(without(left, made))
-        fill(left, [parameters])
+        fill(left, parameters)
 
 
 def _fill(

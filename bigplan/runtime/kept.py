@@ -140,8 +140,11 @@ class KeptActivations:
     def forget(self, output: Tensor, function: Callable[..., Tensor], *inputs: Any) -> None:
         """Do not keep `output` but compute it again, as function(*inputs), when it is asked for."""
         packed = [self._pack(one) for one in inputs]
-        again = _RecomputedTensor(function, packed, weakref.ref(output))
-        self.again[output.untyped_storage().data_ptr()] = again
+        self._forget(output, _RecomputedTensor(function, packed))
+
+    def _forget(self, output: Tensor, again: _RecomputedTensor) -> None:
+        again.output = weakref.ref(output)
+        self.again[_storage_of(output)] = again
 
     def products_again(self, products: Products) -> Linears:
         """`linears` whose results are also computed again, from an input that is gathered once."""
@@ -159,17 +162,27 @@ class KeptActivations:
         return run
 
     def experts_again(self, products: Products) -> ForgetRouted:
-        """Forgets gate and up of experts: computed again, from rows that are copied once."""
-        ranks, sent = products.ranks, partial(mixture.sent, products.mixture.rows)
+        """Forgets gate and up of experts: computed again, from rows that are copied once.
 
-        def forget(p: Parameters, x: Tensor, routed: Routed) -> None:
-            chosen, order = routed.places
+        What other ranks have sent is forgotten too, so that no saved tensor's size depends on it.
+        """
+        ranks, by, opened = products.ranks, products.mixture.rows, products.matrices.open
+
+        def forget(x: Tensor, matrices: tuple[Tensor, Tensor], routed: Routed) -> None:
+            (chosen, order), dispatch = routed.places, routed.dispatch
             whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
-            packed = [self._pack(one) for one in (whole, chosen, order)]
-            rows = _RecomputedTensor(sent, packed)
-            given = partial(mixture.given, routed.experts, products.matrices.open)
-            for output, name in ((routed.gate, mixture.GATE), (routed.up, mixture.UP)):
-                self.forget(output, given, rows, p[name], chosen, order)
+            places = [self._pack(one) for one in (chosen, order)]
+            tokens: Any = self._pack(whole)
+            if dispatch.away:
+                tokens = _RecomputedTensor(partial(mixture.came, dispatch, by), [tokens, *places])
+                self._forget(routed.came, tokens)
+                weights = partial(mixture.weights, dispatch)
+                self.forget(routed.weights, weights, routed.by_token, chosen, order)
+                tokens, places = self._pack(tokens), [self._pack(one) for one in (chosen, order)]
+            rows = _RecomputedTensor(partial(mixture.sent, dispatch, by), [tokens, *places])
+            given = partial(mixture.given, dispatch, opened)
+            for output, matrix in zip((routed.gate, routed.up), matrices, strict=True):
+                self.forget(output, given, rows, matrix, chosen, order)
 
         return forget
 
@@ -200,10 +213,9 @@ class KeptActivations:
             return _SavedPlace(
                 tensor.data_ptr() - start, tensor.shape, tensor.stride(), tensor.dtype
             )
-        storage = tensor.untyped_storage().data_ptr()
-        if storage in self.constants:
+        if tensor.untyped_storage().data_ptr() in self.constants:
             return tensor
-        again = self.again.get(storage)
+        again = self.again.get(_storage_of(tensor))
         if again is not None and again.output is not None and again.output() is not None:
             again.uses += 1
             return _View(again, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
@@ -314,6 +326,12 @@ class KeptActivations:
         """The kept input on the compute stream."""
         self._use_on_current_stream()
         return self.kept_input()
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """What tells storages apart, those without memory too, which experts without a row leave."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
 
 
 def _alignment(storage: Tensor) -> int:

@@ -7,7 +7,7 @@ visit says where they are. So one object serves all layers of its kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +20,7 @@ from bigplan.runtime import blocks, generated
 from bigplan.runtime.blocks import PLAIN, Ways
 from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
+from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.generated import library_for
 from bigplan.runtime.kept import KeptActivations, differentiate
 from bigplan.runtime.matrices import AS_STORED, Matrices
@@ -86,6 +87,7 @@ def _block(context: Context, kind: str, attends: BlockAttention, losses: Losses)
     block.lora = context.training.lora
     block.matrices = generated.matrices_for(context.training, kernels)
     block.balance = _balance(context, losses) if kind == BLOCK else None
+    block.spread = context.expert_parallel
     return block
 
 
@@ -178,6 +180,7 @@ class Block:
     balance: Callable[[], float] | None = None  # of experts, as mixture.Mixture's
     lora: Lora | None = None  # adapters alone are trained; None: all of the block is
     matrices: Matrices = AS_STORED  # how products multiply
+    spread: ExpertParallel = ALL_HERE  # ranks that have some of the experts each
 
     def __init__(
         self,
@@ -216,7 +219,9 @@ class Block:
 
     def _products(self, sums: Sums | None = None) -> Products:
         lora, scale = self.lora, 0.0 if self.lora is None else self.lora.scale
-        return Products(self._ranks, sums, self._kernels, lora is not None, scale, self.matrices)
+        frozen = lora is not None
+        products = Products(self._ranks, sums, self._kernels, frozen, scale, self.matrices)
+        return replace(products, spread=self.spread)
 
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
         ways = self._products().ways._replace(context=self._context)

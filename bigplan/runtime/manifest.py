@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from bigplan.content import ADAPTERS
 from bigplan.errors import CheckpointError, InputError, quoted
@@ -51,6 +51,16 @@ class StoredTensor(Spec):
     last_column: int
     """a vector is one row"""
     offset: int
+    experts: int = Field(default=0, exclude_if=lambda experts: not experts)
+    """so many lie side by side in a row, as in Parameter.matrix; 0 in checkpoints that are older,
+    whose rows are those of the shape"""
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns that the rectangle is a part of."""
+        *rows, columns = self.shape
+        each = self.experts or 1
+        return (rows[0] if rows else 1) // each, columns * each
 
     @property
     def rectangle(self) -> Rectangle:
@@ -188,9 +198,10 @@ def _are_extents(file: StoredFile) -> bool:
 
 
 def _is_part(tensor: StoredTensor, parameter: Parameter) -> bool:
-    rows, columns = parameter.matrix
+    rows, columns = tensor.matrix
     return (
         tensor.shape == parameter.shape
+        and tensor.experts in (0, parameter.experts)
         and 0 <= tensor.first_row < tensor.last_row <= rows
         and 0 <= tensor.first_column < tensor.last_column <= columns
     )

@@ -3,7 +3,9 @@
 They save what bigplan/spec/layers.py says: the MLP's input, the routers' scores, two numbers and a
 weight for each row, gate and up, and the activation only where nothing is recomputed. As in
 products.py, products may add weights' gradients to sums. Tensor-parallel ranks gather all tokens
-before the router, all choose alike, and have a part of each expert.
+before the router, all choose alike, and have a part of each expert. Expert-parallel ranks have some
+experts each (expert_parallel.py): gate, up and weights are of the tokens that come to a rank, which
+are saved, too, because it takes an exchange to have them again.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime import experts
+from bigplan.runtime.expert_parallel import ALL_HERE, Dispatch, ExpertParallel
 from bigplan.runtime.experts import Places, Put, RowOperators
 from bigplan.runtime.matrices import Open, as_stored
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
@@ -29,11 +32,13 @@ EXPERTS = (ROUTER, GATE, UP, DOWN)
 class Routed(NamedTuple):
     """What experts make of the rows that they are sent, and where the rows are."""
 
+    came: Tensor  # tokens [., h]
     gate: Tensor  # [rows, f]
     up: Tensor  # [rows, f]
     weights: Tensor  # fp32 [rows]
+    by_token: Tensor  # fp32 [tokens * k]: weights of this rank's tokens' rows
     places: Places
-    experts: int
+    dispatch: Dispatch
 
 
 class GradientSums(Protocol):
@@ -46,8 +51,8 @@ class GradientSums(Protocol):
         """Add each expert's gradient^T rows, its factors."""
 
 
-# Told what gives gate and up again: the MLP's input, the parameters and the places of rows.
-ForgetRouted = Callable[[Mapping[str, Tensor], Tensor, Routed], None]
+# Told what gives tokens, gate and up again: the MLP's input, and gate's and up's matrices.
+ForgetRouted = Callable[[Tensor, tuple[Tensor, Tensor], Routed], None]
 
 
 class Mixture(NamedTuple):
@@ -63,6 +68,7 @@ class Mixture(NamedTuple):
     rows: RowOperators = experts.RowOperators()
     frozen: bool = False  # nobody asks for weights' gradients, nor keeps what they would be made of
     open: Open = as_stored  # of experts' matrices
+    spread: ExpertParallel = ALL_HERE  # who has which experts
 
 
 PLAIN = Mixture()
@@ -75,46 +81,70 @@ class _Passed(NamedTuple):
     model: ModelSpec
 
 
+class _Sent(NamedTuple):
+    """The same, once tokens are at their experts."""
+
+    mixture: Mixture
+    dispatch: Dispatch
+
+
 def mlp(
     p: Mapping[str, Tensor], x: Tensor, normed: Tensor, model: ModelSpec, mixture: Mixture = PLAIN
 ) -> Tensor:
     """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
     passed = _Passed(mixture._replace(forget=None), model)
-    outputs = _Routed.apply(passed, normed, p.get(ROUTER_BIAS), p[ROUTER], p[GATE], p[UP])  # type: ignore[no-untyped-call]
-    gate, up, weights, *places = outputs
-    routed = Routed(gate, up, weights, Places(*places), model.experts)
-    if mixture.forget is not None:
-        mixture.forget(p, normed, routed)
+    routed = _Routed.apply(  # type: ignore[no-untyped-call]
+        passed, mixture.forget, normed, p.get(ROUTER_BIAS), p[ROUTER], p[GATE], p[UP]
+    )
+    gate, up, weights, dispatch, *places = routed
+    there = _Sent(passed.mixture, dispatch)
     if mixture.gated:
-        return _Gated.apply(passed, x, gate, up, weights, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
+        return _Gated.apply(there, x, gate, up, weights, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
     inner = Weighted.apply(mixture.rows, gate, up, weights)  # type: ignore[no-untyped-call]
-    return _Closing.apply(passed, x, inner, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
+    return _Closing.apply(there, x, inner, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
 
 
-def sent(operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
-    """The rows [rows, h] of all tokens x [..., h]."""
-    return operators.sent(x.flatten(0, -2), Places(*places))
+def came(dispatch: Dispatch, operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
+    """The tokens [., h] that experts get, of all tokens x [..., h]."""
+    return dispatch.came(operators, x.flatten(0, -2), Places(*places))
 
 
-def given(count: int, opened: Open, rows: Tensor, weight: Tensor, *places: Tensor) -> Tensor:
-    """What the first matrix of `count` experts [f * count, h] makes of their rows: [rows, f]."""
-    ends = Places(*places).ends(count)
-    return experts.grouped(rows, experts.entering(opened(weight), count), ends)
+def sent(dispatch: Dispatch, operators: RowOperators, tokens: Tensor, *places: Tensor) -> Tensor:
+    """The rows [rows, h] of tokens [..., h] that came."""
+    return operators.sent(tokens.flatten(0, -2), dispatch.here(Places(*places)))
+
+
+def weights(dispatch: Dispatch, values: Tensor, *places: Tensor) -> Tensor:
+    """The weights of rows of tokens that came."""
+    return dispatch.weights(values, Places(*places))
+
+
+def given(
+    dispatch: Dispatch, opened: Open, rows: Tensor, weight: Tensor, *places: Tensor
+) -> Tensor:
+    """What the first matrix of experts [f * experts, h] makes of their rows: [rows, f]."""
+    ends = dispatch.ends(Places(*places))
+    return experts.grouped(rows, experts.entering(opened(weight), len(ends)), ends)
 
 
 class _Routed(Function):
-    """Gate and up of the rows of x, their weights, and their places."""
+    """Gate and up of the rows of x, their weights, their ways and their places."""
 
     @staticmethod
     def forward(
-        ctx: Any, passed: _Passed, x: Tensor, bias: Tensor | None, *weights: Tensor
-    ) -> tuple[Tensor, ...]:
+        ctx: Any,
+        passed: _Passed,
+        forget: ForgetRouted | None,
+        x: Tensor,
+        bias: Tensor | None,
+        *weights: Tensor,
+    ) -> tuple[Tensor | Dispatch, ...]:
         ctx.set_materialize_grads(False)
         (mixture, model), (router, gate, up) = passed, weights
         whole = mixture.ranks.gather(x)().flatten(0, -2)
         scores = experts.router_scores(whole, router, model.routed_by)
-        by_row, places = experts.route(
+        by_token, places = experts.route(
             scores,
             model.experts_per_token,
             normalised=model.router_normalised,
@@ -122,43 +152,54 @@ class _Routed(Function):
             bias=bias,
         )
         ctx.mark_non_differentiable(*places)
-        ctx.passed, ctx.shape = passed, x.shape
-        ctx.save_for_backward(None if mixture.frozen else x, scores, *places, router, gate, up)
-        rows = mixture.rows.sent(whole, places)
-        given_by = (given(model.experts, mixture.open, rows, w, *places) for w in (gate, up))
-        return (*given_by, by_row, *places)
+        dispatch = mixture.spread.dispatch(places, model.experts)
+        ctx.passed, ctx.dispatch, ctx.shape = passed, dispatch, x.shape
+        by_row = dispatch.weights(by_token, places)
+        tokens = dispatch.came(mixture.rows, whole, places)
+        kept = None if mixture.frozen else x, tokens if dispatch.away else None
+        ctx.save_for_backward(*kept, scores, *places, router, gate, up)
+        rows = sent(dispatch, mixture.rows, tokens, *places)
+        opened, beside = (given(dispatch, mixture.open, rows, w, *places) for w in (gate, up))
+        if forget is not None:
+            routed = Routed(tokens, opened, beside, by_row, by_token, places, dispatch)
+            forget(x, (gate, up), routed)
+        return (opened, beside, by_row, dispatch, *places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        x, scores, chosen, order, router, gate, up = ctx.saved_tensors
-        (mixture, model), places = ctx.passed, Places(chosen, order)
-        again, ends = None if x is None else mixture.ranks.gather(x), places.ends(model.experts)
+        x, kept, scores, chosen, order, router, gate, up = ctx.saved_tensors
+        (mixture, model), dispatch, places = ctx.passed, ctx.dispatch, Places(chosen, order)
+        again, ends = None if x is None else mixture.ranks.gather(x), dispatch.ends(places)
         del x
         by_gate, by_up, by_weights, *_ = gradients
         rows = experts.grouped(by_gate, experts.leaving(mixture.open(gate), len(ends)), ends)
         beside = experts.grouped(by_up, experts.leaving(mixture.open(up), len(ends)), ends)
-        by_input = mixture.rows.combined(rows, places, beside)
+        by_input = dispatch.combined(mixture.rows, rows, places, beside)
         del rows, beside
-        by_shares = _balance(mixture, model, places)
         by_scores = experts.by_scores(
             scores,
             places,
-            by_weights,
-            by_shares,
+            dispatch.returned(by_weights, places),
+            _balance(mixture, model, places),
             normalised=model.router_normalised,
             routing=model.routed_by,
         ).to(router.dtype)
-        summed = mixture.ranks.sum(by_input.addmm_(by_scores, router))
+
+        def by_factors(tokens: Tensor) -> list[Tensor | None]:
+            rows = sent(dispatch, mixture.rows, tokens, *places)
+            factors = (GATE, (by_gate, rows)), (UP, (by_up, rows))
+            return [_by_experts(mixture, name, pair, ends) for name, pair in factors]
+
+        # What other ranks' experts give comes beside these products.
+        by_matrices = [None, None] if kept is None else by_factors(kept)
+        summed = mixture.ranks.sum(by_input().addmm_(by_scores, router))
         if again is None:
-            return None, summed().view(ctx.shape), None, None, None, None
+            return None, None, summed().view(ctx.shape), None, None, None, None
         whole = again().flatten(0, -2)
         by_router = _by_router(mixture.sums, by_scores, whole)
-        rows = mixture.rows.sent(whole, places)
-        by_factors = [
-            _by_experts(mixture, name, (by_given, rows), ends)
-            for name, by_given in ((GATE, by_gate), (UP, by_up))
-        ]
-        return None, summed().view(ctx.shape), None, by_router, *by_factors
+        if kept is None:
+            by_matrices = by_factors(whole)
+        return None, None, summed().view(ctx.shape), None, by_router, *by_matrices
 
 
 def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:
@@ -212,7 +253,7 @@ class _Closing(Function):
     """x and for each token the sum of its experts' results, those of rows `inner` [rows, f]."""
 
     @staticmethod
-    def forward(ctx: Any, passed: _Passed, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
+    def forward(ctx: Any, passed: _Sent, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
         *places, down = given
         ctx.passed = passed
         ctx.save_for_backward(None if passed.mixture.frozen else inner, *places, down)
@@ -231,7 +272,7 @@ class _Gated(Function):
     """The same of the weighted activation, which is never kept, as in products.py."""
 
     @staticmethod
-    def forward(ctx: Any, passed: _Passed, x: Tensor, *given: Any) -> Tensor:
+    def forward(ctx: Any, passed: _Sent, x: Tensor, *given: Any) -> Tensor:
         gate, up, weights, *places, down = given
         ctx.passed = passed
         ctx.save_for_backward(gate, up, weights, *places, down)
@@ -251,20 +292,23 @@ class _Gated(Function):
         return None, by_output, *by_factors, None, None, by_down
 
 
-def _added(passed: _Passed, x: Tensor, inner: Tensor, places: Places, down: Tensor) -> Tensor:
+def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, down: Tensor) -> Tensor:
     """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
-    ends = places.ends(passed.model.experts)
+    ends = passed.dispatch.ends(places)
     rows = experts.grouped(inner, experts.leaving(passed.mixture.open(down), len(ends)), ends)
-    summed = passed.mixture.ranks.sum(passed.mixture.rows.combined(rows, places, None))()
+    summed = passed.mixture.ranks.sum(
+        passed.dispatch.combined(passed.mixture.rows, rows, places)()
+    )()
     return x + summed.view(x.shape)
 
 
 def _returned(
-    passed: _Passed, by_output: Tensor, places: Places, down: Tensor
+    passed: _Sent, by_output: Tensor, places: Places, down: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients by experts' results and by the rows before the last product, and ends."""
-    ends = places.ends(passed.model.experts)
+    ends = passed.dispatch.ends(places)
+    by = passed.mixture.rows
     gathered = passed.mixture.ranks.gather(by_output)().flatten(0, -2)
-    rows = passed.mixture.rows.sent(gathered, places)
+    rows = sent(passed.dispatch, by, passed.dispatch.came(by, gathered, places), *places)
     factors = experts.entering(passed.mixture.open(down), len(ends))
     return rows, experts.grouped(rows, factors, ends), ends

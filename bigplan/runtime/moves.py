@@ -43,10 +43,9 @@ def _copy(context: Context, action: Action) -> None:
     is_gradient = action.op is Op.GRAD_OUT
     dtype = context.gradient_dtype if is_gradient else context.parameter_dtype
     part = context.rows[action.layer].moved(action.share)
-    source, target = (
-        context.owned(refs[0], action, dtype)[part] for refs in (action.reads, action.writes)
-    )
-    target.copy_(source, non_blocking=True)
+    both = (context.owned(refs[0], action, dtype, part) for refs in (action.reads, action.writes))
+    for source, target in zip(*both, strict=True):
+        target.copy_(source, non_blocking=True)
 
 
 def send(context: Context, action: Action) -> None:
@@ -114,16 +113,22 @@ def tensor_reduce(context: Context, action: Action) -> None:
 
 def reduce(context: Context, action: Action) -> None:
     """Sum a layer's gradients over the ranks; where ZeRO shards state, each gets its own part."""
-    total = context.shared_out(action.reads[0], action, context.gradient_dtype)
-    if context.sharers(action.layer) > 1:
-        context.groups.data.reduce_scatter(total)
-    else:
-        context.groups.data.all_reduce(total)
+    scatters = context.sharers(action.layer) > 1
+    for group, total in context.shared_out(action.reads[0], action, context.gradient_dtype):
+        if scatters:
+            group.reduce_scatter(total)
+        else:
+            group.all_reduce(total)
 
 
 def gather(context: Context, action: Action) -> None:
     """Every rank's part of a layer's parameters to all ranks."""
     (source,), (target,) = action.reads, action.writes
     dtype = context.parameter_dtype
-    mine = context.owned(source, action, dtype)
-    context.groups.data.all_gather(context.shared_out(target, action, dtype), mine)
+    parts = zip(
+        context.shared_out(target, action, dtype),
+        context.owned(source, action, dtype),
+        strict=True,
+    )
+    for (group, whole), mine in parts:
+        group.all_gather(whole, mine)

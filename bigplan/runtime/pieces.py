@@ -19,31 +19,46 @@ from bigplan.graph.graph import LayerKind
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import IN_CHUNKS, ON_CPU, LayerPlacement, Share, pieces
 from bigplan.ranks import Coordinates
-from bigplan.rectangle import Rectangle, cut, held
+from bigplan.rectangle import Rectangle, cut, experts_of, held
 from bigplan.spec.step import Parameter
 
 
 class Owner(NamedTuple):
-    """Number `rank` of so many ranks that share a layer out, and `tensor` of `tp` that split it."""
+    """Number `rank` of so many ranks that share a layer out, and `tensor` of `tp` that split it.
+
+    `expert` of `ep` ranks has that part of the experts. `copy` numbers ranks with the same experts
+    where nobody shares them out.
+    """
 
     rank: int = 0
     ranks: int = 1
     tensor: int = 0
     tp: int = 1
+    expert: int = 0
+    ep: int = 1
+    copy: int = 0
 
     @classmethod
     def of(cls, at: Coordinates, strategy: Strategy) -> Self:
         """The rank at these coordinates; without ZeRO each data-parallel one has all."""
         rank, ranks = (at.data, strategy.shards) if strategy.zero else (0, 1)
-        return cls(rank, ranks, at.tensor, strategy.tp)
+        if strategy.ep == 1:
+            return cls(rank, ranks, at.tensor, strategy.tp)
+        copy, expert = divmod(at.data, strategy.ep)
+        return cls(rank, ranks, 0, 1, expert, strategy.ep, 0 if strategy.zero else copy)
+
+    def holds(self, parameter: Parameter) -> Rectangle | None:
+        """What such ranks together have of a parameter; None: only padding."""
+        if self.ep > 1 and parameter.experts:
+            return experts_of(parameter, self.ep, self.expert)
+        return held(parameter, self.tp, self.tensor)
 
 
 ALONE = Owner()
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedPart:
-    """What a rank owns of a layer: `elements` from element `first` on, `real` of them tensors'.
+class OwnedRange(NamedTuple):
+    """`elements` from element `first` of a layer on, `real` of them tensors'.
 
     The rank counts and stores the first `counted` of these. Elements that neighbours have, too, are
     counted and stored by the first of them.
@@ -56,7 +71,7 @@ class OwnedPart:
 
     @property
     def tensors(self) -> range:
-        """Elements of the layer's tensors that it has."""
+        """Elements of the layer's tensors."""
         return range(self.first, self.first + self.real)
 
     @property
@@ -64,22 +79,70 @@ class OwnedPart:
         """The tensors' elements that this rank stores."""
         return range(self.first, self.first + self.counted)
 
+
+@dataclass(frozen=True, slots=True)
+class OwnedPart:
+    """What a rank owns of a layer: ranges of it, one behind the other.
+
+    There is one, or two where experts are spread over ranks: the rank's of the experts that it has,
+    which fewer ranks share, then its own of the rest.
+    """
+
+    ranges: tuple[OwnedRange, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements, filling included."""
+        return sum(own.elements for own in self.ranges)
+
+    def within(self, part: slice) -> Iterator[tuple[int, range]]:
+        """Some of the part's elements as ranges of the layer, each with its place in the part."""
+        start = 0
+        for own in self.ranges:
+            low, high = max(part.start, start), min(part.stop, start + own.elements)
+            if low < high:
+                yield low, range(own.first + low - start, own.first + high - start)
+            start += own.elements
+
+    def stores(self, element: int) -> bool:
+        """Whether the rank stores that element of the layer."""
+        return any(element in own.stored for own in self.ranges)
+
     @classmethod
     def of(cls, kind: LayerKind, owner: Owner) -> OwnedPart:
         """The part of one of the ranks that have the layer."""
+        if kind.ep > 1:
+            return cls(tuple(_spread(kind, owner)))
         elements = kind.owned(owner.ranks)
         first = owner.rank * elements
         # Tensors that more ranks share lie behind those that fewer share (shape.local_tensors).
         alone = sum(t.elements for t in kind.tensors if owner.tensor % t.holders == 0)
         real, counted = (min(elements, max(0, end - first)) for end in (kind.parameters, alone))
-        return cls(first, elements, real, counted)
+        return cls((OwnedRange(first, elements, real, counted),))
+
+
+def _spread(kind: LayerKind, owner: Owner) -> Iterator[OwnedRange]:
+    """What a rank owns of a layer whose experts, its first elements, are spread over ranks.
+
+    Where nobody shares them out, the first rank that has some elements counts and stores them.
+    """
+    experts, rest = kind.whole_experts, kind.parameters - kind.whole_experts
+    sharers = max(1, owner.ranks // kind.ep)
+    each = experts // sharers
+    counted = 0 if owner.copy else each
+    yield OwnedRange(owner.rank // kind.ep * each, each, each, counted)
+    each = kind.owned(owner.ranks) - each
+    first = owner.rank * each
+    real = min(each, max(0, rest - first))
+    again = owner.ranks == 1 and (owner.copy or owner.expert)
+    yield OwnedRange(experts + first, each, real, 0 if again else real)
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
     """Elements of one tensor: `count` at `start` in the layer, at `place` in their piece.
 
-    `owned`: where they begin in the rank's part of the layer.
+    `owned`: where they begin in the rank's part of the layer, if they are of it.
     """
 
     tensor: str
@@ -140,7 +203,7 @@ class LayerRows:
         owner: Owner = ALONE,
     ) -> LayerRows:
         """Lay out one layer of these parameters; `counts`: chunks of the shares that have some."""
-        mine = {one.name: held(one, owner.tp, owner.tensor) for one in parameters}
+        mine = {one.name: owner.holds(one) for one in parameters}
         part, shares = OwnedPart.of(kind, owner), pieces(kind, placement, owner.ranks)
         chunks = {}
         for share, piece in shares.items():
@@ -166,7 +229,8 @@ class LayerRows:
         for name, (start, rows, columns) in self.offsets.items():
             low, high = max(start, elements.start), min(start + rows * columns, elements.stop)
             if low < high:
-                yield Box(name, low, high - low, low - elements.start, low - self.part.first)
+                place = low - elements.start
+                yield Box(name, low, high - low, place, place)
 
     def rectangles(self, elements: range) -> Iterator[tuple[int, Rectangle]]:
         """The rectangles of the model's parameters that these elements hold, in their order.
@@ -223,13 +287,14 @@ def _bounds(piece: range, chunks: int, unit: int) -> Iterator[range]:
 
 def _boxes(kind: LayerKind, part: OwnedPart, elements: range) -> Iterator[Box]:
     """Elements of the rank's part, tensor by tensor."""
-    first, last = part.first + elements.start, part.first + elements.stop
-    start = 0
-    for tensor in kind.tensors:
-        low, high = max(start, first), min(start + tensor.elements, last)
-        if low < high:
-            yield Box(tensor.name, low, high - low, low - first, low - part.first)
-        start += tensor.elements
+    for owned, own in part.within(slice(elements.start, elements.stop)):
+        start = 0
+        for tensor in kind.tensors:
+            low, high = max(start, own.start), min(start + tensor.elements, own.stop)
+            if low < high:
+                place = owned + low - own.start
+                yield Box(tensor.name, low, high - low, place - elements.start, place)
+            start += tensor.elements
 
 
 def merged(boxes: Sequence[Box]) -> Iterator[Box]:

@@ -19,6 +19,7 @@ from torch.autograd import Function
 
 from bigplan.runtime.adapters import Adapters, adapted, below_each_other
 from bigplan.runtime.blocks import PLAIN, Parameters, Ways
+from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.generated import rows_of
 from bigplan.runtime.latent import Whole
 from bigplan.runtime.matrices import AS_STORED, Matrices
@@ -269,6 +270,7 @@ class Products:
     frozen: bool = False  # weights get no gradients: those of adapters go to `sums`
     scale: float = 0.0  # of adapters, where layers have some
     matrices: Matrices = AS_STORED
+    spread: ExpertParallel = ALL_HERE
 
     @property
     def ways(self) -> Ways:
@@ -294,8 +296,9 @@ class Products:
     @property
     def mixture(self) -> Mixture:
         """How a block runs its experts."""
-        rows, opened = rows_of(self.kernels), self.matrices.open
-        return Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen, open=opened)
+        rows = rows_of(self.kernels, varying=self.spread.group.size > 1)
+        mixture = Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen)
+        return mixture._replace(open=self.matrices.open, spread=self.spread)
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         """As blocks.plain_linears, of matrices that ranks split by rows."""

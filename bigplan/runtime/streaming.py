@@ -6,7 +6,7 @@ and for their parameters, each in the order of the chunk and from a multiple of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,18 +53,18 @@ def state_in(context: Context, action: Action) -> None:
     """Copy a chunk to the GPU, with what its update needs of gradients and parameters."""
     visit, (home, *others) = StreamedChunk.of(context, action), action.reads
     visit.state.copy_(_at_home(context, action, visit, home), non_blocking=True)
-    for rows, owned in _sides(context, action, visit, others):
+    for rows, own in _sides(context, action, visit, others):
         for box in merged(visit.boxes):
-            rows[box.in_piece].copy_(owned[box.in_part], non_blocking=True)
+            rows[box.in_piece].copy_(own(box), non_blocking=True)
 
 
 def state_out(context: Context, turns: Turns, action: Action) -> None:
     """Copy a chunk home, and its new parameters to theirs."""
     visit, (home, *others) = StreamedChunk.of(context, action), action.writes
     _at_home(context, action, visit, home).copy_(visit.state, non_blocking=True)
-    for rows, owned in _sides(context, action, visit, others):
+    for rows, own in _sides(context, action, visit, others):
         for box in merged(visit.boxes):
-            owned[box.in_part].copy_(rows[box.in_piece], non_blocking=True)
+            own(box).copy_(rows[box.in_piece], non_blocking=True)
     if context.device.type == "cuda":
         turns.chunk_queued()
 
@@ -75,11 +75,11 @@ def _at_home(context: Context, action: Action, visit: StreamedChunk, home: Ref) 
 
 def _sides(
     context: Context, action: Action, visit: StreamedChunk, refs: Iterable[Ref]
-) -> Sequence[tuple[Tensor, Tensor]]:
-    """Rows in the entry, with what the rank owns in host memory, which they are of."""
+) -> Sequence[tuple[Tensor, Callable[[Box], Tensor]]]:
+    """Rows in the entry, with what finds them among what the rank owns in host memory."""
     both = {Holds.GRADIENTS: visit.gradients, Holds.PARAMETERS: visit.weights}
     return [
-        (rows, context.owned(ref, action, rows.dtype))
+        (rows, context.boxed(ref, action, rows.dtype))
         for ref in refs
         for rows in (both[ref.content.kind],)
         if context.program.buffers[ref.buffer].tier is Tier.HOST

@@ -63,15 +63,17 @@ class Update:
 
     def norm(self, action: Action) -> None:
         """Square sum of what this rank counts of a layer's final gradients, in fp32."""
-        context, counted = self._context, self._context.rows[action.layer].part.counted
-        gradients = context.owned(action.reads[0], action, context.gradient_dtype)[:counted]
-        if gradients.is_cuda:  # adds in a tree, which loses nothing to length
-            norm = torch.linalg.vector_norm(gradients, dtype=torch.float32)
-            self._squares[action.layer] = norm.double().square()
+        context = self._context
+        owned = context.owned(action.reads[0], action, context.gradient_dtype)
+        both = zip(owned, context.rows[action.layer].part.ranges, strict=True)
+        every = [gradients[: own.counted] for gradients, own in both]
+        if every[0].is_cuda:  # adds in a tree, which loses nothing to length
+            norms = (torch.linalg.vector_norm(one, dtype=torch.float32) for one in every)
+            squares = torch.stack([norm.double().square() for norm in norms]).sum()
         else:
-            self._squares[action.layer] = torch.tensor(
-                square_sum(gradients, self._cores), dtype=torch.float64
-            )
+            found = sum(square_sum(gradients, self._cores) for gradients in every)
+            squares = torch.tensor(found, dtype=torch.float64)
+        self._squares[action.layer] = squares
 
     def clip(self) -> None:
         """All square sums to the verdict on the step's gradients."""
@@ -97,7 +99,8 @@ class Update:
         """
         context, squares = self._context, torch.zeros(len(self._context.graph.layers)).double()
         for layer, square in found.items():
-            if context.sharers(layer) > 1 or context.groups.at.data == 0:
+            spread = context.kind(layer).ep > 1  # each rank counts what it has first
+            if spread or context.sharers(layer) > 1 or context.groups.at.data == 0:
                 # The adapters of a stage count in the place of its first layer.
                 squares[min(context.program.layers) if layer == ADAPTERS else layer] = square
         return context.groups.sum_of_all(squares)
@@ -130,7 +133,7 @@ class Update:
             rows = {gradients: _in_piece(visit.gradients), weights: _in_piece(visit.weights)}
         for ref in (*action.reads, *action.writes):
             if (side := ref.content.kind) in sides:
-                rows[side] = _in_part(context.owned(ref, action, sides[side]))
+                rows[side] = context.boxed(ref, action, sides[side])
         if not context.graph.sizes.state:
             boxes = context.rows[layer].chunks[share][0]
             return _Operands(boxes, [], rows[gradients], rows[weights])
@@ -187,14 +190,17 @@ class Update:
         context, refs = self._context, (action.reads[0], action.writes[0])
         # The gradient of a lent table comes back whole, and so is the sum that it is added to.
         whole = all(context.program.buffers[ref.buffer].whole for ref in refs)
-        find = context.flat if whole else context.owned
-        part, total = (find(ref, action, context.gradient_dtype) for ref in refs)
-        if len(action.reads) == 1:  # the first of a step
-            total.copy_(part)
-        elif action.lane is Lane.CPU:
-            add(total, part, self._cores)
+        if whole:
+            both = [[context.flat(ref, action, context.gradient_dtype)] for ref in refs]
         else:
-            total += part
+            both = [context.owned(ref, action, context.gradient_dtype) for ref in refs]
+        for part, total in zip(*both, strict=True):
+            if len(action.reads) == 1:  # the first of a step
+                total.copy_(part)
+            elif action.lane is Lane.CPU:
+                add(total, part, self._cores)
+            else:
+                total.add_(part)
 
 
 class _Operands(NamedTuple):
@@ -215,10 +221,6 @@ def _rules(context: Context) -> dict[int, Mapping[str, ParameterRule]]:
     if context.graph.frozen:
         return {ADAPTERS: adapter_rules(model, context.training, layers)}
     return {layer: rules(optimizer, model, layer) for layer in layers}
-
-
-def _in_part(owned: Tensor) -> Callable[[Box], Tensor]:
-    return lambda box: owned[box.in_part]
 
 
 def _in_piece(rows: Tensor) -> Callable[[Box], Tensor]:

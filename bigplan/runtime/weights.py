@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bigplan.content import ADAPTERS, Content, Holds
-from bigplan.rectangle import held
 from bigplan.runtime.context import Context
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.homes import load
+from bigplan.runtime.pieces import Owner
 
 
 def weights(context: Context) -> Iterator[tuple[int, Tensor]]:
@@ -28,27 +28,41 @@ def weights(context: Context) -> Iterator[tuple[int, Tensor]]:
         values = load(context, Content(Holds.PARAMETERS, layer))
         if not context.has_whole(layer):
             part = context.rows[layer].part.elements * dtype.itemsize
-            values = _together(context, values[:part])
+            values = _together(context, layer, values[:part])
         yield layer, values[: elements * dtype.itemsize].view(dtype)
 
 
-def _together(context: Context, mine: Tensor) -> Tensor:
+def _together(context: Context, layer: int, mine: Tensor) -> Tensor:
     """The parts of all data-parallel ranks, uint8 [n], on the CPU."""
     size = mine.numel() * context.graph.strategy.shards
     whole = torch.empty(size, dtype=torch.uint8, device=context.device)
     context.groups.data.all_gather(whole, mine.to(context.device))
-    return whole.cpu()
+    kind, at = context.kind(layer), context.groups.at.data
+    if kind.ep == 1:
+        return whole.cpu()
+    each = whole.cpu().view(context.graph.strategy.shards, -1)
+    experts = context.rows[layer].part.ranges[0].elements * context.parameter_dtype.itemsize
+    alike = each[at % kind.ep :: kind.ep]  # those with the same experts
+    return torch.cat([alike[:, :experts].flatten(), each[:, experts:].flatten()])
 
 
 def _as_described(context: Context, layer: int, mine: Tensor) -> Tensor:
-    """A layer's parameters in the model's order, those of all tensor-parallel ranks, on the CPU."""
-    group, offsets, found = context.groups.tensor, context.rows[layer].offsets, []
+    """A layer's parameters in the model's order, on the CPU, as all ranks have them together.
+
+    These are the ranks that split its tensors: tensor-parallel ones, or those that spread experts.
+    """
+    group, ep, found = context.groups.tensor, context.kind(layer).ep, []
+    owners = [Owner(tensor=rank, tp=group.size) for rank in range(group.size)]
+    if ep > 1:
+        group = context.groups.data
+        owners = [Owner(expert=rank % ep, ep=ep) for rank in range(group.size)]
+    offsets = context.rows[layer].offsets
     each = group.gathered(mine.to(context.device))().cpu().view(group.size, -1)
     ranks = sorted(range(group.size), key=lambda rank: rank == group.place)  # its own count
     for parameter in context.parameters(layer):
         start, whole = offsets[parameter.name][0], mine.new_empty(parameter.matrix)
         for rank in ranks:
-            if part := held(parameter, group.size, rank):
+            if part := owners[rank].holds(parameter):
                 flat = each[rank][start : start + part.elements]
                 whole[part.in_matrix] = flat.view(part.rows, -1)
         found.append(whole.flatten())

@@ -101,6 +101,7 @@ class AlikeStages:
 
     def policies(self, kind: LayerKind) -> Iterator[tuple[Recompute, Tier]]:
         """The ways in which a layer of the kind may keep activations."""
-        if kind.stores_activations:
-            return product(self.graph.recomputes, (Tier.GPU,) if self.interleaved else Tier)
-        return iter([(Recompute.NONE, Tier.GPU)])
+        if not kind.stores_activations:
+            return iter([(Recompute.NONE, Tier.GPU)])
+        every = product(self.graph.recomputes, (Tier.GPU,) if self.interleaved else Tier)
+        return ((way, at) for way, at in every if at is Tier.GPU or not kind.varies(way))

@@ -98,7 +98,7 @@ class Candidate:
 class Pricing:
     """Graphs and prices of a workload's strategies; shared parts are made once.
 
-    A rank's work in a layer depends only on tensor parallelism and the micro-batch. Pricing this
+    A rank's work in a layer depends only on how layers are split and the micro-batch. Pricing this
     work takes most of the time.
     """
 
@@ -171,7 +171,7 @@ class Pricing:
 
     def _priced(self, graph: Graph) -> Costs:
         strategy = graph.strategy
-        split = strategy.dp, strategy.cp, strategy.tp, strategy.pp
+        split = strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep
         key = (*split, strategy.micro_batch, strategy.zero > 0)
         if key not in self._costs:
             workload, (_, compute) = self._workload, self.alike(strategy)
@@ -192,7 +192,8 @@ class Pricing:
 def _alike(strategy: Strategy) -> tuple[int | bool, ...]:
     """Equal for strategies whose ranks compute the same in every layer."""
     alone = strategy.pp == 1
-    return strategy.tp, strategy.cp, strategy.micro_batch, alone, strategy.sequence_parallel
+    split = strategy.tp, strategy.cp, strategy.ep
+    return *split, strategy.micro_batch, alone, strategy.sequence_parallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,8 @@ class Choice:
     def space(self) -> Space:
         """The legal strategies."""
         model, training, nodes = self.workload.model, self.workload.training, self.workload.nodes
-        return Space(model, training, nodes.gpus, nodes.gpus_per_node, self.scope.fixed)
+        each = nodes.gpus_per_node
+        return Space(model, training, nodes.gpus, each, self.scope.fixed, spreads=True)
 
     def families(self) -> list[StrategyFamily]:
         """Families with a member in scope."""

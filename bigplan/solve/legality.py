@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bigplan.capabilities import expert_parallel_refusal
+from bigplan.capabilities import spread_refusal
 from bigplan.errors import InputError
 from bigplan.graph.build import loss_chunks
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind
@@ -33,12 +33,13 @@ EXACT = 1e-5  # layers' worth of optimizer state that rounding may add or take
 def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
     """Raise InputError that names the first value with which no strategy is left."""
     model, training, nodes = workload.model, workload.training, workload.nodes
-    if why := expert_parallel_refusal(strategy.ep, model, "native"):
+    if why := spread_refusal(model, training, dict(strategy)):
         raise InputError(f"strategy.{why}")
     fixed: dict[str, int] = {"cp": strategy.cp}  # which a search may not have tried by itself
     for name, value in strategy.model_dump().items():
         fixed[name] = int(value)
-        space = Space(model, training, nodes.gpus, nodes.gpus_per_node, fixed)
+        each = nodes.gpus_per_node
+        space = Space(model, training, nodes.gpus, each, fixed, spreads=True)
         if next(space.strategies(), None) is None:
             beside = ", ".join(f"{k} {v}" for k, v in fixed.items() if k != name)
             raise InputError(

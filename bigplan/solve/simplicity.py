@@ -56,9 +56,12 @@ def _simpler(
 
 
 def complexity(trial: Trial) -> tuple[bool, int, bool]:
-    """Whether a plan moves, its mechanisms, and whether drives are one of them."""
-    used = mechanisms(trial.placement)
-    return trial.moves, len(used), DRIVE in used
+    """Whether a plan moves, its mechanisms, and whether drives are one of them.
+
+    Experts that are spread over ranks are a mechanism more.
+    """
+    used, spread = mechanisms(trial.placement), trial.candidate.strategy.ep > 1
+    return trial.moves, len(used) + spread, DRIVE in used
 
 
 def mechanisms(placement: Placement) -> frozenset[str]:

@@ -61,7 +61,8 @@ class StageClass(AlikeStages):
         if not kind.stores_activations:
             plain = recompute is Recompute.NONE and tier is Tier.GPU
             return Linear(constant=float(self.count(kind) if plain else 0))
-        if recompute not in self.graph.recomputes or (self.interleaved and tier is not Tier.GPU):
+        stays = self.interleaved or kind.varies(recompute)
+        if recompute not in self.graph.recomputes or (stays and tier is not Tier.GPU):
             return Linear()
         return var(f"{self.name}.{kind.name}.activations.{recompute}.{tier}")
 

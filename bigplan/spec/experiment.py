@@ -185,10 +185,13 @@ class Experiment(Spec):
         return resolve(request, self.model_spec())
 
 
+SPREADS_EXPERTS = ("auto", "any", "native", "megatron")  # engines that may
+
+
 def _refuse_unplanned(settings: Mapping[str, str | int | float], engine: str) -> None:
     for key, value in settings.items():
-        if key == "ep" and engine == "megatron":
-            continue  # that engine knows whether the model has experts
+        if key == "ep" and engine in SPREADS_EXPERTS:
+            continue  # these know whether the model has experts
         if str(value) != "1" and (refusal := unplanned(key)):
             raise RefusedError(f"set {key}={value}: {refusal}")
 

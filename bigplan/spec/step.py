@@ -53,13 +53,23 @@ class Parameter:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Rows and columns; a vector is one row."""
+        """Rows and columns; a vector is one row. Of experts, rows that are their turn are one row.
+
+        So whole experts are columns of it, and equal parts of every expert are rows.
+        """
         *rows, columns = self.shape
+        if self.experts:
+            return rows[0] // self.experts, self.experts * columns
         return (rows[0] if rows else 1), columns
 
-    def local(self, ranks: int) -> tuple[int, int]:
-        """Rows and columns on one of `ranks` tensor-parallel ranks; rows of words are padded up."""
+    def local(self, ranks: int, ep: int = 1) -> tuple[int, int]:
+        """Rows and columns on one of `ranks` tensor-parallel ranks; rows of words are padded up.
+
+        `ep`: so many ranks have whole experts each, an equal number.
+        """
         rows, columns = self.matrix
+        if self.experts and ep > 1:
+            columns //= ep
         if self.split == "replicated":
             return rows, columns
         if self.cuts_columns:

@@ -15,7 +15,11 @@ OTHER_CONTEXT_PARALLEL = (
     "bigplan does not price how other tools exchange keys and values between context-parallel "
     "ranks; leave it out, or plan bigplan's own runtime with --set cp=N"
 )
-EXPERT_PARALLEL = "expert parallelism is not planned"
+EXPERT_PARALLEL = "expert parallelism is a decision, ep"
+OTHER_EXPERT_PARALLEL = (
+    "bigplan plans expert parallelism for its own runtime and for Megatron-LM alone; leave it out, "
+    "or plan with --engine native and --set ep=N"
+)
 
 _REMEDIES = {
     EXPERTS: "leave it out; a model has its own as `experts` and `experts_per_token`",
@@ -24,10 +28,7 @@ _REMEDIES = {
     DORA: "leave it out; `lora` trains LoRA's adapters",
     ON_EXPERTS: "leave it out; of a mixture attention has adapters",
     CONTEXT_PARALLEL: "leave it out; --set cp=N pins it, and so does `set` in a file",
-    EXPERT_PARALLEL: (
-        "leave it out: experts are split by tensor parallelism and sharded by ZeRO; or plan a "
-        "model with experts for Megatron-LM, with --engine megatron"
-    ),
+    EXPERT_PARALLEL: "leave it out; --set ep=N pins it, and so does `set` in a file",
 }
 _PHRASES = {
     "context_parallel": CONTEXT_PARALLEL,

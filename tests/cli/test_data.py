@@ -49,11 +49,38 @@ def test_prompts_and_a_split(bigplan: Run, tmp_path: Path) -> None:
     assert len(both) == 50
 
 
+def test_a_conversation(bigplan: Run, tmp_path: Path) -> None:
+    """Of words: what the template writes is the question, and then the answer, which counts."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["[UNK]", "user", "assistant", "why", "because", "</s>"]
+    model = tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    template = (
+        "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}assistant {% endif %}"
+    )
+    config = {"eos_token": "</s>", "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    messages = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "because"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    options = ("--tokenizer", ".", "--messages-field", "messages")
+    code, out, _ = bigplan("data", "prepare", "a.jsonl", "--out", "done", *options)
+    assert code == 0
+    assert "5 tokens, loss on 1 in 1 document" in out
+    (document,) = documents(tmp_path / "done")
+    assert document.ids == [1, 3, 2, 4, 5]
+    assert document.counts == [False, False, False, True, False]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--prompt-field", "p"), "--prompt-field alone"),
         (("--field", "a", "--prompt-field", "p", "--response-field", "r"), "leave one out"),
+        (("--messages-field", "m", "--field", "a"), "leave --field, --prompt-field and"),
+        (("--messages-field", "m"), "--messages-field needs a --tokenizer"),
         (("--validation-fraction", "1"), "--validation-fraction 1.0"),
         (("--end-of-document", "</s>"), "name a --tokenizer"),
         (("--tokenizer", "none.json"), "tokenizer none.json: no such file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
@@ -12,6 +13,7 @@ from bigplan.graph.experts import gradient_bytes
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape, local_tensors
+from bigplan.graph.spread import ranks_reached
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
 from bigplan.spec.gpu import find_gpu
@@ -127,3 +129,115 @@ def test_collectives_are_those_of_a_dense_block() -> None:
     # The router is one more tensor whose gradients ranks sum.
     (held,) = (kind.repeated.values() for kind in [block(shape(tp=4))])
     assert sum(map(len, held)) == 2 * MIXTRAL.hidden + 8 * MIXTRAL.hidden
+
+
+def spread_shape(ep: int, model: ModelSpec = MIXTRAL) -> RankShape:
+    return RankShape.on(find_gpu("h100-sxm-80gb"), model, TRAINING, Strategy(dp=8, ep=ep))
+
+
+def spread(ep: int) -> LayerKind:
+    return block(spread_shape(ep))
+
+
+def test_a_rank_has_whole_experts_before_the_rest() -> None:
+    one, four = spread(1), spread(4)
+    experts = [tensor for tensor in one.tensors if tensor.experts]
+    assert (one.whole_experts, one.ep) == (0, 1)
+    assert four.whole_experts == sum(tensor.elements for tensor in experts) // 4
+    held = four.tensors[:3]
+    assert [tensor.experts for tensor in held] == [2, 2, 2]
+    assert [tensor.rows for tensor in held] == [MIXTRAL.ffn] * 3
+    assert four.whole_experts == sum(tensor.elements for tensor in held)
+    rest = {tensor for tensor in one.tensors if not tensor.experts}
+    assert set(four.tensors[3:]) == rest
+
+
+def test_two_of_eight_ranks_share_an_expert_and_all_share_the_rest() -> None:
+    kind = spread(4)
+    rest = kind.parameters - kind.whole_experts
+    assert kind.owned(1) == kind.parameters
+    assert kind.owned(8) == kind.whole_experts // 2 + -(-rest // (8 * kind.unit)) * kind.unit
+    assert kind.padded(8) == kind.whole_experts + 8 * (kind.owned(8) - kind.whole_experts // 2)
+
+
+def test_rows_go_to_other_ranks_and_come_back_both_ways() -> None:
+    """As many rows as a rank sends reach it, so that its products are those of one rank alone."""
+    one, four = spread(1), spread(4)
+    for name in ("mlp up", "mlp down", "mlp up by weight"):
+        assert gemm(four, name).flops == gemm(one, name).flops
+        assert (gemm(one, name).groups, gemm(four, name).groups) == (8, 2)
+    came = 2 * ranks_reached(spread_shape(4)) * LENGTH * MIXTRAL.hidden
+    numbers = 4 * ranks_reached(spread_shape(4)) * LENGTH * MIXTRAL.experts_per_token
+
+    def sent(operators: tuple[Operator, ...]) -> dict[str, tuple[int, bool]]:
+        every = (one for one in operators if isinstance(one, Collective))
+        return {one.name: (one.nbytes, one.waits) for one in every}
+
+    moved = {
+        "rows sent": (int(came), False),
+        "rows returned": (int(came), False),
+        "row weights": (int(numbers), False),
+    }
+    told = {"rows counted": (8 * 4, True), "row choices": (int(numbers), False)}
+    assert sent(four.forward) == moved | told
+    assert sent(four.backward) == moved
+    again = {way: set(sent(four.again(way))) for way in Recompute}
+    assert again[Recompute.SELECTIVE] == set()
+    assert again[Recompute.MLP] == {"rows sent", "row weights"}
+    assert again[Recompute.FULL] == {"rows sent", "row weights", *told}
+    assert not sent((*one.forward, *one.backward))
+
+
+def test_a_token_goes_once_to_each_rank_with_its_experts() -> None:
+    """Counted over every choice of two among eight experts; in groups, of the best two of four."""
+    for ep in (2, 4, 8):
+        mine = 8 // ep
+        choices = list(combinations(range(8), 2))
+        mean = sum(len({expert // mine for expert in one}) for one in choices) / len(choices)
+        assert ranks_reached(spread_shape(ep)) == pytest.approx(mean)
+    routing = {"scores": "sigmoid", "groups": 4, "groups_per_token": 2}
+    model = ModelSpec.model_validate(
+        MIXTRAL.model_dump()
+        | {"experts": 16, "experts_per_token": 3, "routing": routing, "router_loss": 0.0}
+    )
+    for ep in (2, 4, 8):
+        mine, found = 16 // ep, []
+        for groups in combinations(range(4), 2):
+            among = [4 * group + i for group in groups for i in range(4)]
+            found += [len({expert // mine for expert in one}) for one in combinations(among, 3)]
+        assert ranks_reached(spread_shape(ep, model)) == pytest.approx(sum(found) / len(found))
+
+
+def test_what_comes_from_other_ranks_is_kept_unless_it_is_sent_again() -> None:
+    one, four = spread(1), spread(4)
+    rows, reached = LENGTH * MIXTRAL.experts_per_token, ranks_reached(spread_shape(4))
+    came = int(2 * reached * LENGTH * MIXTRAL.hidden)
+    places = int(4 * reached * rows) + int(4 * reached * LENGTH) + 8 * rows
+    added = {way: four.kept(way) - one.kept(way) for way in Recompute}
+    assert added == {
+        Recompute.NONE: came + places,
+        Recompute.SELECTIVE: came + places,
+        Recompute.MLP: places,
+        Recompute.FULL: 0,
+    }
+    assert {way for way in Recompute if four.varies(way)} == {Recompute.NONE, Recompute.SELECTIVE}
+    assert not any(one.varies(way) for way in Recompute)
+
+
+def test_a_pass_has_room_for_more_rows_than_an_equal_share() -> None:
+    one, four = spread(1), spread(4)
+    rows = 2 * LENGTH * MIXTRAL.experts_per_token
+    came = 2 * int(2 * ranks_reached(spread_shape(4)) * LENGTH * MIXTRAL.hidden)
+    within = came + (2 * MIXTRAL.hidden + 3 * MIXTRAL.ffn) * rows
+    assert four.forward_workspace == one.forward_workspace + came + within // 4
+
+
+def test_whole_experts_leave_a_shared_mlp_its_collectives() -> None:
+    """Ranks that have whole experts exchange rows; the MLP beside them is split as ever."""
+    whole = replace(shape(find_model("deepseek-v2-lite"), tp=2), dispatched=True)
+    forward = [c.name for c in block(whole).forward if isinstance(c, Collective)]
+    assert [name for name in forward if "shared" in name] == [
+        "shared input gather",
+        "shared output sum",
+    ]
+    assert not any("mlp" in name for name in forward)

@@ -59,6 +59,22 @@ def test_a_sequence_is_split_where_it_has_more_tokens_than_a_micro_batch() -> No
     assert not any(s.micro_batch == 2 for s in legal if s.cp < 4)
 
 
+def test_experts_are_spread_over_ranks_of_a_node_or_of_whole_ones() -> None:
+    model = find_model("qwen3-30b-a3b")
+    training = Training(sequence_length=4096, global_batch=48)
+    legal = list(Space(model, training, 24, 8, spreads=True).strategies())
+    assert {s.ep for s in legal if s.dp == 24} == {1, 2, 4, 8}  # 24 does not divide 128 experts
+    assert {s.ep for s in legal if s.tp > 1} == {1}
+    assert all(s.dp % s.ep == 0 for s in legal)
+    assert {s.ep for s in Space(model, training, 24, 8).strategies()} == {1}
+    assert {s.ep for s in Space(MODEL, training, 24, 8, spreads=True).strategies()} == {1}
+    wanted = Space(model, training, 24, 8, {"ep": 4}, spreads=True)
+    assert {s.ep for s in wanted.strategies()} == {4}
+    longer = Training(sequence_length=2 * MAX_MICRO_BATCH_TOKENS, global_batch=48)
+    split = [s for s in Space(model, longer, 24, 8, spreads=True).strategies() if s.cp > 1]
+    assert {s.ep for s in split} == {1}
+
+
 def test_a_pinned_split_of_sequences_may_be_any_that_divides() -> None:
     short = Training(sequence_length=96, global_batch=1)
     assert {s.cp for s in Space(MODEL, short, 16, 8, {"cp": 16}).strategies()} == {16}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
@@ -51,6 +53,29 @@ def test_rows_are_copied_and_added_up(
     assert error(rows.combined(given_rows, beside, places.rows, tokens), exact) < APART[dtype]
 
 
+@pytest.mark.parametrize("dtype", list(APART), ids=str)
+@given(sizes, st.booleans())
+@runs
+def test_choices_without_a_row_add_nothing(
+    dtype: torch.dtype, size: tuple[int, int, int], both: bool
+) -> None:
+    """By hand and by torch's operators."""
+    tokens, each, columns = size
+    chosen = _places(tokens, each).chosen.masked_fill(random(5, tokens, each) < 0, 9)
+    order = experts.in_order(chosen)[: int((chosen < 9).sum())]
+    places = experts.Places(chosen, order)
+    given_rows, other = (random(i, len(order), columns).to(dtype) for i in range(2))
+    beside = other if both else None
+    added = given_rows.double() + (other.double() if both else 0.0)
+    exact = torch.zeros(tokens, columns, dtype=torch.float64).index_add_(
+        0, places.tokens.long(), added
+    )
+    found = rows.combined(given_rows, beside, places.rows, tokens)
+    assert error(found, exact) < APART[dtype]
+    found = experts.combined(given_rows, places, beside)
+    assert error(found, exact) < 4 * APART[dtype]  # torch rounds after every operator
+
+
 @given(sizes, st.booleans())
 @runs
 def test_gradients_are_added_to_every_so_manyth_row(
@@ -72,17 +97,28 @@ def _exact(gate: Tensor, up: Tensor, weights: Tensor, given: Tensor) -> list[Ten
 
 @pytest.mark.parametrize("dtype", list(APART), ids=str)
 @pytest.mark.parametrize("size", [(2, 3), (5, 24), (33, 96), (3, 2050)])
-@pytest.mark.parametrize("generated", [False, True])
+@pytest.mark.parametrize("by", ["torch", "generated", "hand"])
 def test_weighted_activations(
-    dtype: torch.dtype, size: tuple[int, int], library: Library, *, generated: bool
+    dtype: torch.dtype, size: tuple[int, int], library: Library, by: str
 ) -> None:
     gate, up, given_rows = (random(i, *size).to(dtype) for i in range(3))
-    weights, ours = random(4, size[0]).abs(), library if generated else experts
+    weights = random(4, size[0]).abs()
+    ours: Any = {"torch": experts, "generated": library, "hand": rows}[by]
     exact = _exact(gate, up, weights, given_rows)
     found = [ours.weighted(gate, up, weights)]
     gradient = given_rows.clone()
     found += ours.weighted_backward(gate, up, weights, gradient)
     assert found[3].dtype is torch.float32
-    more = 2 if generated else 4  # torch rounds after every operator
+    more = 4 if by == "torch" else 2  # torch rounds after every operator
     for one, right in zip([*found, gradient], [*exact, exact[0]], strict=True):
         assert error(one, right) < more * APART[dtype]
+
+
+def test_no_rows_are_nothing() -> None:
+    """An expert-parallel rank may get none."""
+    none, weights = torch.empty(0, 24), torch.empty(0)
+    places = torch.empty(0, dtype=torch.int32)
+    assert rows.sent(none, places, 1).shape == rows.weighted(none, none, weights).shape == (0, 24)
+    assert rows.combined(none, none, places, 0).shape == (0, 24)
+    found = rows.weighted_backward(none, none, weights, none)
+    assert [len(one) for one in found] == [0, 0, 0]

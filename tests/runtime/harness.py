@@ -117,7 +117,9 @@ def own_state(context: Context) -> State:
         held, dtype = context.held(layer), context.parameter_dtype
         home = load(context, Content(Holds.PARAMETERS, layer))
         weights = torch.full((context.kind(layer).parameters,), torch.nan, dtype=dtype)
-        weights[held.start : held.stop] = home[: len(held) * dtype.itemsize].view(dtype)
+        for at, elements in held:
+            place = slice(at * dtype.itemsize, (at + len(elements)) * dtype.itemsize)
+            weights[elements.start : elements.stop] = home[place].view(dtype)
         found[layer] = weights
     return _state(context, found)
 
@@ -155,7 +157,7 @@ def _layer_state(context: Context, layer: int, weights: Tensor) -> LayerState:
         assert torch.equal(weights[mine], cast[mine]), "weights and master copy differ"
     moments = context.training.optimizer.moments
     rows = context.rows[layer]
-    for filling in rows.filling(rows.part.tensors):
+    for filling in (part for own in rows.part.ranges for part in rows.filling(own.tensors)):
         for values in (weights, *whole):
             assert not values[filling.start : filling.stop].any(), "filling is not zero"
     weights = _in_model(context, layer, whole[-1] if master else weights)

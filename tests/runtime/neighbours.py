@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Barrier
@@ -32,12 +32,12 @@ class _Meeting:
         self._barrier = Barrier(self.size)
         self._brought, self._names = [torch.empty(0)] * self.size, [""] * self.size
 
-    def meet(self, place: int, name: str, mine: Tensor) -> list[Tensor]:
-        """What all brought to the same collective, copied."""
+    def meet(self, place: int, name: str, mine: Tensor, *, equal: bool = True) -> list[Tensor]:
+        """What all brought to the same collective, copied; `equal`: of one shape."""
         self._brought[place], self._names[place] = mine, name
         self._barrier.wait(PATIENCE)
         assert len(set(self._names)) == 1, self._names
-        assert len({tensor.shape for tensor in self._brought}) == 1, name
+        assert not equal or len({tensor.shape for tensor in self._brought}) == 1, name
         copies = [tensor.detach().clone() for tensor in self._brought]
         if place == 0:
             parts = self.size if name == "all_gather" else 1
@@ -75,6 +75,18 @@ class Neighbour(RankGroup):
     def exchanged(self, parts: Tensor) -> Tensor:
         brought = self.meeting.meet(self.place, "all_to_all", parts)
         return torch.stack([each[self.place] for each in brought])
+
+    def exchanged_rows(self, rows: Tensor, out: Sequence[int], into: Sequence[int]) -> Begun:
+        ends = torch.tensor(out).cumsum(0)
+        assert int(ends[-1]) == len(rows)
+        brought = self.meeting.meet(self.place, "rows", rows, equal=False)
+        theirs = self.meeting.meet(self.place, "ends of rows", ends)
+        parts = [
+            one.tensor_split(where[:-1])[self.place]
+            for one, where in zip(brought, theirs, strict=True)
+        ]
+        assert [len(part) for part in parts] == list(into)
+        return lambda: torch.cat(parts)
 
 
 def side_by_side(

@@ -30,6 +30,7 @@ PRELOADED = [
             "killed",
             "lora_ranks",
             "eight_bits_ranks",
+            "expert_courses",
         )
     ),
     "torch.fx.experimental.symbolic_shapes",  # of the first backward: sympy, 0.6 s

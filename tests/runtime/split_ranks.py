@@ -24,8 +24,9 @@ from bigplan.runtime.memory import Memory
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from tests.runtime.harness import joined, own_state
-from tests.runtime.plans import CHUNK, models, plan_of, tiny_training
+from tests.runtime.plans import CHUNK, models, plan_of, tiny_model, tiny_training
 from tests.runtime.reference import State
+from tests.runtime.sharded_ranks import BESIDE, EXPERTS
 from tests.toys import placements
 
 TP = (1, 2, 3, 4, 8)
@@ -107,6 +108,32 @@ def split_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
     )
     one, two = (draw(_split(model, training, tp)) for tp in splits)
     return one, two
+
+
+@st.composite
+def spread_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
+    """Two plans of one training of a model with experts, each spread over ranks anyhow, or not."""
+    beside = draw(st.booleans())
+    model = tiny_model(layers=2, **BESIDE if beside else EXPERTS)
+    training = tiny_training(
+        4,
+        precision=draw(st.sampled_from(("fp32", "bf16"))),
+        clip_norm=draw(st.sampled_from((None, 0.5))),
+    )
+    one, two = (draw(_spread(model, training)) for _ in range(2))
+    return one, two
+
+
+@st.composite
+def _spread(draw: st.DrawFn, model: ModelSpec, training: Training) -> Plan:
+    dp = draw(st.sampled_from((1, 2, 4)))
+    ep = draw(st.sampled_from([n for n in (1, 2, 4) if dp % n == 0]))
+    pp = draw(st.sampled_from((1, 2)))
+    zero = draw(st.integers(0, 3)) if dp > 1 else 0
+    strategy = Strategy(dp=dp, ep=ep, pp=pp, zero=zero)
+    placement = draw(placements(build_graph(model, training, strategy), free=True))
+    chunk = draw(st.sampled_from((5_000, CHUNK)))
+    return plan_of(model, training, strategy, placement.model_copy(update={"chunk": chunk}))
 
 
 def resident(model: ModelSpec, training: Training, strategy: Strategy) -> Plan:

@@ -329,3 +329,17 @@ def test_many_narrow_rows_are_few_copies() -> None:
     assert torch.equal(found, _matrix((1000, 64), "master")[wanted.in_matrix])
     fillings = -(-1000 * 64 * ELEMENT // buffer.numel()) + 1
     assert len(copies) <= 3 * fillings
+
+
+def test_older_parts_of_experts_are_read_as_rows_of_all_side_by_side() -> None:
+    """Their rows took turns: 12 rows of 3 experts are 4 rows of all of them."""
+    model = tiny_model(experts=3, experts_per_token=1, ffn=4)
+    name, shape = "experts.up_proj.weight", (12, model.hidden)
+    parts = [*cut(name, model.hidden, 0, 130), *cut(name, model.hidden, 130, 12 * model.hidden)]
+    with _written(shape, [parts[:1], parts[1:]]) as (path, manifest):
+        older = manifest.model_copy(update={"model": model})
+        with Reader(path, older) as reader:
+            wanted = whole(name, 4, 3 * model.hidden)
+            found = _read(reader, "master", wanted)
+            assert torch.equal(found, _values(shape, "master").view(4, -1))
+            assert torch.equal(reader.parameter(LAYER, name), _values(shape, "master"))

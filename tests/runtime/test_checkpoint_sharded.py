@@ -21,7 +21,7 @@ from bigplan.ranks import Coordinates
 from bigplan.runtime.checkpoint import Manifest, Saver, latest, restore
 from bigplan.runtime.context import Context
 from bigplan.runtime.manifest import ELEMENT
-from bigplan.runtime.pieces import Box, LayerRows, OwnedPart
+from bigplan.runtime.pieces import Box, LayerRows, OwnedPart, OwnedRange
 from bigplan.runtime.worker import NativeWorker
 from tests.runtime.checkpoints import away, passing, resident, running
 from tests.runtime.harness import context_of, same, state_of
@@ -62,7 +62,9 @@ def _part(rows: LayerRows, low: int, high: int) -> LayerRows:
         share: tuple(tuple(clipped(boxes)) for boxes in chunks)
         for share, chunks in rows.chunks.items()
     }
-    return replace(rows, part=OwnedPart(low, high - low, high - low, high - low), chunks=chunks)
+    return replace(
+        rows, part=OwnedPart((OwnedRange(low, high - low, high - low, high - low),)), chunks=chunks
+    )
 
 
 def _as_rank(context: Context, rank: int, bounds: Bounds) -> Context:

@@ -24,7 +24,14 @@ from tests.examples import examples
 from tests.runtime.harness import same
 from tests.runtime.plans import elements_of, tiny_model, tiny_training
 from tests.runtime.reference import State
-from tests.runtime.split_ranks import every_rank, resident, split_pairs, state_of_all, write
+from tests.runtime.split_ranks import (
+    every_rank,
+    resident,
+    split_pairs,
+    spread_pairs,
+    state_of_all,
+    write,
+)
 
 KINDS = 3  # of stored values: two moments, and weights or their master copies
 
@@ -46,7 +53,17 @@ def _begun(plan: Plan, folder: Path | None = None) -> State:
 def test_any_split_begins_as_one_process_and_reads_what_any_other_wrote(
     plans: tuple[Plan, Plan],
 ) -> None:
-    one, two = plans
+    _check_pair(*plans)
+
+
+@settings(max_examples=examples(12), phases=[Phase.generate])
+@given(spread_pairs())
+def test_experts_on_any_ranks_are_read_by_any_others(plans: tuple[Plan, Plan]) -> None:
+    _check_pair(*plans)
+
+
+def _check_pair(one: Plan, two: Plan) -> None:
+    """Assert that one begins as a single rank, and the other reads the same out of its files."""
     with tempfile.TemporaryDirectory() as folder:
         begun = _begun(one, Path(folder))
         same("first state", _begun(resident(one.model, one.training, Strategy(dp=1))), begun)

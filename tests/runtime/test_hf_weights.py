@@ -146,7 +146,7 @@ def test_any_rectangle_is_that_of_the_whole(case: str, tmp_path: Path) -> None:
     def check(place: tuple[int, Parameter], data: st.DataObject) -> None:
         layer, parameter = place
         part = data.draw(parts_of(parameter))
-        expected = layers[layer][parameter.name].view(-1, parameter.shape[-1])[part.in_matrix]
+        expected = layers[layer][parameter.name].view(parameter.matrix)[part.in_matrix]
         assert torch.equal(opened.values(layer, parameter, part), expected)
 
     check()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.content import Content, Holds
-from bigplan.graph.graph import LayerKind, Recompute
+from bigplan.graph.graph import LayerKind, Recompute, Tensor
 from bigplan.graph.shape import local_tensor
+from bigplan.graph.strategy import Strategy
 from bigplan.placement import IN_CHUNKS, LayerPlacement, Share, Tier, pieces
+from bigplan.ranks import Coordinates
 from bigplan.rectangle import Rectangle, all_of, held
 from bigplan.runtime.pieces import Box, LayerRows, Owner
 from bigplan.spec.step import Parameter, Split
@@ -63,11 +67,12 @@ def test_ranks_and_pieces_partition_the_layer(layout: Layout) -> None:
     assert sorted(found) == list(range(kind.parameters))
     for rank, rows in enumerate(every):
         assert rows.part.elements == kind.owned(len(every))
-        assert rows.part.first == rank * rows.part.elements
-        assert sum(len(_elements(boxes)) for _, _, boxes in rows.state) == rows.part.real
+        (own,) = rows.part.ranges
+        assert own.first == rank * rows.part.elements
+        assert sum(len(_elements(boxes)) for _, _, boxes in rows.state) == own.real
         for share, chunks in rows.chunks.items():
             for box in sum(chunks, ()):
-                assert box.owned == box.start - rows.part.first
+                assert box.owned == box.start - own.first
                 assert set(range(rows.part.elements)[box.in_part]) <= set(cut[share])
 
 
@@ -182,12 +187,13 @@ def test_ranks_hold_every_element_of_the_model_as_often_as_it_is_repeated(
     for tensor in range(tp):
         for rank in range(ranks):
             rows = _rows(parameters, Owner(rank, ranks, tensor, tp))
-            cells = list(_cells(rows, rows.part.tensors))
+            (own,) = rows.part.ranges
+            cells = list(_cells(rows, own.tensors))
             found.update(cell for _, cell in cells)
-            counted.update(cell for element, cell in cells if element in rows.part.stored)
+            counted.update(cell for element, cell in cells if rows.part.stores(element))
             assert [i for i, _ in cells] == sorted({i for i, _ in cells})
-            filling = [i for part in rows.filling(rows.part.tensors) for i in part]
-            assert sorted([*filling, *(i for i, _ in cells)]) == list(rows.part.tensors)
+            filling = [i for part in rows.filling(own.tensors) for i in part]
+            assert sorted([*filling, *(i for i, _ in cells)]) == list(own.tensors)
     every = {
         (p.name, row, column): p.holders(tp)
         for p in parameters
@@ -204,9 +210,10 @@ def test_any_elements_are_the_rectangles_of_the_whole_layer_among_them(
 ) -> None:
     parameters, tp, _ = layer
     rows = _rows(parameters, Owner(tensor=data.draw(st.integers(0, tp - 1)), tp=tp))
-    everything = range(rows.part.real)
-    start = data.draw(st.integers(0, rows.part.real))
-    part = range(start, data.draw(st.integers(start, rows.part.real)))
+    (own,) = rows.part.ranges
+    everything = range(own.real)
+    start = data.draw(st.integers(0, own.real))
+    part = range(start, data.draw(st.integers(start, own.real)))
     among = [(i, cell) for i, cell in _cells(rows, everything) if i in part]
     assert list(_cells(rows, part)) == among
 
@@ -225,3 +232,50 @@ def test_words_fill_up_and_few_heads_are_repeated() -> None:
         *[Rectangle("keys", 0, 3, 0, 2)] * 2,
         *[Rectangle("keys", 3, 6, 0, 2)] * 2,
     ]
+
+
+EXPERTS = Parameter("experts.up_proj.weight", (16 * 8, 24), "rows", True, experts=8)
+REST = (
+    Parameter("router.weight", (8, 24), "replicated", True),
+    Parameter("n", (24,), "rows", False),
+)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize(("dp", "ep"), [(2, 2), (4, 2), (8, 4), (8, 8)])
+def test_spread_experts_are_stored_once_and_lie_as_in_the_model(
+    dp: int, ep: int, zero: int
+) -> None:
+    parameters = (EXPERTS, *REST)
+    local = Tensor(EXPERTS.name, *EXPERTS.local(1, ep), experts=8 // ep)
+    kind = replace(
+        _kind(REST),
+        tensors=(local, *(Tensor(p.name, *p.matrix) for p in REST)),
+        whole_experts=local.elements,
+        ep=ep,
+    )
+    strategy, counted = Strategy(dp=dp, ep=ep, zero=zero), Counter[Cell]()
+    fractions = dict(zip(Share, (0.3, 0.2, 0.3, 0.2), strict=True))
+    placement = LayerPlacement(Tier.GPU, Tier.GPU, Recompute.NONE, Tier.GPU, fractions)
+    counts = dict.fromkeys(IN_CHUNKS, 3)
+    for data in range(dp):
+        owner = Owner.of(Coordinates(0, data, 0), strategy)
+        rows = LayerRows.of(kind, parameters, placement, counts, owner)
+        assert rows.part.elements == kind.owned(dp if zero else 1)
+        owned = [box for _, _, boxes in rows.state for box in boxes]
+        for box in owned:  # it lies in the part as in the layer
+            ((_, there),) = rows.part.within(box.in_part)
+            assert there == range(box.start, box.start + box.count)
+        cells = {cell for own in rows.part.ranges for _, cell in _cells(rows, own.tensors)}
+        columns = {column // 24 for name, _, column in cells if name == EXPERTS.name}
+        assert columns <= {*range(data % ep * 8 // ep, (data % ep + 1) * 8 // ep)}
+        for own in rows.part.ranges:
+            among = _cells(rows, own.tensors)
+            counted.update(cell for element, cell in among if rows.part.stores(element))
+    every = {
+        (p.name, row, column)
+        for p in parameters
+        for row in range(p.matrix[0])
+        for column in range(p.matrix[1])
+    }
+    assert counted == dict.fromkeys(every, 1)

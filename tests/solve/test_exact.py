@@ -170,6 +170,16 @@ def test_two_kinds_of_blocks() -> None:
     _equal(graph, costs, POLICIES[:1], (Tier.GPU,), pins)
 
 
+def test_a_block_whose_experts_are_on_two_ranks() -> None:
+    """What depends on the routing does not leave the GPU; each rank has its own experts' state."""
+    graph = toy_graph(Strategy(dp=2, ep=2, zero=2), blocks=1, units=2)
+    fixed = (Recompute.MLP, Recompute.FULL)
+    policies = tuple((way, at) for way, at in POLICIES if at is Tier.GPU or way in fixed)
+    most, least = _range(graph)
+    costs = with_capacity(_random_costs(random.Random(300)), gpu=(most + least) // 2)
+    _equal(graph, costs, policies, (Tier.GPU,))
+
+
 def test_two_stages() -> None:
     rng = random.Random(200)
     graph = toy_graph(Strategy(dp=1, pp=2), blocks=2, units=3)

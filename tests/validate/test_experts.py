@@ -39,7 +39,6 @@ def test_experts_are_those_of_the_shipped_model_of_that_name() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"moe": "experts:256,topk:8,shared:1,MLA"}, "MLA"),
         ({"model_name": "GPT OSS 120B"}, "not those of a shipped model"),
         ({"model_name": "qwen3-8b"}, "not those of a shipped model"),
         ({"layers": 4}, "layers differ from those of the shipped qwen3-30b-a3b"),
@@ -61,14 +60,37 @@ def test_what_is_skipped_says_why(columns: dict[str, object], reason: str) -> No
         ({"model_name": "Qwen3_235B_a22B", "gpu": "H100-80GB"}, False, True),
         ({"model_name": "Qwen3_235B_a22B", "gpu": "B200"}, False, False),
         ({"model_name": "Qwen3_235B_a22B", "gpu": "GB200"}, True, False),
+        ({"model_name": "DeepSeekV3", "gpu": "GB200", "precision": "bf16"}, True, False),
+        ({"model_name": "DeepSeekV3", "gpu": "GB200", "precision": "fp8"}, True, True),
+        ({"model_name": "DeepSeekV3", "gpu": "H100-80GB"}, True, True),
         ({"framework": "Megatron-Core moe_dev(f3e6c5)", "notes": "dispatcher DeepEP"}, True, True),
         ({"framework": "Megatron-Core main(1e057005)"}, False, False),
     ],
 )
 def test_how_tokens_reach_experts(columns: dict[str, object], once: bool, beside: bool) -> None:
-    sizes = {"layers": 94, "hidden": 4096, "ffn": 1536} if "model_name" in columns else {}
+    sizes = {
+        "Qwen3_235B_a22B": {"layers": 94, "hidden": 4096, "ffn": 1536},
+        "DeepSeekV3": {"layers": 61, "hidden": 7168, "ffn": 2048},
+    }.get(str(columns.get("model_name")), {})
     framework = run_of(routed(**(columns | sizes))).framework
     assert (framework.dispatches_once, framework.dispatches_beside) == (once, beside)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "counted"),
+    [
+        ("DeepSeekV3", 61, 62),  # with the layer that predicts a second token
+        ("DeepSeekV3 (w/ MTP)", 61, 62),
+        ("DeepSeekV3 (w/o MTP)", 61, 61),
+        ("DeepSeekV2 cut to 4 layers", 4, 4),
+    ],
+)
+def test_deepseek_s_rows_are_of_its_shipped_models(name: str, layers: int, counted: int) -> None:
+    shape = {"hidden": 7168, "ffn": 2048} if "V3" in name else {"hidden": 5120, "ffn": 1536}
+    run = run_of(routed(model_name=name, layers=layers, moe="experts:256,shared:1,MLA", **shape))
+    assert run.model.latent_attention is not None
+    assert (run.model.layers, run.model.dense_blocks) == (counted, 3 if "V3" in name else 1)
+    assert run.model.shared_ffn == (2048 if "V3" in name else 3072)
 
 
 def test_modules_run_again_as_the_notes_say() -> None:
@@ -78,16 +100,17 @@ def test_modules_run_again_as_the_notes_say() -> None:
 
 
 def test_shipped_rows_with_experts_are_in_tables_of_their_own() -> None:
-    """34 runs of Qwen3 30B and 235B are priced: 11 of trust A, 23 of B; none has a peak."""
+    """34 runs of Qwen3 30B and 235B are priced, and 22 of DeepSeek-V2 and V3."""
     rows = [one for one in completed(read_rows()) if one.moe]
     scored = score(rows)
     found = group_quality(scored)
     assert set(found) == {
         *("all with experts", "experts, trust A", "experts, trust B"),
-        *("mbridge, with experts", "moezoo, with experts"),
+        *("mbridge, with experts", "moezoo, with experts", "simumax, with experts"),
     }
-    assert [found[name].n for name in ("all with experts", "experts, trust A")] == [34, 11]
+    assert [found[name].n for name in ("all with experts", "experts, trust A")] == [56, 18]
     priced = {one.id for one in scored if one.status == "scored"}
-    assert all("Qwen3" in one.model_name for one in rows if one.id in priced)
+    known = ("Qwen3", "DeepSeek")
+    assert all(one.model_name.startswith(known) for one in rows if one.id in priced)
     # What is known of such runs is worse than of dense ones, and stays within this.
     assert found["all with experts"].mape < 30

@@ -119,7 +119,8 @@ class FrameworkSearch:
     def _strategies(self) -> Iterator[Strategy]:
         request, nodes = self.request, self.request.cluster.group
         fixed = {"accumulation_group": 1, "cp": 1, **self.wanted.fixed}
-        space = Space(request.model, request.training, nodes.gpus, nodes.gpus_per_node, fixed)
+        machine = nodes.gpus, nodes.gpus_per_node
+        space = Space(request.model, request.training, *machine, fixed, unlike_chunks=True)
         for family in space.families():
             members = space.members(family, self._ends(family))
             for strategy in (spread for one in members for spread in self._spread(one)):

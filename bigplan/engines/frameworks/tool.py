@@ -16,6 +16,7 @@ from bigplan.engines.frameworks.way import Way
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy, chunk_blocks, divisors
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.rope_scaling import RopeScaling
 from bigplan.spec.training import Training
 
 
@@ -151,11 +152,21 @@ def _megatron_trains(model: ModelSpec, training: Training) -> str | None:
         return (
             f"Megatron-LM has no linear biases, parallel residuals or embedding norm: {model.name}"
         )
-    if model.rope_scaling is not None:
-        return (
-            f"bigplan writes no {model.rope_scaling.name} scaling of rotary angles for Megatron-LM"
-        )
+    scaling = model.rope_scaling
+    if scaling is not None and (model.latent_attention is None or not _has_yarn(scaling)):
+        return f"bigplan writes no {scaling.name} scaling of rotary angles for Megatron-LM"
     return _no_groups("Megatron-LM", training)
+
+
+# YaRN of latent attention in MLATransformerConfig (Megatron Core): no option sets these.
+YARN = {"original_length": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+
+
+def _has_yarn(scaling: RopeScaling) -> bool:
+    """Whether Megatron-LM's latent attention turns angles by it; it has both scales, or neither."""
+    told = ((getattr(scaling, key) or usual) == usual for key, usual in YARN.items())
+    both = bool(scaling.mscale) == bool(scaling.mscale_all_dim)
+    return scaling.name == "yarn" and both and all(told)
 
 
 def _no_groups(tool: str, training: Training) -> str | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bigplan.cost.step import Execution
 from bigplan.graph.graph import Recompute
-from bigplan.graph.strategy import Strategy, chunk_blocks
+from bigplan.graph.strategy import Strategy, chunk_blocks, chunk_ranges
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
+from bigplan.spec.layers import BLOCKS
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
@@ -24,17 +26,23 @@ class Way:
     on_cpu: float = 0.0  # share of the optimizer state that host memory keeps and the CPU updates
     parameters_on_host: bool = False  # and gradients with them
 
-    def blocks_again(self, model: ModelSpec) -> Iterator[int]:
-        """Recomputed blocks of each stage, first to last."""
-        chunks = chunk_blocks(model.layers, self.strategy)
+    def blocks(self, model: ModelSpec) -> Iterator[Counter[tuple[str, bool]]]:
+        """Blocks of each stage, first to last, by kind and whether they run again.
+
+        Those that do are the first of each chunk.
+        """
+        kinds = [kind for kind in model.layer_sequence() if kind in BLOCKS]
+        chunks = chunk_ranges(chunk_blocks(model.layers, self.strategy))
         for stage in range(self.strategy.pp):
-            yield sum(min(self.again, blocks) for blocks in chunks[stage :: self.strategy.pp])
+            mine = chunks[stage :: self.strategy.pp]
+            yield Counter((kinds[i], i - chunk.start < self.again) for chunk in mine for i in chunk)
 
     def execution(self, model: ModelSpec) -> Execution:
         """What the closed formulas ask for; uneven stages all recompute the same share."""
+        again = sum(n for stage in self.blocks(model) for (_, runs), n in stage.items() if runs)
         return Execution(
             recompute=self.policy,
-            recomputed=sum(self.blocks_again(model)) / model.layers,
+            recomputed=again / model.layers,
             virtual_stages=self.strategy.vpp,
             cpu_update=self.on_cpu > 0,
             on_cpu=self.on_cpu,
@@ -44,10 +52,11 @@ class Way:
     def placement(self, model: ModelSpec, training: Training) -> Placement:
         """The way as counts of layers, the form that every plan has."""
         stages, last = list[StagePlacement](), self.strategy.pp - 1
-        chunks = chunk_blocks(model.layers, self.strategy)
-        for stage, again in enumerate(self.blocks_again(model)):
-            blocks = sum(chunks[stage :: self.strategy.pp])
-            kinds = {"block": self._kind(blocks, again)}
+        for stage, blocks in enumerate(self.blocks(model)):
+            kinds = {
+                name: self._kind(blocks[name, True] + blocks[name, False], blocks[name, True])
+                for name in dict.fromkeys(name for name, _ in blocks)
+            }
             if stage == 0:
                 kinds["embedding"] = self._kind(1, 0)
             if stage == last:
@@ -75,7 +84,7 @@ class Way:
     @classmethod
     def of(cls, plan: Plan) -> Way:
         """The way that a plan describes; comparison finds whether its placement says more."""
-        block = plan.placement.stages[0].kinds["block"]
+        block = plan.placement.stages[0].blocks
         chunks = chunk_blocks(plan.model.layers, plan.strategy)
         again: dict[Recompute, int] = {
             policy: sum(tiers.values())

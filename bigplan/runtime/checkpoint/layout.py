@@ -40,6 +40,7 @@ class Span:
     kind: Kind
     shape: tuple[int, ...]  # of the whole parameter
     start: int
+    experts: int = 0  # as Parameter has it
 
     @property
     def stop(self) -> int:
@@ -107,13 +108,15 @@ def written_images(context: Context, layer: int) -> tuple[Image, ...]:
     images = tuple(mine for image in states for mine in _to_store(rows, image))
     if context.graph.sizes.master:
         return images
-    parameters = parameter_image(context, layer, "weights", rows.part.stored)
-    return (parameters, *images) if parameters.spans else images
+    parameters = parameter_images(
+        context, layer, "weights", [own.stored for own in rows.part.ranges]
+    )
+    return (*parameters, *images)
 
 
 def _to_store(rows: LayerRows, image: Image) -> Iterator[Image]:
     """The image where all of it is this rank's to store, else one of what is of every kind."""
-    mine = [span for span in image.spans if rows.element(span.rectangle) in rows.part.stored]
+    mine = [span for span in image.spans if rows.part.stores(rows.element(span.rectangle))]
     if mine and len(mine) == len(image.spans):
         yield image
         return
@@ -135,31 +138,36 @@ def state_images(context: Context, layer: int) -> tuple[Image, ...]:
     return tuple(images)
 
 
-def parameter_image(
-    context: Context, layer: int, kind: Kind, elements: range | None = None
-) -> Image:
+def parameter_images(
+    context: Context, layer: int, kind: Kind, ranges: Sequence[range] | None = None
+) -> tuple[Image, ...]:
     """Elements of the layer's parameters in this rank's buffer, all by default, stored as `kind`.
 
-    Its offset is for parameters of fp32, the only ones that are stored as they are.
+    There is an image for each range with elements of parameters. Its offset is for parameters of
+    fp32, the only ones that are stored as they are.
     """
-    held = context.held(layer)
-    wanted = held if elements is None else elements
-    boxes = tuple(context.rows[layer].boxes_of(wanted))
-    spans = tuple(_spans(context, layer, boxes, (kind,)))
-    home = context.home(Content(Holds.PARAMETERS, layer))
-    return Image(home, spans, len(wanted), (wanted.start - held.start) * ELEMENT)
+    held, home = context.held(layer), context.home(Content(Holds.PARAMETERS, layer))
+    found = []
+    for wanted in [own for _, own in held] if ranges is None else ranges:
+        boxes = tuple(context.rows[layer].boxes_of(wanted))
+        spans = tuple(_spans(context, layer, boxes, (kind,)))
+        if spans:
+            place = next(at + wanted.start - own.start for at, own in held if wanted.start in own)
+            found.append(Image(home, spans, len(wanted), place * ELEMENT))
+    return tuple(found)
 
 
 def _spans(
     context: Context, layer: int, boxes: Sequence[Box], kinds: Sequence[Kind]
 ) -> Iterator[Span]:
-    shapes = {parameter.name: parameter.shape for parameter in context.parameters(layer)}
+    parameters = {parameter.name: parameter for parameter in context.parameters(layer)}
     rows, elements = context.rows[layer], sum(box.count for box in boxes)
     for number, kind in enumerate(kinds):
         for box in boxes:
             place = number * elements + box.place - box.start
+            whole = parameters[box.tensor]
             for first, rectangle in rows.rectangles(range(box.start, box.start + box.count)):
-                yield Span(rectangle, kind, shapes[box.tensor], place + first)
+                yield Span(rectangle, kind, whole.shape, place + first, whole.experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +227,7 @@ def _stored(span: Span, offset: int) -> StoredTensor:
         parameter=rectangle.parameter,
         kind=span.kind,
         shape=span.shape,
+        experts=span.experts,
         first_row=rectangle.first_row,
         last_row=rectangle.last_row,
         first_column=rectangle.first_column,

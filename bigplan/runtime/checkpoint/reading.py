@@ -55,9 +55,9 @@ class _Index:
         self._last = list(accumulate((one.rectangle.last_row for one in self._stored), max))
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the whole parameter."""
-        return self._stored[0].tensor.shape
+    def any(self) -> StoredTensor:
+        """One of the parts, which has the shape of the whole parameter."""
+        return self._stored[0].tensor
 
     def near(self, wanted: Rectangle) -> Iterator[_StoredRectangle]:
         """What may share elements with it, from the first row on."""
@@ -85,6 +85,30 @@ class _BlockRange:
         return self.extent.offset + min(self.last * BLOCK, self.extent.nbytes)
 
 
+def side_by_side(tensor: StoredTensor, experts: int) -> tuple[StoredTensor, ...]:
+    """An older part of all experts' parameter, whose rows take turns, in rows of all experts.
+
+    Such a part is a range of elements: whole rows, or some of one row.
+    """
+    _, columns = tensor.matrix
+    assert tensor.last_row == tensor.first_row + 1 or tensor.rectangle.columns == columns, tensor
+    first = tensor.first_row * columns + tensor.first_column
+    wide = cut(tensor.parameter, experts * columns, first, first + tensor.rectangle.elements)
+    found, offset = [], tensor.offset
+    for part in wide:
+        place = {
+            "first_row": part.first_row,
+            "last_row": part.last_row,
+            "first_column": part.first_column,
+            "last_column": part.last_column,
+            "offset": offset,
+            "experts": experts,
+        }
+        found.append(tensor.model_copy(update=place))
+        offset += part.elements * ELEMENT
+    return tuple(found)
+
+
 class Reader:
     """Reads the checkpoint at `path` through `buffer`, page-aligned host memory of a block or more.
 
@@ -103,10 +127,15 @@ class Reader:
         self._buffer = buffer if buffer is not None and usable else aligned_empty(BLOCK)
         self._path, self.manifest, self._bring = path, manifest, bring
         found: dict[tuple[int, str, Kind], list[_StoredRectangle]] = defaultdict(list)
+        kinds = manifest.model.kinds().values()
+        of_experts = {p.name: p.experts for kind in kinds for p in kind if p.experts}
         for file in manifest.files:
             for tensor in file.tensors:
-                stored = _StoredRectangle(tensor.rectangle, file, tensor)
-                found[file.layer, tensor.parameter, tensor.kind].append(stored)
+                experts = of_experts.get(tensor.parameter, 0)
+                parts = side_by_side(tensor, experts) if experts != tensor.experts else (tensor,)
+                found[file.layer, tensor.parameter, tensor.kind] += (
+                    _StoredRectangle(one.rectangle, file, one) for one in parts
+                )
         self._index = {key: _Index(stored) for key, stored in found.items()}
         self._pages: Pages | None = None
         self._run: _BlockRange | None = None
@@ -130,10 +159,9 @@ class Reader:
         kinds: tuple[Kind, ...] = ("master", "weights")
         for kind in kinds:
             if (layer, name, kind) in self._index:
-                shape = self._index[layer, name, kind].shape
-                values = torch.empty(shape)
-                rows, columns = values.shape if len(shape) > 1 else (1, values.numel())
-                self.read(layer, kind, whole(name, rows, columns), values.view(-1))
+                stored = self._index[layer, name, kind].any
+                values = torch.empty(stored.shape)
+                self.read(layer, kind, whole(name, *stored.matrix), values.view(-1))
                 return values
         raise self._lacks(layer, kinds[-1], f"all of {name}")
 

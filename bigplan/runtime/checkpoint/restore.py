@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from bigplan.errors import InputError
 from bigplan.plan import Plan
 from bigplan.runtime.checkpoint.folder import FoundCheckpoint
-from bigplan.runtime.checkpoint.layout import Image, parameter_image, state_images
+from bigplan.runtime.checkpoint.layout import Image, parameter_images, state_images
 from bigplan.runtime.checkpoint.reading import Reader
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import passage
-from bigplan.runtime.manifest import Kind
+from bigplan.runtime.manifest import ELEMENT, Kind
 from bigplan.spec.training import FREE_IN_A_RUN
 
 NAMED = {"name", "source"}  # of a model: what describes it and decides nothing
@@ -56,19 +58,25 @@ def restore(context: Context, found: FoundCheckpoint) -> None:
     with Reader(found.path, found.manifest, stage, apart.bring if apart else None) as reader:
         for layer in context.trained:
             for image in state_images(context, layer):
-                _fill(context, reader, layer, image, torch.float32)
-            image = parameter_image(context, layer, kind)
-            _fill(context, reader, layer, image, context.parameter_dtype)
+                _fill(context, reader, layer, (image,), torch.float32)
+            images = parameter_images(context, layer, kind)
+            _fill(context, reader, layer, images, context.parameter_dtype)
 
 
-def _fill(context: Context, reader: Reader, layer: int, image: Image, dtype: torch.dtype) -> None:
-    assert not image.offset, image  # entries are filled from their beginning
-    memory = context.memory
-    place = memory.place(passage(context, layer, image.key))
-    values = place[: image.elements * dtype.itemsize].view(dtype)
-    for part in image.filling:
-        values[part.start : part.stop] = 0
-    for span in image.spans:
-        reader.read(layer, span.kind, span.rectangle, values[span.start : span.stop])
-    if memory.on_disk(image.key):
-        memory.write(image.key, place)
+def _fill(
+    context: Context, reader: Reader, layer: int, images: Sequence[Image], dtype: torch.dtype
+) -> None:
+    """Fill images of one entry."""
+    if not images:
+        return
+    memory, key = context.memory, images[0].key
+    place = memory.place(passage(context, layer, key))
+    for image in images:
+        first = image.offset // ELEMENT * dtype.itemsize
+        values = place[first : first + image.elements * dtype.itemsize].view(dtype)
+        for part in image.filling:
+            values[part.start : part.stop] = 0
+        for span in image.spans:
+            reader.read(layer, span.kind, span.rectangle, values[span.start : span.stop])
+    if memory.on_disk(key):
+        memory.write(key, place)

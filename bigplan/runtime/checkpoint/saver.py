@@ -44,8 +44,9 @@ class Saver:
         self.path = checkpoint_path(folder, manifest.step)
         self._partial = self.path.with_name(self.path.name + PARTIAL)
         self._started = time.perf_counter()
-        sharded = any(context.sharers(layer) > 1 for layer in context.trained)
-        self._files = _own(context) if sharded else _share(context)
+        alone = {layer for layer in context.trained if _is_own(context, layer)}
+        others = [layer for layer in context.trained if layer not in alone]
+        self._files = _own(context, alone) | _share(context, others)
         self._left = {layer: {i.key for i in file.images} for layer, file in self._files.items()}
         self._open: dict[int, tuple[FileWriter, list[Extent]]] = {}
         self._pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="checkpoint")
@@ -186,21 +187,26 @@ class Saver:
             shutil.rmtree(self._partial, ignore_errors=True)
 
 
-def _own(context: Context) -> dict[int, LayerFile]:
-    """A file of every layer of which this rank has more than padding."""
+def _is_own(context: Context, layer: int) -> bool:
+    """Whether no other rank has the same state of the layer."""
+    return context.sharers(layer) > 1 or context.kind(layer).ep > 1
+
+
+def _own(context: Context, layers: Iterable[int]) -> dict[int, LayerFile]:
+    """A file of each of the layers of which this rank has something to store."""
     rank = context.groups.at.rank(context.graph.strategy)
-    files = (layer_file(context, layer, rank) for layer in context.trained)
+    files = (layer_file(context, layer, rank) for layer in layers)
     return {file.layer: file for file in files if file.images}
 
 
-def _share(context: Context) -> dict[int, LayerFile]:
+def _share(context: Context, layers: Iterable[int]) -> dict[int, LayerFile]:
     """The files that this rank writes: layers dealt out, the largest first, to whom has least.
 
     Where machines share no folder, each place keeps all that its ranks hold.
     """
     strategy, at, apart = context.graph.strategy, context.groups.at, context.groups.apart
     number = _written_by(at, strategy) if strategy.tp > 1 else None
-    files = [layer_file(context, layer, number) for layer in context.trained]
+    files = [layer_file(context, layer, number) for layer in layers]
     peers = [at.data] if apart else list(range(strategy.shards))
     for rank in apart.ranks if apart else ():
         other = Coordinates.of(rank, strategy)

@@ -138,7 +138,7 @@ def _brought_together(
         kind = master if wanted == "master" else wanted
         for parameter, tensor in described:
             found = state.get(engine, tensor, wanted)
-            spans.append(Span(all_of(parameter), kind, parameter.shape, start))
+            spans.append(Span(all_of(parameter), kind, parameter.shape, start, parameter.experts))
             if values is not None:
                 place = values[start * ELEMENT : spans[-1].stop * ELEMENT].view(torch.float32)
                 place.copy_(found.flatten())

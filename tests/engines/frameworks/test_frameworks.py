@@ -82,6 +82,65 @@ def test_so_does_one_with_everything_that_is_open_for_it(engine: str) -> None:
     assert len(seen) >= (2 if engine == "nemo" else 3)
 
 
+DEEPSEEK_LITE = Request(find_model("deepseek-v2-lite"), SMALL, EIGHT, engine="megatron")
+
+
+def test_megatron_is_told_of_latent_attention_and_of_blocks_without_experts() -> None:
+    plan = make_plan(DEEPSEEK_LITE)
+    written = TOOLS["megatron"](plan)
+    assert written.lost == ()
+    script = written.files["megatron.sh"]
+    for told in (
+        "--multi-latent-attention --qk-layernorm",
+        "--kv-lora-rank 512 --qk-head-dim 128",
+        "--qk-pos-emb-head-dim 64 --v-head-dim 128",
+        "--rope-type yarn --rotary-scaling-factor 40.0",
+        "--ffn-hidden-size 10944",
+        "--moe-ffn-hidden-size 1408",
+        '--moe-layer-freq "([0]*1+[1]*26)"',
+        "--moe-shared-expert-intermediate-size 2816",
+    ):
+        assert told in script
+    assert "--q-lora-rank" not in script  # queries are made of the stream
+    assert "--kv-channels" not in script
+
+
+def test_first_blocks_are_placed_and_recomputed_where_they_are() -> None:
+    """Chunks 0 and 2 on the first of two stages; of each, one block runs again."""
+    model = DEEPSEEK_LITE.model.model_copy(update={"layers": 8})
+    strategy = Strategy(dp=4, pp=2, vpp=2, zero=1)
+    way = Way(strategy, Recompute.FULL, again=1)
+    assert list(way.blocks(model)) == [
+        {("dense", True): 1, ("block", False): 2, ("block", True): 1},
+        {("block", True): 2, ("block", False): 2},
+    ]
+    first, second = way.placement(model, SMALL).stages
+    assert {name: kind.layers for name, kind in first.kinds.items()} == {
+        "dense": 1,
+        "block": 3,
+        "embedding": 1,
+    }
+    assert {name: kind.layers for name, kind in second.kinds.items()} == {"block": 4, "head": 1}
+    assert first.blocks.layers == 4
+    assert first.blocks.activations == {
+        Recompute.NONE: {Tier.GPU: 2},
+        Recompute.FULL: {Tier.GPU: 2},
+    }
+    assert way.execution(model).recomputed == 4 / 8
+
+
+@pytest.mark.parametrize(
+    "changed", [{"original_length": 8192}, {"beta_fast": 16.0}, {"mscale_all_dim": None}]
+)
+def test_other_angles_than_those_of_megatron_are_refused(changed: dict[str, object]) -> None:
+    model = DEEPSEEK_LITE.model
+    assert model.rope_scaling is not None
+    scaling = model.rope_scaling.model_copy(update=changed)
+    request = replace(DEEPSEEK_LITE, model=model.model_copy(update={"rope_scaling": scaling}))
+    with pytest.raises(InputError, match="no yarn scaling of rotary angles for Megatron-LM"):
+        make_plan(request)
+
+
 _PLANS: dict[str, Plan] = {}
 
 
