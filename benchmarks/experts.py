@@ -6,9 +6,11 @@ Parts: `operators` (milliseconds of each operator of one block's experts, forwar
 the shapes of Mixtral 8x7B and of Qwen3 30B-A3B), `memory` (what a backward of them needs at its
 peak), `steps` (`bigplan launch` of two models of these shapes that fit the GPU, a few steps each,
 with the plan's promises beside) and `beside` (the same of a model like GLM-4.5-Air, of 5.2 B
-parameters: a block without experts, then two with 128 and a shared one). OUT gets cluster.yaml,
-experts.json, and the runs. About four minutes on an H100 by estimate, `beside` two on an H200.
-Without a GPU: small shapes, to see that everything runs; its figures mean nothing.
+parameters: a block without experts, then two with 128 and a shared one), and `gpt-oss` (operators,
+memory and steps of four blocks like GPT-OSS-20B's, of 3.4 B parameters, with sinks, biases and
+every other block a window of 128). OUT gets cluster.yaml, experts.json, and the runs. About four
+minutes on an H100 by estimate, `beside` two on an H200. Without a GPU: small shapes, to see that
+everything runs; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ from bigplan.graph.build import graph_of_shape
 from bigplan.graph.experts import inner_bytes
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
-from bigplan.runtime import experts, generated, mixture
-from bigplan.runtime.mixture import DOWN, GATE, ROUTER, UP, Mixture
+from bigplan.runtime import expert_biases, experts, generated, mixture
+from bigplan.runtime.add_product import add_product
+from bigplan.runtime.mixture import EXPERTS, Mixture
 from bigplan.runtime.sums import Sums
+from bigplan.runtime.tensor_parallel import ONE
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.model import ModelSpec
@@ -89,7 +93,34 @@ BESIDE = (
         rotary_fraction=0.5,
     ),
 )
-PARTS = {"operators": SHAPES, "memory": SHAPES, "steps": MODELS, "beside": BESIDE}
+GPT_OSS = (
+    _model(
+        "gpt-oss-like-3b",
+        layers=4,
+        hidden=2880,
+        ffn=2880,
+        experts=32,
+        experts_per_token=4,
+        routing={"score_bias": True},
+        mlp="clamped_swiglu",
+        mlp_bias=True,
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        qkv_bias=True,
+        attention_output_bias=True,
+        attention_sinks=True,
+        sliding_window=128,
+        attention_pattern=["1 local", "1 global"],
+    ),
+)
+PARTS = {
+    "operators": SHAPES,
+    "memory": SHAPES,
+    "steps": MODELS,
+    "beside": BESIDE,
+    "gpt-oss": GPT_OSS,
+}
 
 
 def _make(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -108,7 +139,7 @@ def _works(model: ModelSpec) -> Mapping[str, Mapping[str, Callable[[], object]]]
     x, router = _make(TOKENS, model.hidden), _make(count, model.hidden)
     scores = x @ router.T
     weights, places = experts.route(scores, each, normalised=True)
-    by = _rows()
+    by = _rows().of_clamped if model.mlp == "clamped_swiglu" else _rows()
     rows, ends = by.sent(x, places), places.ends(count)
     up = _make(model.ffn * count, model.hidden)
     total = torch.zeros(up.shape, device=up.device)
@@ -118,7 +149,7 @@ def _works(model: ModelSpec) -> Mapping[str, Mapping[str, Callable[[], object]]]
     falls = partial(experts.grouped, inner, leaving, ends)
     add = partial(experts.add_grouped, total, (inner, rows), ends, fresh=False, by=by.put)
     routed = partial(experts.by_scores, scores, places, weights, None, normalised=True)
-    return {
+    works: dict[str, dict[str, Callable[[], object]]] = {
         "forward": {
             "router": lambda: x @ router.T,
             "route": lambda: experts.route(scores, each, normalised=True)[1].ends(count),
@@ -139,6 +170,44 @@ def _works(model: ModelSpec) -> Mapping[str, Mapping[str, Callable[[], object]]]
             "mlp up by weight": lambda: (add(), add()),
         },
     }
+    if model.mlp_bias:
+        _with_biases(works, model, (weights, places), (x, gate))
+    return works
+
+
+def _with_biases(
+    works: dict[str, dict[str, Callable[[], object]]],
+    model: ModelSpec,
+    routed: tuple[Tensor, experts.Places],
+    tensors: tuple[Tensor, Tensor],
+) -> None:
+    """Those of the experts' biases besides; `tensors`: of tokens [., h], and of rows [., f]."""
+    (weights, places), (x, gate), count = routed, tensors, model.experts
+    first, last = _make(model.ffn, count), _make(model.hidden, count)
+    sums = [torch.zeros(one.shape, device=one.device) for one in (first, last)]
+
+    def vectors() -> Tensor:
+        return expert_biases.unit_vectors(places, count, x.dtype)
+
+    def shares() -> Tensor:
+        return expert_biases.weights_of_all(places, weights, x.dtype, ONE, last)
+
+    def add_first() -> Tensor:
+        return expert_biases.add_biases_(gate, vectors(), first)
+
+    def back_first() -> None:
+        made = vectors()
+        for _ in range(2):
+            add_product(sums[0], gate, made, fresh=False)
+
+    def back_last() -> None:
+        expert_biases.by_row(places, x @ last, ONE)
+        add_product(sums[1], x, shares(), fresh=False)
+
+    works["forward"]["biases of mlp up"] = lambda: (add_first(), add_first())
+    works["forward"]["biases of mlp down"] = lambda: x.addmm_(shares(), last.T)
+    works["backward"]["biases of mlp up"] = back_first
+    works["backward"]["biases of mlp down"] = back_last
 
 
 def _shape(model: ModelSpec, cluster: Cluster) -> RankShape:
@@ -158,12 +227,14 @@ def operators(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
     for direction, works in _works(model).items():
         priced = {one.name: one for one in getattr(block, direction)}
         for name, work in works.items():
-            ours, theirs = milliseconds(work), 1e3 * operator_seconds(priced[name], device)
+            biases = name.startswith("biases")
+            own = [one for n, one in priced.items() if n == name or (biases and name in n)]
+            ours, theirs = milliseconds(work), 1e3 * sum(operator_seconds(o, device) for o in own)
             if name.endswith("by weight"):
                 matrices = 1 if name.startswith("mlp down") else 2
                 elements = matrices * model.ffn * model.experts * model.hidden
                 theirs += 1e3 * 10 * elements / device.stream_rate
-            flops = getattr(priced[name], "flops", 0.0)
+            flops = sum(getattr(one, "flops", 0.0) for one in own)
             rate = flops / ours / 1e9 if ours else 0.0
             found[f"{direction} {name}"] = {"ms": ours, "priced": theirs, "tflops": rate}
             told = f"{rate:6.0f} TFLOP/s" if rate else ""
@@ -177,7 +248,7 @@ def memory(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
     The promise is for the block's whole backward, and for its activation, which is not kept here.
     """
     shapes = {p.name: p.shape for p in model.kinds()["block"]}
-    p = {name: _make(*shapes[name]) for name in (ROUTER, GATE, UP, DOWN)}
+    p = {name: _make(*shapes[name]) for name in EXPERTS if name in shapes}
     sums = Sums()
     sums.open({n: torch.zeros(t.shape, device=t.device) for n, t in p.items()}, fresh=False)
     x, normed = (_make(1, TOKENS, model.hidden).requires_grad_() for _ in range(2))
@@ -234,7 +305,9 @@ def main() -> None:
     for part in asked.parts:
         for model in PARTS[part]:
             print(f"{part} of {model.name}", flush=True)
-            if part in ("steps", "beside"):
+            if part == "gpt-oss":
+                one = operators(model, cluster) | memory(model, cluster) | steps(model, out)
+            elif part in ("steps", "beside"):
                 one = steps(model, out)
             else:
                 one = {"operators": operators, "memory": memory}[part](model, cluster)

@@ -18,11 +18,12 @@ NATIVE_PARTS = (
     *("norm_plus_one", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
+    *("attention_sinks", "qk_norm_turned"),
 )
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
-NATIVE_MLPS = ("geglu", "relu2")
+NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2")
 # Keys of a training, each with the values that the native runtime executes. Other values can be
 # planned, but not run.
 NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {

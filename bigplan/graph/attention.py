@@ -33,7 +33,8 @@ WIDENED_COPIES = 3.0
 FLASH_ROWS = 128  # its sums have whole groups of so many rows
 LEAST_COLUMNS = 16  # those of Triton's products are powers of two, 16 at least
 EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so many columns
-
+# Counted on runtime/sinks.py: reads and writes of attention's result, and kernels.
+SINK_PASSES, SINK_LAUNCHES = (2, 4), (5, 7)
 
 Passes = tuple[tuple[Operator, ...], tuple[Operator, ...]]  # operators forward and backward
 
@@ -64,7 +65,24 @@ def attention(shape: RankShape) -> Passes:
     widened, widened_back = _padded(shape)
     if shape.linear_biases and shape.fused:
         widened, widened_back = _linear_biases(shape)
-    return (*forward, *widened), (*backward, *widened_back)
+    sinks, sinks_back = _sinks(shape)
+    return (*forward, *widened, *sinks), (*backward, *widened_back, *sinks_back)
+
+
+def _sinks(shape: RankShape) -> Passes:
+    """What counts sinks in the results of all heads (runtime/sinks.py).
+
+    The forward scales the result in place. The backward multiplies it with its gradient, a tensor
+    that is then added up. Sums of softmax are small beside a head's columns.
+    """
+    if not shape.model.attention_sinks:
+        return (), ()
+    result = shape.mixed_tokens * shape.heads * shape.model.value_width * shape.element
+    ahead, back = SINK_PASSES
+    launches, launches_back = SINK_LAUNCHES
+    return (Stream("sinks", ahead * result, launches),), (
+        Stream("sinks", back * result, launches_back),
+    )
 
 
 def _flash(shape: RankShape, window: int | None, part: float) -> Attention:

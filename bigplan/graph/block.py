@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
+from itertools import chain
 
-from bigplan.graph.activations import block_saved_bytes, saved_values, score_bytes
-from bigplan.graph.adapters import adapter_products, adapters_of, local_adapters
+from bigplan.graph.activations import block_saved_bytes, score_bytes
+from bigplan.graph.adapters import adapter_products, local_adapters
 from bigplan.graph.attention import (
     attention,
     exchange_bytes,
@@ -13,12 +14,11 @@ from bigplan.graph.attention import (
     flash_gradients,
     widened_bytes,
 )
-from bigplan.graph.eight_bits import cast_bytes, casts, name_of_cast
+from bigplan.graph.eight_bits import cast_bytes, casts
+from bigplan.graph.expert_biases import expert_biases, vector_bytes
 from bigplan.graph.experts import (
-    SENT,
     arriving_bytes,
     backward_workspace,
-    brought_again,
     combining,
     exchanged,
     grouped_product,
@@ -30,14 +30,12 @@ from bigplan.graph.experts import (
     weighting,
 )
 from bigplan.graph.four_bits import unpacked_bytes, unpacking
-from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
+from bigplan.graph.graph import LayerKind, Tensor
 from bigplan.graph.latent import (
     backward_bytes,
     forward_bytes,
     into_heads,
-    made_again,
     out_of_heads,
-    runs_again,
     turned,
 )
 from bigplan.graph.operators import (
@@ -48,19 +46,21 @@ from bigplan.graph.operators import (
     by_input,
     by_input_and_weight,
 )
+from bigplan.graph.reruns import reruns
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.graph.shared import (
     added,
     gated_by_score,
+    into_mlp,
     into_shared,
-    out_of_shared,
+    out_of_mlp,
     shared_inner_bytes,
     shared_workspace,
 )
-from bigplan.graph.spread import counted, places_bytes
+from bigplan.graph.spread import counted
 from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_SUM, SHARED_UP
-from bigplan.spec.step import LayerStep, StepOp, StepValue
+from bigplan.spec.step import LayerStep, StepOp
 
 # Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native
 # blocks (bf16). RMSNorm moves 40 and 94 bytes an element forward and backward instead of 4 and 6.
@@ -95,9 +95,9 @@ def block(shape: RankShape) -> LayerKind:
     # A sum over ranks of the input's gradient does not depend on the weight's gradient.
     backward_collectives = (
         *out_of_heads(shape),
-        *_out_of_mlp(shape, "mlp input", beside="mlp up by weight"),
+        *out_of_mlp(shape, "mlp input", beside="mlp up by weight"),
         *shape.into_matrix("attention output"),
-        *_into_mlp(shape, "mlp output"),
+        *into_mlp(shape, "mlp output"),
         *_gathered_again(shape),
     )
     return LayerKind(
@@ -109,9 +109,9 @@ def block(shape: RankShape) -> LayerKind:
             *forward,
             *exchanges(shape),
             *into_heads(shape),
-            *_into_mlp(shape, "mlp input"),
+            *into_mlp(shape, "mlp input"),
             *shape.out_of_matrix("attention output"),
-            *_out_of_mlp(shape, "mlp output"),
+            *out_of_mlp(shape, "mlp output"),
             *counted(shape),
             *exchanged(shape),
             *wide_norms(shape),
@@ -128,15 +128,17 @@ def block(shape: RankShape) -> LayerKind:
         ),
         saved=saved,
         boundary=shape.hidden,
-        reruns=_reruns(shape, saved, linear, inner, forward),
+        reruns=reruns(shape, saved, linear, inner, forward),
         forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
         + arriving_bytes(shape)
         + widened_bytes(shape) // 2
         + forward_bytes(shape)
+        + vector_bytes(shape)
         + exchange_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[0],
         backward_workspace=_backward_workspace(shape, trained, saved)
+        + vector_bytes(shape)
         + arriving_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[1],
@@ -154,117 +156,6 @@ def block(shape: RankShape) -> LayerKind:
     )
 
 
-def _into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
-    """As `into_matrix`, and of a shared MLP; ranks with whole experts have no matrix in parts."""
-    beside = into_shared(shape, name)
-    return beside if shape.dispatched else (*beside, *shape.into_matrix(name))
-
-
-def _out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
-    """As `out_of_matrix`, likewise."""
-    shared = out_of_shared(shape, name, beside)
-    return shared if shape.dispatched else (*shared, *shape.out_of_matrix(name, beside=beside))
-
-
-def _reruns(
-    shape: RankShape,
-    saved: int,
-    linear: tuple[Operator, ...],
-    inner: tuple[Operator, ...],
-    streams: Sequence[Stream],
-) -> Mapping[Recompute, Rerun]:
-    """The ways to recompute a block that saves `saved` bytes; `inner` is the attention core.
-
-    Selective recomputation runs the core again where its scores are materialised, as Korthikanti et
-    al. do (arXiv 2205.05198, section 5). Otherwise it runs norms and activation again, and makes
-    heads of latents again.
-    """
-    steps, kept = shape.every_step("block"), saved_values(shape.model, shape.activation_shape)
-    scores = score_bytes(shape.model, shape.activation_shape)
-    core = inner if scores else ()
-    streams = tuple(second for one in streams if (second := _run_again(shape, one)))
-    # Beside frozen products not all of their inputs are kept.
-    cheap = tuple(
-        step for step in steps if step.cheap and {*step.gives} & {*kept} and runs_again(shape, step)
-    )
-    gathers, kept_instead = made_again(shape)
-    cheap_bytes = sum(kept.get(value, 0) for step in cheap for value in step.gives) - kept_instead
-    cheap_streams = (*gathers, *_of(cheap, (*linear, *streams)))
-    selective = Rerun(saved - (scores or cheap_bytes), core or cheap_streams)
-    # The activation's step saves results of products; a run of these products gives them again.
-    wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
-    widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
-    widened = sum(kept[value] for step in widening for value in step.gives if value in kept)
-    gathered = (*_into_mlp(shape, "mlp input"), *brought_again(shape))
-    # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
-    again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
-    widened -= sum(map(shape.activation_shape.nbytes, _read_again(steps, widening, kept)))
-    if shape.spreads_experts:
-        widened += kept_rows(shape) - places_bytes(shape)
-    mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
-    left_out = _of(unread(steps), (*linear, *streams))
-    whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
-    summed = into_heads(shape)
-    if all(op.name != "attention output" for op in left_out):
-        summed += shape.out_of_matrix("attention output")
-    if all(op.name != "mlp down" for op in left_out):
-        summed += _out_of_mlp(shape, "mlp output")
-    exchanged_again = (*exchanges(shape), *wide_norms(shape))
-    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
-    return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
-
-
-def _read_again(
-    steps: Sequence[LayerStep], again: Sequence[LayerStep], kept: Collection[StepValue]
-) -> set[StepValue]:
-    """What second runs of products read that is not kept otherwise, and that no norm gives again.
-
-    Beside a frozen product nobody else may keep its input, and not every block norms it.
-    """
-    routes = [step for step in steps if step.op is StepOp.ROUTE]
-    read = {value for step in again for value in step.reads}
-    read = {next((r.reads[0] for r in routes if value in r.gives), value) for value in read}
-    return read - {*kept} - {value for step in steps if step.cheap for value in step.gives}
-
-
-def _copies(streams: Sequence[Stream]) -> tuple[Stream, ...]:
-    """What brings experts the rows that the MLP's first products read."""
-    return tuple(stream for stream in streams if stream.name == SENT)
-
-
-def _of(steps: Sequence[LayerStep], operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """The operators that run these steps, casts to fp8 and adapters included."""
-    names = {name for step in steps for name in (step.name, name_of_cast(step.name))}
-    adapted = tuple(adapters_of(step.name) for step in steps)
-    return tuple(op for op in operators if op.name in names or op.name.startswith(adapted))
-
-
-def unread(steps: Sequence[LayerStep]) -> Sequence[LayerStep]:
-    """Steps whose results nothing in the backward reads: they lead to the block's output alone."""
-    read = {value for step in steps for value in step.saves}
-    left_out = []
-    for step in reversed(steps):
-        if read & {*step.gives} or step.statistics:  # which it must run for
-            read |= {*step.reads}
-        else:
-            left_out.append(step)
-    return left_out[::-1]
-
-
-def _run_again(shape: RankShape, stream: Stream) -> Stream | None:
-    """The bytes of a second run. The native backward writes a gated activation beside gradients.
-
-    That of experts computes it in any case, for the weights' gradients.
-    """
-    if stream.name == "activation" and shape.model.experts:
-        return None
-    gated = stream.name == "activation" and shape.model.gated
-    gated = gated or (stream.name == SHARED_ACTIVATION and not shape.model.shared_gate)
-    if gated and shape.fused:
-        return Stream(stream.name, stream.nbytes / 3, 0, eager=3.0)
-    return stream
-
-
 def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """The matrix products, those with one input as one kernel, and their backward."""
     fp8, products = shape.training.fp8_gemms, shape.steps(StepOp.PRODUCT)
@@ -272,15 +163,22 @@ def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...
     biases = tuple(
         Stream(f"{gemm.name} bias", gemm.m * gemm.n * shape.element)
         for gemm, step in zip(gemms, products, strict=True)
-        if step.biased
+        if step.biased and gemm.groups == 1
     )
+    biased = [expert_biases(shape, step) for step in products]
+    more, more_back = (tuple(chain(*(pair[side] for pair in biased))) for side in (0, 1))
     if shape.frozen:
         forward, backward = adapter_products(shape, products)
         opened = unpacking(shape, products)
-        return (*gemms, *opened, *forward), (*by_input(gemms), *opened, *backward)
+        return (*gemms, *more, *opened, *forward), (
+            *by_input(gemms),
+            *more_back,
+            *opened,
+            *backward,
+        )
     pairs = [casts(shape, *one) for one in zip(gemms, products, strict=True) if one[0].fp8]
     ahead, back = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return (*gemms, *ahead), (*by_input_and_weight(gemms), *biases, *back)
+    return (*gemms, *more, *ahead), (*by_input_and_weight(gemms), *biases, *more_back, *back)
 
 
 def _product(shape: RankShape, step: LayerStep, *, fp8: bool) -> Gemm:
@@ -398,7 +296,7 @@ def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     *others, up, _ = shape.steps(StepOp.PRODUCT)
     again, name = into_heads(shape, "again"), "mlp input again"
     if up.saves or (shape.model.experts and not shape.frozen):
-        again = (*again, *_into_mlp(shape, name))
+        again = (*again, *into_mlp(shape, name))
     elif any(step.saves for step in others if step.name == SHARED_UP):
         again = (*again, *into_shared(shape, name))
     return tuple(Collective(one.name, one.pattern, one.nbytes, hidden=True) for one in again)

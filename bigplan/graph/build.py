@@ -104,7 +104,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     Frozen weights have no gradient and count four. Then adapters count six.
 
     Within a sliding window, attention counts the tokens that it sees. Of experts, those that a
-    token passes count.
+    token passes count; their biases, which are added by products, do not.
 
     The embedding look-up is no matrix product and does not count. The LM head counts even where its
     table is tied.
@@ -116,7 +116,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
             for kind in model.layer_sequence()
             if kind in BLOCKS
             for p in model.kinds()[kind]
-            if len(p.shape) == 2 and not p.constant
+            if len(p.shape) == 2 and not p.constant and not p.name.endswith(".bias")
         )
         + model.vocab * model.hidden
     )

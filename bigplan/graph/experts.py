@@ -27,6 +27,9 @@ WEIGHTED_PASSES, WEIGHTED_LAUNCHES = 3, 1  # generated
 WEIGHTED_BACK_PASSES, WEIGHTED_BACK_LAUNCHES = 6, 1
 EAGER_WEIGHTED, EAGER_WEIGHTED_LAUNCHES = 7, 3  # by torch's operators, one after the other
 EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES = 24, 10
+# The clamped activation of GPT-OSS by torch's operators (runtime/clamped.py).
+EAGER_CLAMPED, EAGER_CLAMPED_LAUNCHES = 18, 8
+EAGER_CLAMPED_BACK, EAGER_CLAMPED_BACK_LAUNCHES = 56, 26
 DISPATCHED_BACK_PASSES = 5  # Megatron Core keeps the activation that the native backward writes
 # A bias, and groups: bytes a score and kernels beyond these.
 BIASED_BYTES, BIASED_LAUNCHES = 8, 4
@@ -149,7 +152,9 @@ def kept_rows(shape: RankShape) -> int:
     The native backward copies rows again, out of tokens.
     """
     if shape.spreads_experts:
-        return spread.came_bytes(shape) + spread.places_bytes(shape)
+        # Last biases are weighted where tokens are, first ones where their rows are.
+        each = shape.model.experts_per_token if shape.model.mlp_bias else 0
+        return spread.came_bytes(shape) + spread.places_bytes(shape) + 4 * shape.tokens * each
     return row_bytes(shape) if shape.dispatched else 0
 
 
@@ -187,11 +192,16 @@ def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """The gated activation of every row, or of every token by a shared MLP, times its weight."""
     forward = EAGER_WEIGHTED, EAGER_WEIGHTED_LAUNCHES
     backward = EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES
-    if shape.generated or shape.dispatched:
+    if shape.model.mlp == "clamped_swiglu":
+        forward = EAGER_CLAMPED, EAGER_CLAMPED_LAUNCHES
+        backward = EAGER_CLAMPED_BACK, EAGER_CLAMPED_BACK_LAUNCHES
+    # A clamped activation of any number of rows has no kernel.
+    made = shape.generated and not (shape.spreads_experts and shape.model.mlp != "swiglu")
+    if made or shape.dispatched:
         forward = WEIGHTED_PASSES, WEIGHTED_LAUNCHES
         passes = DISPATCHED_BACK_PASSES if shape.dispatched else WEIGHTED_BACK_PASSES
         backward = passes, WEIGHTED_BACK_LAUNCHES
-    inner, made = shape.activation_shape.nbytes(step.gives[0]), shape.generated
+    inner = shape.activation_shape.nbytes(step.gives[0])
     return (
         Stream(step.name, forward[0] * inner, forward[1], generated=made),
         Stream(step.name, backward[0] * inner, backward[1], generated=made),
@@ -222,11 +232,14 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     """Bytes that the backward of experts needs beyond what is saved, their activation among it.
 
     Within the activation, the gradients by it, by gate and by up live beside those of the rows; the
-    activation itself is computed over the first. Torch's operators need two tensors more. Then
-    comes a projection's gradient; at the end rows are added up by token.
+    activation itself is computed over the first. Torch's operators need two tensors more, of a
+    clamped activation five. Then comes a projection's gradient; at the end rows are added up by
+    token.
     """
     rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
-    within = rows + (2 if shape.generated or shape.dispatched else 4) * inner
+    eager = 7 if shape.model.mlp == "clamped_swiglu" else 4
+    by_kernel = shape.generated and not (shape.spreads_experts and eager == 7)
+    within = rows + (2 if by_kernel or shape.dispatched else eager) * inner
     projection = rows + 2 * inner + made + shape.routed_hidden
     adding = 2 * inner + 2 * rows + shape.routed_hidden
     return max(within, projection, adding) + shape.gathered

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from bigplan.graph.block import unread
 from bigplan.graph.graph import Graph, LayerKind, Recompute, Rerun
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
+from bigplan.graph.reruns import unread
 from bigplan.graph.shape import RankShape
 from bigplan.spec.layers import BLOCK
 from bigplan.spec.model import ModelSpec

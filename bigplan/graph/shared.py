@@ -32,6 +32,18 @@ def out_of_shared(shape: RankShape, name: str, beside: str) -> tuple[Collective,
     return shape.out_of_matrix(name, beside=beside)
 
 
+def into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
+    """As `into_matrix`, and of a shared MLP; ranks with whole experts have no matrix in parts."""
+    beside = into_shared(shape, name)
+    return beside if shape.dispatched else (*beside, *shape.into_matrix(name))
+
+
+def out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
+    """As `out_of_matrix`, likewise."""
+    shared = out_of_shared(shape, name, beside)
+    return shared if shape.dispatched else (*shared, *shape.out_of_matrix(name, beside=beside))
+
+
 def added(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """Its sum with the stream; in the backward, that of gradients by what both it and experts read.
 

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
-from bigplan.runtime import alibi, capped, generated, latent, mixture, narrow_values
+from bigplan.runtime import alibi, capped, generated, latent, mixture, narrow_values, sinks
 from bigplan.runtime.attention import attention
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
-from bigplan.runtime.generated import NormRule
-from bigplan.runtime.latent import How, Whole
-from bigplan.runtime.mixture import Mixture
+from bigplan.runtime.latent import How
+from bigplan.runtime.norms import (
+    norm_alone,
+    norm_of,
+    norm_rule,
+    norm_weights,
+    normed_whole,
+    rms_normed,
+    rms_rule,
+)
 from bigplan.runtime.operators import (
-    GateKind,
-    RmsRule,
     geglu,
-    layer_norm,
-    rms_norm,
     rotary,
     squared_relu,
     swiglu,
@@ -35,25 +38,13 @@ from bigplan.runtime.operators import (
 from bigplan.runtime.positions import Positions
 from bigplan.runtime.shared import gated_by_score
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
-from bigplan.runtime.wide_norm import wide_norm
+from bigplan.runtime.ways import PLAIN, Parameters, Ways
 from bigplan.runtime.words import Words, cross_entropy, own_rows
-from bigplan.spec.layers import TABLE
+from bigplan.spec.layers import SINKS, TABLE
 from bigplan.spec.model import ModelSpec
 
 if TYPE_CHECKING:
-    from bigplan.kernels.library import Library
-    from bigplan.kernels.single import NormKind
-
-Parameters = Mapping[str, Tensor]
-Forget = Callable[..., None]  # told a result, and the function and inputs that give it again
-# Runs products of one tensor as plain_linears does.
-Linears = Callable[[Parameters, tuple[str, ...], Tensor], tuple[Tensor, ...]]
-# Adds a product to a tensor, as Ways.close does. `Gated` does so with a gated activation; without
-# a tensor, it gives the product alone.
-Closing = Callable[[Parameters, str, Tensor, Tensor], Tensor]
-Alone = Callable[[Parameters, str, Tensor], Tensor]  # the product by itself
-Gated = Callable[[Parameters, str, "Tensor | None", tuple[Tensor, ...], GateKind], Tensor]
-Loss = Callable[[Tensor, Tensor], Tensor]  # the sum of cross-entropies of logits [n, V] by targets
+    pass
 
 
 def embedding(
@@ -93,7 +84,7 @@ def scaled(rows: Tensor, model: ModelSpec) -> Tensor:
 
 def embedding_norm(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways | None = None) -> Tensor:
     """What the first block reads, of `embedding`'s x [..., h]: its norm, where there is one."""
-    return _norm(p, "embed_norm", x, model, ways or PLAIN)[0] if model.embedding_norm else x
+    return norm_of(p, "embed_norm", x, model, ways or PLAIN)[0] if model.embedding_norm else x
 
 
 def looked_up(
@@ -106,44 +97,6 @@ def looked_up(
         places = torch.arange(tokens.shape[1], device=tokens.device) + start
         rows["embed_positions.weight"] = places.expand_as(tokens).flatten()
     return rows
-
-
-def keep(output: Tensor, function: Callable[..., Tensor], *inputs: Tensor) -> None:
-    """Keep `output`, which is function(*inputs)."""
-
-
-def plain_linears(p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """The products of x [..., in] and each `name`.weight [out, in], plus `name`.bias."""
-    return tuple(F.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias")) for name in names)
-
-
-class Ways(NamedTuple):
-    """How a block runs what can be run in several ways; bigplan/runtime/products.py has others."""
-
-    linears: Linears = plain_linears  # products with weights
-    forget: Forget = keep  # told what selective recomputation runs again: norms and the activation
-    widening: Linears | None = None  # the MLP's first products; None: by `linears`
-    closing: Closing | None = None  # products added to the residual stream; None: by `linears`
-    last: Closing | None = None  # as `closing`; nothing in the block reads this sum; None: closing
-    gated: Gated | None = None  # the last product with its gated activation; None: separately
-    unread: bool = False  # nothing reads the block's output: its backward alone is wanted
-    kernels: Library | None = None  # generated kernels; None: torch's operators
-    alone: Alone | None = None  # the product without the sum; None: by `linears`
-    loss: Loss | None = None  # None: by words.cross_entropy
-    context: ContextParallel = WHOLE  # ranks that have parts of the sequences
-    ranks: TensorParallel = ONE  # ranks that have parts of the heads
-    experts: Mixture = mixture.PLAIN  # of the MLP, where the model has them
-    again: Linears | None = None  # products that are cheap to run again; None: by `linears`
-    whole: Whole = Whole()  # of latent attention, where the model has it
-
-    def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
-        """Add to x [..., out] the product of inner [..., in] and `name`.weight [out, in]."""
-        if self.closing is None:
-            return x + self.linears(p, (name,), inner)[0]
-        return self.closing(p, name, x, inner)
-
-
-PLAIN = Ways()
 
 
 def block(
@@ -163,11 +116,11 @@ def block(
     normed = x
     if model.norms != "after":
         # With one norm for both, the gradient beside it is the caller's.
-        normed, x = _norm(p, "input_norm", x, model, ways, over=not model.shared_norm)
+        normed, x = norm_of(p, "input_norm", x, model, ways, over=not model.shared_norm)
     mixed = _attention(p, normed, model, positions, ways)
     if model.parallel_residual:
         if not model.shared_norm:
-            normed, x = _norm(p, "post_norm", x, model, ways)
+            normed, x = norm_of(p, "post_norm", x, model, ways)
         x = last(p, "o_proj", x, mixed)
     else:
         normed, x = _closed_and_normed(p, x, mixed, model, ways)
@@ -217,7 +170,7 @@ def logits(
     They are not capped yet.
     """
     table = "embed_tokens" if model.tied_embeddings else "lm_head"
-    normed = _norm(p, "norm", x, model, ways)[0]
+    normed = norm_of(p, "norm", x, model, ways)[0]
     if model.logit_scale != 1:
         normed = normed * model.logit_scale
     return ways.linears(p, (table,), ranks.gathered(normed))[0]
@@ -245,6 +198,9 @@ def _attention(
     elif model.score_cap is not None:
         scores = capped.Scores(model.scale_of_scores, model.score_cap, window)
         mixed = capped.attention(q, k, v, scores, generated=by_kernel)
+    elif model.attention_sinks:
+        own = sinks.of_rank(p[SINKS], ways.context)
+        mixed = sinks.attention((q, k, v), own, window, model.scale_of_scores)
     elif model.latent_attention is not None:
         mixed = narrow_values.attention(q, k, v, model.scale_of_scores)
     else:
@@ -258,7 +214,7 @@ def _latent_heads(
     """Those of latent attention, whose latents have norms of their own."""
 
     def norm(name: str, narrow: Tensor) -> Tensor:
-        return _norm(p, name, narrow, model, ways)[0]
+        return norm_of(p, name, narrow, model, ways)[0]
 
     again = (ways.again, ways.forget) if ways.again else None
     how = How(ways.linears, ways.whole, norm, again, by_kernel=ways.kernels is not None)
@@ -275,24 +231,28 @@ def _grouped_heads(
     shape = len(tables[0]) // parts, model.head_dim
     q, k, v = ways.linears(p, ("q_proj", "k_proj", "v_proj"), x)
     if model.qk_norm_whole:
-        q = _normed_whole(p, "q_norm", q, model, ways)
-        k = _normed_whole(p, "k_norm", k, model, ways)
+        q = normed_whole(p, "q_norm", q, model, ways)
+        k = normed_whole(p, "k_norm", k, model, ways)
     q, k, v = (_heads(y, *shape) for y in (q, k, v))
-    if model.qk_norm and not model.qk_norm_whole:
-        q = _rms_normed(q, p["q_norm.weight"], _rms_rule(model), ways.kernels)
-        k = _rms_normed(k, p["k_norm.weight"], _rms_rule(model), ways.kernels)
+    if not model.qk_norm_turned:
+        q, k = _normed_heads(p, q, k, model, ways)
     if attends.rope_theta is not None:
         turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
         q, k = turned(q, *tables), turned(k, *tables)
+    if model.qk_norm_turned:
+        q, k = _normed_heads(p, q, k, model, ways)
     return q, k, v
 
 
-def _normed_whole(p: Parameters, name: str, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
-    """The RMSNorm called `name` of all heads together, of which x [..., heads * d] may be some."""
-    weight, rule = p[f"{name}.weight"], _rms_rule(model)
-    if ways.ranks.alone:
-        return _rms_normed(x, weight, rule, ways.kernels)
-    return wide_norm(x, weight, rule, ways.ranks.group)
+def _normed_heads(
+    p: Parameters, q: Tensor, k: Tensor, model: ModelSpec, ways: Ways
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys [b, s, heads, head_dim] by norms of each head, where the model has them."""
+    if not model.qk_norm or model.qk_norm_whole:
+        return q, k
+    rule = rms_rule(model)
+    q = rms_normed(q, p["q_norm.weight"], rule, ways.kernels)
+    return q, rms_normed(k, p["k_norm.weight"], rule, ways.kernels)
 
 
 def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:
@@ -336,6 +296,7 @@ _ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
 
 def _activation(inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways) -> Tensor:
     """The MLP's activation, [b, s, f] as its inputs."""
+    assert model.mlp != "clamped_swiglu", "experts alone have it"
     if ways.kernels is not None:
         made = partial(generated.activation, ways.kernels, model.mlp)
         output = made(*inputs)
@@ -348,58 +309,6 @@ def _activation(inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways) -> Ten
     output = function(*inputs)
     ways.forget(output, function, *inputs)
     return output
-
-
-def _norm(
-    p: Parameters,
-    name: str,
-    x: Tensor,
-    model: ModelSpec,
-    ways: Ways,
-    *,
-    over: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The norm called `name` of x [..., h], as the model has it, and x for all others to read.
-
-    An RMSNorm, and any norm by a generated kernel, adds the gradient by that x to its own. With
-    `over` it writes the sum over that gradient, so nothing else may hold the gradient then. A
-    block's caller may hold a block's gradient.
-    """
-    weight, forget = p[f"{name}.weight"], ways.forget
-    if ways.kernels is not None:
-        weights, rule = _norm_weights(p, name), _norm_rule(model, ways.kernels)
-        normed, x = generated.norm(rule, x, *weights, over=over)
-        forget(normed, partial(generated.normed, rule), x, *weights)
-        return normed, x
-    if model.norm == "rmsnorm":
-        rms = _rms_rule(model)
-        normed, x = rms_norm(x, weight, rms, over=over)
-        forget(normed, partial(_rms_normed, rule=rms), x, weight)
-        return normed, x
-    inputs = (x, *_norm_weights(p, name))
-    norm = partial(layer_norm, epsilon=model.norm_epsilon, plus_one=model.norm_plus_one)
-    normed = norm(*inputs)
-    forget(normed, norm, *inputs)
-    return normed, x
-
-
-def _norm_weights(p: Parameters, name: str) -> tuple[Tensor, ...]:
-    """Weight and, where it has one, bias."""
-    bias = p.get(f"{name}.bias")
-    return (p[f"{name}.weight"],) if bias is None else (p[f"{name}.weight"], bias)
-
-
-def _norm_rule(model: ModelSpec, kernels: Library) -> NormRule:
-    kinds: dict[str, NormKind] = {
-        "rmsnorm": "rmsnorm_plus_one",
-        "layernorm": "layernorm_plus_one",
-    }
-    kind = kinds[model.norm] if model.norm_plus_one else model.norm
-    return NormRule(kernels, kind, model.norm_epsilon)
-
-
-def _rms_rule(model: ModelSpec) -> RmsRule:
-    return RmsRule(model.norm_epsilon, model.norm_plus_one)
 
 
 def _alone(p: Parameters, name: str, inner: Tensor, ways: Ways) -> Tensor:
@@ -415,14 +324,14 @@ def _closed_and_normed(
     A generated kernel adds and norms in one pass.
     """
     if ways.kernels is None and model.adds_products:
-        return _norm(p, "post_norm", ways.close(p, "o_proj", x, mixed), model, ways)
+        return norm_of(p, "post_norm", ways.close(p, "o_proj", x, mixed), model, ways)
     added = _closed(p, "attention", _alone(p, "o_proj", mixed, ways), model, ways)
     if model.norms == "after":
         x = x + added
         return x, x
     if ways.kernels is None:
-        return _norm(p, "post_norm", x + added, model, ways)
-    weights, rule = _norm_weights(p, "post_norm"), _norm_rule(model, ways.kernels)
+        return norm_of(p, "post_norm", x + added, model, ways)
+    weights, rule = norm_weights(p, "post_norm"), norm_rule(model, ways.kernels)
     normed, x = generated.added_norm(rule, x, added, *weights)
     ways.forget(normed, partial(generated.normed, rule), x, *weights)
     return normed, x
@@ -431,7 +340,7 @@ def _closed_and_normed(
 def _closed(p: Parameters, part: str, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
     """What a part of the block adds, of its product x: normed and scaled as the model has it."""
     if model.norms != "before":
-        x = _norm_alone(p, f"{part}_closing_norm", x, model, ways)
+        x = norm_alone(p, f"{part}_closing_norm", x, model, ways)
     return x if model.residual_scale == 1 else x * model.residual_scale
 
 
@@ -454,15 +363,3 @@ def _closed_and_added(
         return unread_sum(x, product, model.residual_scale)
     added = _closed(p, "mlp", product, model, ways)
     return unread_sum(x, added) if ways.unread else x + added
-
-
-def _norm_alone(p: Parameters, name: str, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
-    """A norm whose result is added and not saved, and whose input nobody else reads."""
-    return _norm(p, name, x, model, ways._replace(forget=keep))[0]
-
-
-def _rms_normed(x: Tensor, weight: Tensor, rule: RmsRule, kernels: Library | None = None) -> Tensor:
-    if kernels is not None:
-        kind: NormKind = "rmsnorm_plus_one" if rule.plus_one else "rmsnorm"
-        return generated.normed(NormRule(kernels, kind, rule.epsilon), x, weight)
-    return rms_norm(x, weight, rule)[0]

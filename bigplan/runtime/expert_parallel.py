@@ -36,6 +36,10 @@ class Dispatch(Protocol):
     def away(self) -> bool:
         """Whether tokens come from other ranks, so that it costs an exchange to have them again."""
 
+    @property
+    def first(self) -> int:
+        """This rank's first expert."""
+
     def came(self, by: RowOperators, x: Tensor, places: Places) -> Tensor:
         """The tokens that this rank's experts get, of those that ranks have: x [tokens, h]."""
 
@@ -66,6 +70,7 @@ class Here:
 
     experts: int
     away: bool = False
+    first: int = 0
 
     def came(self, by: RowOperators, x: Tensor, places: Places) -> Tensor:
         """As Dispatch."""
@@ -106,6 +111,11 @@ class Away:
     out: Sequence[int]  # tokens for each rank
     into: Sequence[int]  # tokens of each rank
     away: bool = True
+
+    @property
+    def first(self) -> int:
+        """As Dispatch."""
+        return self.group.place * self.experts
 
     @classmethod
     def of(cls, group: RankGroup, places: Places, count: int) -> Away:

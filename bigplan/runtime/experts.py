@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.mechanics import groups_in_one
+from bigplan.runtime import clamped as of_gpt_oss
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.constants import values_of
 from bigplan.runtime.operators import gated, gated_backward
@@ -96,16 +97,19 @@ def in_order(chosen: Tensor) -> Tensor:
     return chosen.flatten().to(torch.int16).sort(stable=True).indices.to(torch.int32)
 
 
-def router_scores(x: Tensor, router: Tensor, routing: Routing) -> Tensor:
+def router_scores(
+    x: Tensor, router: Tensor, routing: Routing, bias: Tensor | None = None
+) -> Tensor:
     """Scores of experts [tokens, experts] of x [tokens, h]; those that sigmoids read are in fp32.
 
     So they are in DeepSeek-V3 and GLM-4.5, whose experts near ties lie close beside each other.
     """
     if routing.scores == "softmax" or x.dtype is torch.float32:
-        return F.linear(x, router)
+        return F.linear(x, router, bias)
     if x.is_cuda:
-        return torch.mm(x, router.T, out_dtype=torch.float32)
-    return F.linear(x.float(), router.float())
+        scores = torch.mm(x, router.T, out_dtype=torch.float32)
+        return scores if bias is None else scores + bias
+    return F.linear(x.float(), router.float(), None if bias is None else bias.float())
 
 
 def shares_of(scores: Tensor, routing: Routing) -> Tensor:
@@ -221,16 +225,25 @@ class Put(Protocol):
         """Add, or copy."""
 
 
+Weighting = Callable[[Tensor, Tensor, Tensor], Tensor]
+WeightingBackward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
 class RowOperators(NamedTuple):
     """What passes over rows, and over gradients of experts: torch's operators, or kernels."""
 
     sent: Callable[[Tensor, Places], Tensor] = sent
     combined: Callable[[Tensor, Places, Tensor | None], Tensor] = combined
-    weighted: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted
-    weighted_backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = (
-        weighted_backward
-    )
+    weighted: Weighting = weighted
+    weighted_backward: WeightingBackward = weighted_backward
     put: Put = put
+    clamped: Weighting = of_gpt_oss.weighted
+    clamped_backward: WeightingBackward = of_gpt_oss.weighted_backward
+
+    @property
+    def of_clamped(self) -> RowOperators:
+        """The same with the clamped activation in place of the usual one."""
+        return self._replace(weighted=self.clamped, weighted_backward=self.clamped_backward)
 
 
 def entering(weight: Tensor, experts: int) -> Tensor:

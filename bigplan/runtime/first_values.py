@@ -104,7 +104,7 @@ def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter
 def random_values(
     kind: str, layer: int, parameter: Parameter, rectangle: Rectangle, seed: int, norm: float = 1.0
 ) -> Tensor:
-    """Normal (std 0.02) matrices, norms' weights, zero biases: fp32 on the CPU [rows, columns].
+    """Normal (std 0.02) matrices, norms' weights, zero biases and sinks: fp32 [rows, columns].
 
     Of adapters A is uniform within +- 1 / sqrt(in), as torch.nn.Linear begins, and B is zero.
 
@@ -113,7 +113,7 @@ def random_values(
     less, have their own seeds.
     """
     shape = rectangle.rows, rectangle.columns
-    if parameter.name.endswith((".bias", ".lora_B")):
+    if parameter.name.endswith((".bias", ".lora_B", ".sinks")):
         return torch.zeros(shape)
     if len(parameter.shape) == 1:
         return torch.full(shape, norm)

@@ -269,7 +269,13 @@ def rows_of(library: Library | None, *, varying: bool = False) -> RowOperators:
 
     weighted = partial(library.weighted, varying=varying)
     weighted_backward = partial(library.weighted_backward, varying=varying)
-    return RowOperators(sent, combined, weighted, weighted_backward, library.put)
+    operators = RowOperators(sent, combined, weighted, weighted_backward, library.put)
+    if varying:  # a clamped activation has no kernel of any number of rows
+        return operators
+    return operators._replace(
+        clamped=partial(library.weighted, clamped=True),
+        clamped_backward=partial(library.weighted_backward, clamped=True),
+    )
 
 
 def cross_entropy(rule: LossRule, logits: Tensor, targets: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -184,11 +185,22 @@ def _piece(piece: ParameterPiece, values: Values, dtype: torch.dtype) -> Tensor:
 
 def joined(tensor: HfTensor, parts: Sequence[Tensor]) -> Tensor:
     """The tensor, of the values of its pieces in their shapes."""
+    if tensor.stacked:
+        count = tensor.stacked
+        mine = [slice(expert, None, count) for expert in range(count)]
+        one = replace(tensor, stacked=0)
+        return torch.stack([joined(_of_expert(one, own), parts[own]) for own in mine])
     ordered = map(side_by_side, parts, tensor.pairs)
     sized = zip(ordered, tensor.runs, strict=True)
     whole = torch.cat([part.view(-1, run, *part.shape[1:]) for part, run in sized], dim=1)
     whole = whole.flatten(0, 1)
     return whole.T.contiguous() if tensor.transposed else whole
+
+
+def _of_expert(tensor: HfTensor, own: slice) -> HfTensor:
+    """One expert's matrix of a tensor of all."""
+    pieces, runs, pairs = tensor.pieces[own], tensor.runs[own], tensor.pairs[own]
+    return replace(tensor, pieces=pieces, runs=runs, pairs=pairs)
 
 
 def write_json(path: Path, data: Any) -> None:

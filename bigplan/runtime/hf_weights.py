@@ -1,5 +1,7 @@
 """First weights out of a Hugging Face folder: config.json and safetensors, rectangle by rectangle.
 
+Experts in MXFP4, as GPT-OSS is published, are read as bf16.
+
 Nothing is unpickled, and no more than a rectangle of a parameter is in memory beside what the
 caller keeps. Files are mapped, and stay so while the folder is in use: a mixture's rectangle has a
 few rows of each of a hundred experts, and to map a file takes as long as to read 100 KiB of it.
@@ -7,7 +9,7 @@ few rows of each of a hundred experts, and to map a file takes as long as to rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,15 +21,18 @@ from torch import Tensor
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.rectangle import Rectangle
+from bigplan.runtime import mxfp4
 from bigplan.runtime.constants import terms_of
+from bigplan.runtime.mxfp4 import Packed
 from bigplan.runtime.rope_pairs import apart
 from bigplan.spec.files.reading import INDEX as INDEX_BYTES
 from bigplan.spec.files.reading import read_json, require_regular
-from bigplan.spec.hf.weights import SINGLE, Stored, family_of, hf_tensors, stored
+from bigplan.spec.hf.weights import SINGLE, HfTensor, Stored, family_of, hf_tensors, stored
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
 INDEX = "model.safetensors.index.json"
+BLOCKS, SCALES = "_blocks", "_scales"  # ends of names of what is in MXFP4
 FLOATS = ("F32", "F16", "BF16", "F64")  # safetensors' names of the dtypes that are read
 
 
@@ -53,19 +58,24 @@ class HfFolder:
         for tensor in hf_tensors(family, model):
             # A file of the model without its head leaves out the first word: "wte.weight".
             found = [n for n in (tensor.name, tensor.name.partition(".")[2]) if n in in_files]
+            if {tensor.name + BLOCKS, tensor.name + SCALES} <= set(in_files):
+                names[tensor.name + SCALES] = tensor.name + SCALES
+                found = [tensor.name + BLOCKS]
             if not found:
                 raise InputError(
                     f"{folder}: tensor {tensor.name!r} is missing from its safetensors files, and "
                     f"{model.name} needs it; take a complete copy of the model"
                 )
             names[tensor.name] = found[0]
-        opened = cls(family, model, {name: in_files[names[name]] for name in names}, names)
+        opened = cls(family, model, {name: in_files[own] for name, own in names.items()}, names)
         opened._check_shapes()
         return opened
 
     def _check_shapes(self) -> None:
         model = self.model
-        expected = {tensor.name: tensor.shape for tensor in hf_tensors(self.family, model)}
+        expected = dict[str, tuple[int, ...]]()
+        for tensor in hf_tensors(self.family, model):
+            expected |= self._shapes(tensor)
         for path in sorted(set(self.files.values())):
             with opened(path) as file:
                 for name in (name for name in expected if self.files[name] == path):
@@ -77,11 +87,20 @@ class HfFolder:
                             f"{model.name} needs {list(expected[name])}; the file belongs to "
                             "another model than its config.json"
                         )
-                    if dtype not in FLOATS:
+                    wanted = ("U8",) if self.names[name].endswith((BLOCKS, SCALES)) else FLOATS
+                    if dtype not in wanted:
                         raise RefusedError(
                             f"{path}: {self.names[name]} is stored as {dtype}, which is not read "
-                            f"(read: {', '.join(FLOATS)}); take an unquantised copy of the model"
+                            f"(read: {', '.join(wanted)}); take an unquantised copy of the model"
                         )
+
+    def _shapes(self, tensor: HfTensor) -> dict[str, tuple[int, ...]]:
+        """Of a tensor in its file, or of its blocks and scales in MXFP4."""
+        if tensor.name + SCALES not in self.names:
+            return {tensor.name: tensor.shape}
+        count, inner, outer = tensor.shape
+        scales = count, outer, inner // mxfp4.BLOCK
+        return {tensor.name: (*scales, mxfp4.BLOCK // 2), tensor.name + SCALES: scales}
 
     def values(self, layer: int, parameter: Parameter, rectangle: Rectangle) -> Tensor:
         """A rectangle of a parameter on the CPU [rows, columns]; a vector is one row.
@@ -99,17 +118,29 @@ class HfFolder:
         if vector:  # each element is a row of the tensor
             first, last = rectangle.first_column, rectangle.last_column
             rectangle = Rectangle(parameter.name, first, last, 0, 1)
-        tensors = [self._tensor(place.tensor) for place in places]
-        dtypes = {tensor.dtype for tensor in tensors}
+        tensors = [*self._matrices(places)]
+        dtypes = {torch.bfloat16 if isinstance(t, Packed) else t.dtype for t in tensors}
         alike = len(dtypes) == 1 and torch.float64 not in dtypes
         dtype = dtypes.pop() if alike else torch.float32
         values = torch.empty(rectangle.rows, rectangle.columns, dtype=dtype)
         for place, tensor in zip(places, tensors, strict=True):
-            if place.experts > 1:
+            if place.stacked or place.experts > 1:
                 _read_expert(tensor, place, rectangle, values)
             else:
+                assert isinstance(tensor, Tensor), place
                 _read(tensor, place, rectangle, values)
         return values.T if vector else values
+
+    def _matrices(self, places: Sequence[Stored]) -> Iterator[Tensor | Packed]:
+        """The tensor of each place, or its expert's matrix of one with all."""
+        scales, found = None, dict[str, Tensor]()
+        for place in places:
+            name = place.tensor
+            if name not in found:  # experts may share it, and to look it up takes time
+                found[name] = self._tensor(name)
+                scales = self._tensor(name + SCALES) if name + SCALES in self.names else None
+            matrix = found[name][place.expert] if place.stacked else found[name]
+            yield matrix if scales is None else Packed(matrix, scales[place.expert])
 
     def _tensor(self, name: str) -> Tensor:
         """A tensor in its mapped file; nothing of it is read here."""
@@ -123,6 +154,9 @@ class HfFolder:
 def _read(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
     if place.pairs is not None:
         _read_pairs(tensor, place, rectangle, into)
+        return
+    if _in_turns(place):
+        into.copy_(_part(tensor, place, rectangle))
         return
     for band in rectangle.bands(place.run):
         part = _part(tensor, place, band.moved(place.before(band.first_row), 0))
@@ -140,7 +174,9 @@ def _read_pairs(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tenso
     into.copy_(apart(rows, place.pairs)[rectangle.within(heads)])
 
 
-def _read_expert(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tensor) -> None:
+def _read_expert(
+    tensor: Tensor | Packed, place: Stored, rectangle: Rectangle, into: Tensor
+) -> None:
     """The expert's columns of a rectangle of all experts', which lie side by side."""
     width = tensor.shape[0 if place.transposed else 1]
     everything = Rectangle(rectangle.parameter, 0, rectangle.last_row, 0, width)
@@ -150,10 +186,20 @@ def _read_expert(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tens
         into[shared.within(rectangle)] = _part(tensor, place, shared.moved(0, -before))
 
 
-def _part(tensor: Tensor, place: Stored, rectangle: Rectangle) -> Tensor:
+def _in_turns(place: Stored) -> bool:
+    """Whether the parameter has a single row of each cycle."""
+    return place.run == 1 and place.cycle > 1
+
+
+def _part(tensor: Tensor | Packed, place: Stored, rectangle: Rectangle) -> Tensor:
     """A rectangle of the tensor once that is [out, in], or of a vector of one column."""
     rows, columns = rectangle.in_matrix
+    if _in_turns(place):
+        last = (rows.stop - 1) * place.cycle + place.above
+        rows = slice(rows.start * place.cycle + place.above, last + 1, place.cycle)
     part: Tensor
+    if isinstance(tensor, Packed):
+        return tensor.part(columns, rows).T if place.transposed else tensor.part(rows, columns)
     if tensor.dim() == 1:
         part = tensor[rows].unsqueeze(1)
     else:

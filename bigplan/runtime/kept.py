@@ -21,10 +21,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from bigplan.runtime import mixture
 from bigplan.runtime.adapters import adapted_linear
-from bigplan.runtime.blocks import Linears, Parameters
-from bigplan.runtime.mixture import ForgetRouted, Routed
+from bigplan.runtime.mixture import ForgetRouted, Matrix, Routed
 from bigplan.runtime.products import Products
 from bigplan.runtime.sums import Sums
+from bigplan.runtime.ways import Linears, Parameters
 
 ALIGNMENT = 16  # bytes: the widest load of a kernel; only sizes that divide by it are loaded so
 SMALL = 1024  # bytes: random-number states and the like stay where they are
@@ -168,7 +168,7 @@ class KeptActivations:
         """
         ranks, by, opened = products.ranks, products.mixture.rows, products.matrices.open
 
-        def forget(x: Tensor, matrices: tuple[Tensor, Tensor], routed: Routed) -> None:
+        def forget(x: Tensor, matrices: tuple[Matrix, Matrix], routed: Routed) -> None:
             (chosen, order), dispatch = routed.places, routed.dispatch
             whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
             places = [self._pack(one) for one in (chosen, order)]
@@ -181,8 +181,8 @@ class KeptActivations:
                 tokens, places = self._pack(tokens), [self._pack(one) for one in (chosen, order)]
             rows = _RecomputedTensor(partial(mixture.sent, dispatch, by), [tokens, *places])
             given = partial(mixture.given, dispatch, opened)
-            for output, matrix in zip((routed.gate, routed.up), matrices, strict=True):
-                self.forget(output, given, rows, matrix, chosen, order)
+            for output, (matrix, *biases) in zip((routed.gate, routed.up), matrices, strict=True):
+                self.forget(output, given, rows, matrix, chosen, order, *biases)
 
         return forget
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from bigplan.graph.graph import Recompute
 from bigplan.mechanics import sums_in_products
 from bigplan.runtime import blocks, generated
-from bigplan.runtime.blocks import PLAIN, Ways
 from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
@@ -29,6 +28,7 @@ from bigplan.runtime.products import Products
 from bigplan.runtime.sums import Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
+from bigplan.runtime.ways import PLAIN, Ways
 from bigplan.runtime.words import own_rows
 from bigplan.spec.layers import BLOCK, TABLE
 from bigplan.spec.lora import Lora, adapted_steps

@@ -13,20 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.runtime import experts
+from bigplan.runtime import expert_biases, experts
 from bigplan.runtime.expert_parallel import ALL_HERE, Dispatch, ExpertParallel
 from bigplan.runtime.experts import Places, Put, RowOperators
 from bigplan.runtime.matrices import Open, as_stored
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
-from bigplan.spec.layers import ROUTER_BIAS
+from bigplan.spec.layers import ROUTER_BIAS, SCORE_BIAS
 from bigplan.spec.model import ModelSpec
 
 ROUTER = "router.weight"
 GATE, UP, DOWN = (f"experts.{name}_proj.weight" for name in ("gate", "up", "down"))
-EXPERTS = (ROUTER, GATE, UP, DOWN)
+GATE_BIAS, UP_BIAS, DOWN_BIAS = (f"experts.{name}_proj.bias" for name in ("gate", "up", "down"))
+EXPERTS = (ROUTER, GATE, UP, DOWN, GATE_BIAS, UP_BIAS, DOWN_BIAS)
 
 
 class Routed(NamedTuple):
@@ -51,8 +53,9 @@ class GradientSums(Protocol):
         """Add each expert's gradient^T rows, its factors."""
 
 
+Matrix = tuple[Tensor, ...]  # of experts, and their biases where they have some
 # Told what gives tokens, gate and up again: the MLP's input, and gate's and up's matrices.
-ForgetRouted = Callable[[Tensor, tuple[Tensor, Tensor], Routed], None]
+ForgetRouted = Callable[[Tensor, tuple[Matrix, Matrix], Routed], None]
 
 
 class Mixture(NamedTuple):
@@ -93,16 +96,19 @@ def mlp(
 ) -> Tensor:
     """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
-    passed = _Passed(mixture._replace(forget=None), model)
+    rows = mixture.rows.of_clamped if model.mlp == "clamped_swiglu" else mixture.rows
+    passed = _Passed(mixture._replace(forget=None, rows=rows), model)
+    biases = (p.get(name) for name in (SCORE_BIAS, GATE_BIAS, UP_BIAS))
     routed = _Routed.apply(  # type: ignore[no-untyped-call]
-        passed, mixture.forget, normed, p.get(ROUTER_BIAS), p[ROUTER], p[GATE], p[UP]
+        passed, mixture.forget, normed, p.get(ROUTER_BIAS), p[ROUTER], p[GATE], p[UP], *biases
     )
-    gate, up, weights, dispatch, *places = routed
+    gate, up, weights, by_token, dispatch, *places = routed
     there = _Sent(passed.mixture, dispatch)
+    last = p[DOWN], p.get(DOWN_BIAS), weights if by_token is None else by_token
     if mixture.gated:
-        return _Gated.apply(there, x, gate, up, weights, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
-    inner = Weighted.apply(mixture.rows, gate, up, weights)  # type: ignore[no-untyped-call]
-    return _Closing.apply(there, x, inner, *places, p[DOWN])  # type: ignore[no-any-return, no-untyped-call]
+        return _Gated.apply(there, x, gate, up, weights, *places, *last)  # type: ignore[no-any-return, no-untyped-call]
+    inner = Weighted.apply(rows, gate, up, weights)  # type: ignore[no-untyped-call]
+    return _Closing.apply(there, x, inner, *places, *last)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def came(dispatch: Dispatch, operators: RowOperators, x: Tensor, *places: Tensor) -> Tensor:
@@ -121,11 +127,25 @@ def weights(dispatch: Dispatch, values: Tensor, *places: Tensor) -> Tensor:
 
 
 def given(
-    dispatch: Dispatch, opened: Open, rows: Tensor, weight: Tensor, *places: Tensor
+    dispatch: Dispatch, opened: Open, rows: Tensor, weight: Tensor, *others: Tensor
 ) -> Tensor:
-    """What the first matrix of experts [f * experts, h] makes of their rows: [rows, f]."""
-    ends = dispatch.ends(Places(*places))
-    return experts.grouped(rows, experts.entering(opened(weight), len(ends)), ends)
+    """What the first matrix of experts [f * experts, h] makes of their rows: [rows, f].
+
+    `others`: the rows' places, and all experts' biases where they have some.
+    """
+    chosen, order, *biases = others
+    places = Places(chosen, order)
+    ends = dispatch.ends(places)
+    found = experts.grouped(rows, experts.entering(opened(weight), len(ends)), ends)
+    for bias in biases:
+        expert_biases.add_biases_(found, _unit_vectors(dispatch, places, bias), bias)
+    return found
+
+
+def _unit_vectors(dispatch: Dispatch, places: Places, bias: Tensor) -> Tensor:
+    """Of the rows that this rank's experts get, among all experts that `bias` is of."""
+    here = dispatch.here(places)
+    return expert_biases.unit_vectors(here, bias.shape[1], bias.dtype, dispatch.first)
 
 
 class _Routed(Function):
@@ -138,12 +158,12 @@ class _Routed(Function):
         forget: ForgetRouted | None,
         x: Tensor,
         bias: Tensor | None,
-        *weights: Tensor,
-    ) -> tuple[Tensor | Dispatch, ...]:
+        *weights: Any,
+    ) -> tuple[Tensor | Dispatch | None, ...]:
         ctx.set_materialize_grads(False)
-        (mixture, model), (router, gate, up) = passed, weights
+        (mixture, model), (router, gate, up, score_bias, *biases) = passed, weights
         whole = mixture.ranks.gather(x)().flatten(0, -2)
-        scores = experts.router_scores(whole, router, model.routed_by)
+        scores = experts.router_scores(whole, router, model.routed_by, score_bias)
         by_token, places = experts.route(
             scores,
             model.experts_per_token,
@@ -157,29 +177,36 @@ class _Routed(Function):
         by_row = dispatch.weights(by_token, places)
         tokens = dispatch.came(mixture.rows, whole, places)
         kept = None if mixture.frozen else x, tokens if dispatch.away else None
-        ctx.save_for_backward(*kept, scores, *places, router, gate, up)
+        ctx.save_for_backward(*kept, scores, *places, router, gate, up, biases[0])
         rows = sent(dispatch, mixture.rows, tokens, *places)
-        opened, beside = (given(dispatch, mixture.open, rows, w, *places) for w in (gate, up))
+        matrices = ((gate,), (up,)) if biases[0] is None else ((gate, biases[0]), (up, biases[1]))
+        opened, beside = (
+            given(dispatch, mixture.open, rows, weight, *places, *bias)
+            for weight, *bias in matrices
+        )
         if forget is not None:
             routed = Routed(tokens, opened, beside, by_row, by_token, places, dispatch)
-            forget(x, (gate, up), routed)
-        return (opened, beside, by_row, dispatch, *places)
+            forget(x, matrices, routed)
+        # Last biases are weighted where their tokens are.
+        own = by_token if dispatch.away and model.mlp_bias else None
+        return (opened, beside, by_row, own, dispatch, *places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        x, kept, scores, chosen, order, router, gate, up = ctx.saved_tensors
+        x, kept, scores, chosen, order, router, gate, up, bias = ctx.saved_tensors
         (mixture, model), dispatch, places = ctx.passed, ctx.dispatch, Places(chosen, order)
         again, ends = None if x is None else mixture.ranks.gather(x), dispatch.ends(places)
         del x
-        by_gate, by_up, by_weights, *_ = gradients
+        by_gate, by_up, by_weights, by_own, *_ = gradients
         rows = experts.grouped(by_gate, experts.leaving(mixture.open(gate), len(ends)), ends)
         beside = experts.grouped(by_up, experts.leaving(mixture.open(up), len(ends)), ends)
         by_input = dispatch.combined(mixture.rows, rows, places, beside)
         del rows, beside
+        by_token = dispatch.returned(by_weights, places)
         by_scores = experts.by_scores(
             scores,
             places,
-            dispatch.returned(by_weights, places),
+            by_token if by_own is None else by_token + by_own,
             _balance(mixture, model, places),
             normalised=model.router_normalised,
             routing=model.routed_by,
@@ -194,12 +221,17 @@ class _Routed(Function):
         by_matrices = [None, None] if kept is None else by_factors(kept)
         summed = mixture.ranks.sum(by_input().addmm_(by_scores, router))
         if again is None:
-            return None, None, summed().view(ctx.shape), None, None, None, None
+            return None, None, summed().view(ctx.shape), *[None] * 7
         whole = again().flatten(0, -2)
         by_router = _by_router(mixture.sums, by_scores, whole)
         if kept is None:
             by_matrices = by_factors(whole)
-        return None, None, summed().view(ctx.shape), None, by_router, *by_matrices
+        by_biases = [by_scores.sum(0) if ctx.needs_input_grad[7] else None, None, None]
+        if bias is not None:
+            vectors = _unit_vectors(dispatch, places, bias)
+            named = (GATE_BIAS, by_gate), (UP_BIAS, by_up)
+            by_biases[1:] = [_by_matrix(mixture.sums, name, one, vectors) for name, one in named]
+        return None, None, summed().view(ctx.shape), None, by_router, *by_matrices, *by_biases
 
 
 def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:
@@ -210,9 +242,14 @@ def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | Non
 
 def _by_router(sums: GradientSums | None, by_scores: Tensor, x: Tensor) -> Tensor | None:
     """The router's gradient for autograd, where no sum gets it."""
+    return _by_matrix(sums, ROUTER, by_scores, x)
+
+
+def _by_matrix(sums: GradientSums | None, name: str, gradient: Tensor, x: Tensor) -> Tensor | None:
+    """gradient^T x, for autograd where no sum gets it."""
     if sums is None:
-        return by_scores.T @ x
-    sums.add_product(ROUTER, by_scores, x)
+        return gradient.T @ x
+    sums.add_product(name, gradient, x)
     return None
 
 
@@ -254,18 +291,18 @@ class _Closing(Function):
 
     @staticmethod
     def forward(ctx: Any, passed: _Sent, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
-        *places, down = given
-        ctx.passed = passed
-        ctx.save_for_backward(None if passed.mixture.frozen else inner, *places, down)
-        return _added(passed, x, inner, Places(*places), down)
+        *places, down, bias, own = given
+        ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
+        ctx.save_for_backward(None if passed.mixture.frozen else inner, *places, *last)
+        return _added(passed, x, inner, Places(*places), last)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        inner, *places, down = ctx.saved_tensors
-        (by_output,) = gradients
-        rows, by_inner, ends = _returned(ctx.passed, by_output, Places(*places), down)
+        inner, chosen, order, *last = ctx.saved_tensors
+        (by_output,), places = gradients, Places(chosen, order)
+        rows, by_inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
         by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
-        return None, by_output, by_inner, None, None, by_down
+        return None, by_output, by_inner, None, None, by_down, *biased
 
 
 class _Gated(Function):
@@ -273,42 +310,64 @@ class _Gated(Function):
 
     @staticmethod
     def forward(ctx: Any, passed: _Sent, x: Tensor, *given: Any) -> Tensor:
-        gate, up, weights, *places, down = given
-        ctx.passed = passed
-        ctx.save_for_backward(gate, up, weights, *places, down)
+        gate, up, weights, *places, down, bias, own = given
+        ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
+        ctx.save_for_backward(gate, up, weights, *places, *last)
         if passed.mixture.unread:
             return x.new_empty(()).expand_as(x)
         inner = passed.mixture.rows.weighted(gate, up, weights)
-        return _added(passed, x, inner, Places(*places), down)
+        return _added(passed, x, inner, Places(*places), last)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        gate, up, weights, *places, down = ctx.saved_tensors
-        (by_output,) = gradients
-        rows, inner, ends = _returned(ctx.passed, by_output, Places(*places), down)
+        gate, up, weights, chosen, order, *last = ctx.saved_tensors
+        (by_output,), places = gradients, Places(chosen, order)
+        rows, inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
         by_factors = ctx.passed.mixture.rows.weighted_backward(gate, up, weights, inner)
         del gate, up  # which may have been computed again, and are as large
         by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
-        return None, by_output, *by_factors, None, None, by_down
+        return None, by_output, *by_factors, None, None, by_down, *biased
 
 
-def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, down: Tensor) -> Tensor:
+class _Last(NamedTuple):
+    """The last matrix of experts, and their last biases with a token's weights of these."""
+
+    down: Tensor
+    bias: Tensor | None
+    weights: Tensor | None
+
+    def of_all(self, mixture: Mixture, places: Places, dtype: torch.dtype) -> Tensor:
+        """As expert_biases.weights_of_all."""
+        assert self.bias is not None and self.weights is not None
+        return expert_biases.weights_of_all(places, self.weights, dtype, mixture.ranks, self.bias)
+
+
+def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, last: _Last) -> Tensor:
     """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
-    ends = passed.dispatch.ends(places)
-    rows = experts.grouped(inner, experts.leaving(passed.mixture.open(down), len(ends)), ends)
-    summed = passed.mixture.ranks.sum(
-        passed.dispatch.combined(passed.mixture.rows, rows, places)()
-    )()
-    return x + summed.view(x.shape)
+    mixture, ends = passed.mixture, passed.dispatch.ends(places)
+    rows = experts.grouped(inner, experts.leaving(mixture.open(last.down), len(ends)), ends)
+    output = passed.dispatch.combined(mixture.rows, rows, places)()
+    if last.bias is not None:
+        output.addmm_(last.of_all(mixture, places, output.dtype), last.bias.T)
+    return x + mixture.ranks.sum(output)().view(x.shape)
 
 
 def _returned(
-    passed: _Sent, by_output: Tensor, places: Places, down: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients by experts' results and by the rows before the last product, and ends."""
-    ends = passed.dispatch.ends(places)
-    by = passed.mixture.rows
-    gathered = passed.mixture.ranks.gather(by_output)().flatten(0, -2)
-    rows = sent(passed.dispatch, by, passed.dispatch.came(by, gathered, places), *places)
-    factors = experts.entering(passed.mixture.open(down), len(ends))
-    return rows, experts.grouped(rows, factors, ends), ends
+    passed: _Sent, by_output: Tensor, places: Places, last: _Last
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
+    """The gradients by experts' results and by the rows before the last product, and ends.
+
+    Also those by last biases, and by the weights that these have.
+    """
+    (mixture, dispatch), ends = passed, passed.dispatch.ends(places)
+    gathered = mixture.ranks.gather(by_output)().flatten(0, -2)
+    rows = sent(dispatch, mixture.rows, dispatch.came(mixture.rows, gathered, places), *places)
+    by_inner = experts.grouped(rows, experts.entering(mixture.open(last.down), len(ends)), ends)
+    if last.bias is None:
+        return rows, by_inner, ends, (None, None)
+    by_weights = expert_biases.by_row(places, gathered @ last.bias, mixture.ranks)
+    if mixture.frozen:
+        return rows, by_inner, ends, (None, by_weights)
+    weights = last.of_all(mixture, places, gathered.dtype)
+    by_bias = _by_matrix(mixture.sums, DOWN_BIAS, gathered, weights)
+    return rows, by_inner, ends, (by_bias, by_weights)

@@ -122,7 +122,7 @@ def _staying(scaling: RopeScaling, theta: float, count: int) -> Tensor:
 
     Frequency i of r / 2 turns n times in the length L of the pre-training where
     i = r ln(L / (2 pi n)) / (2 ln theta). It stays up to the i of beta_fast, rounded down, and is
-    divided from that of beta_slow on, rounded up, as in the authors' code.
+    divided from that of beta_slow on, rounded up, as in the authors' code; GPT-OSS rounds neither.
     """
     assert scaling.original_length, scaling
 
@@ -131,8 +131,10 @@ def _staying(scaling: RopeScaling, theta: float, count: int) -> Tensor:
         return count * math.log(length / (2 * math.pi * turns)) / math.log(theta)
 
     fast, slow = scaling.turns
-    first = max(math.floor(place(fast)), 0)
-    last = min(math.ceil(place(slow)), 2 * count - 1)
+    first, last = place(fast), place(slow)
+    if scaling.rounded:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * count - 1)
     width = last - first if last != first else 0.001
     divided = (torch.arange(count, dtype=torch.float32) - first) / width
     return 1.0 - divided.clamp(0.0, 1.0)

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime.adapters import Adapters, adapted, below_each_other
-from bigplan.runtime.blocks import PLAIN, Parameters, Ways
 from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.generated import rows_of
 from bigplan.runtime.latent import Whole
@@ -28,6 +27,7 @@ from bigplan.runtime.operators import GateKind, gated_backward
 from bigplan.runtime.operators import gated as gated_activation
 from bigplan.runtime.sums import Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
+from bigplan.runtime.ways import PLAIN, Parameters, Ways
 
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library
@@ -301,7 +301,7 @@ class Products:
         return mixture._replace(open=self.matrices.open, spread=self.spread)
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
-        """As blocks.plain_linears, of matrices that ranks split by rows."""
+        """As ways.plain_linears, of matrices that ranks split by rows."""
         factors = [self._factor(p, name) for name in names]
         return linears(x, factors, self.ranks, self.adapters(p, names))
 

@@ -22,7 +22,7 @@ def gated_by_score(
 ) -> Tensor:
     """silu(gate) * up of `inputs` [..., f], times the sigmoid of score [..., 1].
 
-    `forget` as blocks.Ways has it.
+    `forget` as ways.Ways has it.
     """
     weights = score.float().sigmoid().flatten()
     gate, up = (one.flatten(0, -2) for one in inputs)

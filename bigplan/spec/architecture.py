@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
+from bigplan.spec.experts import check_experts
 from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.latent import LatentAttention
 from bigplan.spec.pattern import BlockAttention, expanded, of_blocks, shares_of
@@ -15,10 +16,6 @@ from bigplan.spec.rope_scaling import RopeScaling
 from bigplan.spec.routing import Routing
 
 MOST_LAYERS = 1000
-OF_EXPERTS = (  # keys that say something only where there are experts
-    *("experts", "experts_per_token", "router_normalised", "router_loss", "routing"),
-    *("shared_ffn", "shared_gate", "dense_blocks", "dense_ffn"),
-)
 
 
 def _heads(data: dict[str, int]) -> int:
@@ -93,10 +90,13 @@ class Architecture(Spec):
     """what attention and MLP add to the residual stream is multiplied by it, as in Granite"""
     logit_scale: float = Field(default=1.0, gt=0)
     """scores of words are multiplied by it, as in Granite and Cohere"""
-    mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2"] = "swiglu"
+    mlp: Literal["swiglu", "clamped_swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2"] = (
+        "swiglu"
+    )
     """swiglu and geglu are gated; gelu_tanh is GPT-2's approximation of gelu, which geglu takes
 
-    relu2 is the square of relu (So et al., arXiv 2109.08668), as in Nemotron.
+    relu2 is the square of relu (So et al., arXiv 2109.08668), as in Nemotron. clamped_swiglu is
+    that of GPT-OSS's experts: (u + 1) g sigmoid(1.702 g), of the gate up to 7 and u within 7.
     """
     positions: Literal["rope", "learned", "alibi"] = "rope"
     """rope rotates queries and keys, learned adds a table, alibi biases scores by distance"""
@@ -118,10 +118,13 @@ class Architecture(Spec):
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
+    """products of MLPs have biases, those of experts each its own"""
     qk_norm: bool = False
     """RMSNorm on each head's queries and keys, as in Qwen3"""
     qk_norm_whole: bool = False
     """that norm is over all heads together, as in OLMo 2"""
+    qk_norm_turned: bool = False
+    """that norm is of what rope has turned, as in Hunyuan"""
     sliding_window: int | None = Field(default=None, gt=0, le=10**9)
     """tokens that a token attends to: itself and those just before it; null: all before it"""
     attention_pattern: tuple[str, ...] = ()
@@ -134,6 +137,8 @@ class Architecture(Spec):
     """rope's base in local blocks, whose angles are not scaled; null: that of global ones"""
     global_rope: bool = True
     """false: rope turns nothing in global blocks, as in SmolLM3"""
+    attention_sinks: bool = False
+    """each head has a trained logit that counts in its softmax's sum alone, as in GPT-OSS"""
     score_scale: float | None = Field(default=None, gt=0)
     """factor of products of queries and keys; null: 1 / root of `head_dim`"""
     score_cap: float | None = Field(default=None, gt=0)
@@ -151,8 +156,9 @@ class Architecture(Spec):
                 f"`hidden` {self.hidden} is not a multiple of `heads` {self.heads}; "
                 "state `head_dim`, or change one of them"
             )
-        self._check_experts()
+        check_experts(self)
         self._check_pattern()
+        self._check_sinks()
         self._check_norms()
         self._check_latent()
         if self.heads % self.kv_heads:
@@ -190,57 +196,6 @@ class Architecture(Spec):
                     f"{pairs} pairs of a head's columns; state one for each"
                 )
 
-    def _check_experts(self) -> None:
-        if not self.experts:
-            values = {key: getattr(self, key) for key in OF_EXPERTS[1:]}
-            usual = {key: Architecture.model_fields[key].default for key in values}
-            unused = [
-                f"`{key}`" if key == "routing" else f"`{key}` {value:g}"
-                for key, value in values.items()
-                if value != usual[key] and key != "router_normalised"
-            ]
-            if unused:
-                raise InputError(
-                    f"{' and '.join(unused)} without `experts`; state `experts`, or remove it"
-                )
-            return
-        if not 1 <= self.experts_per_token <= self.experts:
-            raise InputError(
-                f"`experts_per_token` is {self.experts_per_token}, which must be from 1 to "
-                f"`experts` {self.experts}; correct it"
-            )
-        if problem := self.routed_by.problem(self.experts, self.experts_per_token):
-            raise InputError(problem)
-        if self.routed_by.scores == "sigmoid" and self.router_loss:
-            raise InputError(
-                f"`router_loss` {self.router_loss:g} balances a softmax, but `routing.scores` is "
-                "sigmoid; remove it"
-            )
-        if self.shared_gate and not self.shared_ffn:
-            raise InputError(
-                "`shared_gate` without `shared_ffn`, the MLP that it gates; state it, or remove it"
-            )
-        if bool(self.dense_blocks) != bool(self.dense_ffn):
-            raise InputError(
-                f"`dense_blocks` is {self.dense_blocks} and `dense_ffn` {self.dense_ffn}, the "
-                "inner width of their MLP; state both, or remove both"
-            )
-        if self.dense_blocks >= self.layers:
-            raise InputError(
-                f"`dense_blocks` {self.dense_blocks} of `layers` {self.layers} leaves no block "
-                "with experts; use fewer, or remove `experts`"
-            )
-        unlike = {
-            f"`mlp: {self.mlp}`": self.mlp != "swiglu",
-            "`mlp_bias`": self.mlp_bias,
-            "`parallel_residual`": self.parallel_residual,
-        }
-        if found := [name for name, there in unlike.items() if there]:
-            raise InputError(
-                f"`experts` {self.experts} with {' and '.join(found)}, but experts are swiglu MLPs "
-                "without biases, after attention; change that, or remove `experts`"
-            )
-
     def _check_pattern(self) -> None:
         local = expanded(self.attention_pattern, self.layers)
         own = {
@@ -271,6 +226,19 @@ class Architecture(Spec):
                 f"{self.positions}; remove them"
             )
 
+    def _check_sinks(self) -> None:
+        unlike = {
+            f"positions: {self.positions}": self.positions == "alibi",
+            "score_cap": self.score_cap is not None,
+            "latent_attention": self.latent_attention is not None,
+        }
+        found = [f"`{name}`" for name, there in unlike.items() if there]
+        if self.attention_sinks and found:
+            raise InputError(
+                f"`attention_sinks` with {' and '.join(found)}, whose kernels take no sinks; "
+                "remove one"
+            )
+
     def _check_norms(self) -> None:
         if not self.adds_products and (self.parallel_residual or self.experts):
             beside = "parallel_residual" if self.parallel_residual else "experts"
@@ -289,6 +257,13 @@ class Architecture(Spec):
             )
         if self.qk_norm_whole and not self.qk_norm:
             raise InputError("`qk_norm_whole` without `qk_norm`; state it, or remove this")
+        if self.qk_norm_turned and (
+            not self.qk_norm or self.qk_norm_whole or self.positions != "rope"
+        ):
+            raise InputError(
+                "`qk_norm_turned` is of `qk_norm` of each head with `positions: rope`; state "
+                "these, or remove it"
+            )
         if self.embedding_scale != 1 and self.positions == "learned":
             raise InputError(
                 f"`embedding_scale` {self.embedding_scale:g} with `positions: learned`, which are "
@@ -346,7 +321,7 @@ class Architecture(Spec):
     @property
     def gated(self) -> bool:
         """Whether the MLP's activation is a product of two inputs."""
-        return self.mlp in ("swiglu", "geglu")
+        return self.mlp in ("swiglu", "clamped_swiglu", "geglu")
 
     @property
     def routed_by(self) -> Routing:

@@ -24,9 +24,11 @@ LEVELS = (
 def is_packed(parameter: Parameter) -> bool:
     """Whether a block's parameter is stored so: matrices, but a router's or a shared gate's.
 
-    Those have few elements, and a router's errors would choose other experts.
+    Those have few elements, and a router's errors would choose other experts. Nor are the biases of
+    all experts, which are a matrix too.
     """
     matrix = len(parameter.shape) == 2 and not parameter.constant
+    matrix = matrix and not parameter.name.endswith(".bias")
     return matrix and parameter.name not in (ROUTER, SHARED_GATE)
 
 

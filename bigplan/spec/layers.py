@@ -11,13 +11,16 @@ from dataclasses import replace
 
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.latent_heads import latent_heads
-from bigplan.spec.step import TERMS, LayerStep, Parameter, StepOp, StepValue, product
+from bigplan.spec.step import TERMS, LayerStep, Parameter, Split, StepOp, StepValue, product
 
 TABLE = "embed_tokens.weight"  # which a tied head reads
 BLOCK = "block"  # the kind of layer that is repeated
 DENSE = "dense"  # a block without experts, in a model whose others have some
 BLOCKS = (DENSE, BLOCK)
-ROUTER_BIAS = "router.bias"
+ROUTER_BIAS = "router.bias"  # a constant that is added to shares
+SCORE_BIAS = "router_scores.bias"
+SINKS = "attention.sinks"
+OF_AN_EXPERT = "experts."  # what names of parameters begin with of which each expert has a part
 SHARED_GATE = "shared_gate.weight"
 # Steps of an MLP beside the experts.
 SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"
@@ -125,8 +128,9 @@ def _attention(model: Architecture, x: StepValue) -> list[LayerStep]:
     mixed = StepValue("attention's values", model.heads, model.value_width)
     softmax = StepValue("sums of softmax", model.heads)
     saved = (*heads, mixed)
+    sinks = (Parameter(SINKS, (model.heads,), "rows", False),) if model.attention_sinks else ()
     core = LayerStep(
-        StepOp.ATTENTION, "attention", heads, (mixed,), saves=saved, statistics=(softmax,)
+        StepOp.ATTENTION, "attention", heads, (mixed,), sinks, saves=saved, statistics=(softmax,)
     )
     output = {"o_proj": _hidden(model, "attention output")}
     closing = product("attention output", mixed, output, bias=model.attention_output_bias)
@@ -142,15 +146,30 @@ def _grouped_heads(
     values = keys._replace(name="values")
     modules = {"q_proj": queries, "k_proj": keys, "v_proj": values}
     steps = [product("query, key, value", x, modules, bias=model.qkv_bias)]
-    if model.qk_norm:
-        normed = _norm_of_heads(model, "q_norm", queries), _norm_of_heads(model, "k_norm", keys)
-        queries, keys = (step.gives[0] for step in normed)
-        steps += normed
-    if model.positions == "rope":
-        turned = tuple(heads._replace(name=f"turned {heads.name}") for heads in (queries, keys))
-        steps.append(LayerStep(StepOp.ROTARY, "rotary embedding", (queries, keys), turned))
-        queries, keys = turned
+    ways = (_norms_of_heads, _rotary)
+    for way in reversed(ways) if model.qk_norm_turned else ways:
+        more = way(model, (queries, keys))
+        if more:
+            queries, keys = (value for step in more for value in step.gives)
+        steps += more
     return steps, (queries, keys, values)
+
+
+def _norms_of_heads(model: Architecture, heads: tuple[StepValue, StepValue]) -> list[LayerStep]:
+    """Those of queries and keys, where the model has them."""
+    if not model.qk_norm:
+        return []
+    return [
+        _norm_of_heads(model, name, x) for name, x in zip(("q_norm", "k_norm"), heads, strict=True)
+    ]
+
+
+def _rotary(model: Architecture, heads: tuple[StepValue, StepValue]) -> list[LayerStep]:
+    """What turns queries and keys by their positions, where the model has it."""
+    if model.positions != "rope":
+        return []
+    turned = tuple(one._replace(name=f"turned {one.name}") for one in heads)
+    return [LayerStep(StepOp.ROTARY, "rotary embedding", heads, turned)]
 
 
 def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:
@@ -236,6 +255,9 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     Every tensor-parallel rank routes all tokens and has a part of each expert. Values between ROUTE
     and COMBINE have a row for each expert that a token passes. An expert's result is weighted
     before its last product, so that the weights' gradients need no results of experts.
+
+    Biases of all experts are one matrix with a column for each, by which a row's choice of an
+    expert is multiplied; after the last product, a token's weights are.
     """
     each = model.experts_per_token
     scores = StepValue("router scores", model.experts, split=False, whole=True)
@@ -243,12 +265,15 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     sent = StepValue("sent", model.hidden, each, split=False, whole=True)
     weights = StepValue("router weights", 1, each, split=False, whole=True)
     places = tuple(weights._replace(name=name) for name in ("chosen experts", "order of rows"))
+    routers = [router]
+    if model.routed_by.score_bias:
+        routers.append(Parameter(SCORE_BIAS, (model.experts,), "replicated", False))
     bias = Parameter(ROUTER_BIAS, (TERMS, model.experts), "replicated", False, constant=True)
     in_fp32 = model.routed_by.scores == "sigmoid"
     gate, up, inner = (StepValue(name, model.ffn, each) for name in ("gate", "up", "inner"))
     returned = sent._replace(name="returned")
     return [
-        LayerStep(StepOp.PRODUCT, "router", (x,), (scores,), (router,), saves=(x,)),
+        LayerStep(StepOp.PRODUCT, "router", (x,), (scores,), tuple(routers), saves=(x,)),
         LayerStep(
             StepOp.ROUTE,
             "route",
@@ -263,7 +288,7 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
             "mlp up",
             (sent,),
             (gate, up),
-            tuple(_of_experts(model, name) for name in ("gate_proj", "up_proj")),
+            _of_experts(model, "gate_proj", "up_proj"),
         ),
         LayerStep(
             StepOp.ACTIVATION,
@@ -279,17 +304,32 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
             "mlp down",
             (inner,),
             (returned,),
-            (_of_experts(model, "down_proj"),),
+            _of_experts(model, "down_proj"),
             saves=(inner,),
         ),
         LayerStep(StepOp.COMBINE, "combine", (returned,), (_hidden(model, "mlp output"),)),
     ]
 
 
-def _of_experts(model: Architecture, module: str) -> Parameter:
-    """One matrix of all experts."""
+def _of_experts(model: Architecture, *modules: str) -> tuple[Parameter, ...]:
+    """One matrix of all experts for each module, and then their biases."""
     shape = (model.ffn * model.experts, model.hidden)
-    return Parameter(f"experts.{module}.weight", shape, "rows", True, experts=model.experts)
+    found = [
+        Parameter(f"experts.{module}.weight", shape, "rows", True, experts=model.experts)
+        for module in modules
+    ]
+    if model.mlp_bias:
+        down = modules == ("down_proj",)
+        rows, split = model.hidden if down else model.ffn, _split(columns=down)
+        found += [
+            Parameter(f"experts.{module}.bias", (rows, model.experts), split, False)
+            for module in modules
+        ]
+    return tuple(found)
+
+
+def _split(*, columns: bool) -> Split:
+    return "columns" if columns else "rows"
 
 
 def _head(model: Architecture) -> tuple[LayerStep, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from bigplan.spec.architecture import OF_EXPERTS, Architecture
-from bigplan.spec.layers import BLOCK, DENSE, described
+from bigplan.spec.architecture import Architecture
+from bigplan.spec.experts import OF_EXPERTS
+from bigplan.spec.layers import BLOCK, DENSE, OF_AN_EXPERT, described
 from bigplan.spec.step import LayerStep, Parameter
 
 
@@ -56,9 +57,9 @@ class ModelSpec(Architecture):
 
     def passed(self, parameter: Parameter) -> int:
         """Elements of a parameter that a token passes: those of the experts picked for it."""
-        if not parameter.experts:
+        if not parameter.name.startswith(OF_AN_EXPERT):
             return parameter.values
-        return parameter.count // parameter.experts * self.experts_per_token
+        return parameter.count // self.experts * self.experts_per_token
 
     @property
     def active_parameter_count(self) -> int:

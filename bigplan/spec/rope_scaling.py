@@ -44,6 +44,10 @@ class RopeScaling(Spec):
     """longrope: divisors of frequencies, a pair's each, of sequences up to original_length"""
     long_factors: tuple[float, ...] = ()
     """longrope: those of longer sequences"""
+    rounded: bool = True
+    """yarn blends between whole numbers of pairs; false: between fractions, as in GPT-OSS"""
+    attention_factor: float | None = Field(default=None, gt=0)
+    """what yarn and longrope multiply cos and sin by; null: what their papers say"""
 
     @model_validator(mode="after")
     def _check(self) -> RopeScaling:
@@ -67,6 +71,13 @@ class RopeScaling(Spec):
                 f"`low_frequency_factor` {low:g} is not below `high_frequency_factor` "
                 f"{high:g}, but waves between the two are blended; exchange them"
             )
+        if (self.attention_factor and self.name not in ("yarn", "longrope")) or not (
+            self.rounded or self.name == "yarn"
+        ):
+            raise InputError(
+                "`attention_factor` is of yarn and longrope, `rounded` of yarn, and `name` is "
+                f"{self.name}; remove them"
+            )
         fast, slow = self.turns
         if slow > fast:
             raise InputError(
@@ -88,6 +99,8 @@ class RopeScaling(Spec):
     @property
     def angle_factor(self) -> float:
         """What cos and sin are multiplied by."""
+        if self.attention_factor is not None:
+            return self.attention_factor
         if self.name == "longrope":  # as Phi-3 has it
             assert self.factor and self.original_length, self
             return sqrt(1.0 + log(max(1.0, self.factor)) / log(self.original_length))

@@ -20,6 +20,8 @@ class Routing(Spec):
     scores: Literal["softmax", "sigmoid"] = "softmax"
     bias: bool = False
     """numbers added to shares where experts are chosen; training leaves them as they are"""
+    score_bias: bool = False
+    """a trained bias is added to scores, as in GPT-OSS"""
     groups: int = Field(default=1, ge=1, le=10**4)
     """equal groups of experts; a token chooses among the experts of some groups alone"""
     groups_per_token: int = Field(default=1, ge=1, le=10**4)

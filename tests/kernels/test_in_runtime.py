@@ -24,6 +24,7 @@ from bigplan.runtime.generated import LossRule
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.products import Products
+from bigplan.runtime.ways import PLAIN
 from bigplan.spec.catalog import find_model
 from bigplan.spec.gpu import find_gpu
 from bigplan.spec.layers import TABLE
@@ -110,7 +111,7 @@ def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Libra
         assert error(ours, plain.double()) < TOLERANCE
     p, targets = _parameters(model, "head"), torch.arange(5, device=DEVICE)[None] * 20 - 1
     scale = generated.scale_of(0.25, x.device)
-    ways = blocks.PLAIN._replace(
+    ways = PLAIN._replace(
         kernels=library,
         loss=partial(generated.cross_entropy, LossRule(library, scale, model.logit_cap)),
     )

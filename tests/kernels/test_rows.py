@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 pytest.importorskip("torch")
@@ -18,6 +16,7 @@ from bigplan.kernels import rows
 from bigplan.kernels.library import Library
 from bigplan.kernels.optimised import Optimiser
 from bigplan.runtime import experts
+from bigplan.runtime.generated import rows_of
 from tests.examples import examples
 from tests.kernels.generated import error, random
 
@@ -89,27 +88,39 @@ def test_gradients_are_added_to_every_so_manyth_row(
     assert torch.equal(*totals)
 
 
-def _exact(gate: Tensor, up: Tensor, weights: Tensor, given: Tensor) -> list[Tensor]:
+def _exact(
+    gate: Tensor, up: Tensor, weights: Tensor, given: Tensor, *, clamped: bool
+) -> list[Tensor]:
     leaves = [one.double().requires_grad_() for one in (gate, up, weights)]
-    result = torch.nn.functional.silu(leaves[0]) * leaves[1] * leaves[2][:, None]
+    if clamped:  # as transformers has it
+        limited = leaves[0].clamp(max=7.0)
+        result = (leaves[1].clamp(-7.0, 7.0) + 1.0) * limited * torch.sigmoid(1.702 * limited)
+    else:
+        result = torch.nn.functional.silu(leaves[0]) * leaves[1]
+    result = result * leaves[2][:, None]
     return [result.detach(), *torch.autograd.grad(result, leaves, given.double())]
 
 
 @pytest.mark.parametrize("dtype", list(APART), ids=str)
 @pytest.mark.parametrize("size", [(2, 3), (5, 24), (33, 96), (3, 2050)])
+@pytest.mark.parametrize("clamped", [False, True])
 @pytest.mark.parametrize("by", ["torch", "generated", "hand"])
 def test_weighted_activations(
-    dtype: torch.dtype, size: tuple[int, int], library: Library, by: str
+    dtype: torch.dtype, size: tuple[int, int], library: Library, by: str, *, clamped: bool
 ) -> None:
-    gate, up, given_rows = (random(i, *size).to(dtype) for i in range(3))
+    """Gates beyond 7 and values beyond -7 and 7 are clamped, and have no gradient."""
+    wide = 5.0 if clamped else 1.0
+    gate, up, given_rows = ((random(i, *size) * wide).to(dtype) for i in range(3))
     weights = random(4, size[0]).abs()
-    ours: Any = {"torch": experts, "generated": library, "hand": rows}[by]
-    exact = _exact(gate, up, weights, given_rows)
-    found = [ours.weighted(gate, up, weights)]
+    exact = _exact(gate, up, weights, given_rows, clamped=clamped)
+    plain = by == "torch" or (clamped and by == "hand")  # which has no clamped ones
+    operators = experts.RowOperators() if by == "torch" else rows_of(library, varying=by == "hand")
+    operators = operators.of_clamped if clamped else operators
+    found = [operators.weighted(gate, up, weights)]
     gradient = given_rows.clone()
-    found += ours.weighted_backward(gate, up, weights, gradient)
+    found += operators.weighted_backward(gate, up, weights, gradient)
     assert found[3].dtype is torch.float32
-    more = 4 if by == "torch" else 2  # torch rounds after every operator
+    more = 4 if plain else 2  # torch rounds after every operator
     for one, right in zip([*found, gradient], [*exact, exact[0]], strict=True):
         assert error(one, right) < more * APART[dtype]
 

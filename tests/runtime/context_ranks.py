@@ -13,6 +13,7 @@ from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.runtime.sharded_ranks import (
     EXPERTS,
     GPT2,
+    GPT_OSS,
     LATENT,
     MASKED,
     all_resident,
@@ -49,6 +50,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "qwen3": {"qk_norm": True},
     "olmo2": {"qk_norm": True, "qk_norm_whole": True, "norms": "after"},
     "deepseek": LATENT,
+    "gpt-oss": GPT_OSS,
     "mixtral": {**EXPERTS, "router_loss": 0.0},  # the plain loop balances over whole sequences
 }
 

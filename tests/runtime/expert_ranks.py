@@ -11,6 +11,7 @@ from tests.runtime.masked import masked_training
 from tests.runtime.plans import plan_of, tiny_model
 from tests.runtime.sharded_ranks import (
     EXPERTS,
+    GPT_OSS,
     MASKED,
     all_resident,
     name_of,
@@ -61,4 +62,9 @@ def expert_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         if layout.pp == 1 and layout.zero:
             where = spread(layout.zero)
         found[f"{MASKED}-{name_of(layout)}"] = plan_of(model, training, strategy, where)
+        if ranks == 2 and layout.zero in (0, 3):
+            biased = tiny_model(layers=3, **GPT_OSS)
+            found[f"{MASKED}-gpt-oss-{name_of(layout)}"] = plan_of(
+                biased, training, strategy, where
+            )
     return found

@@ -121,6 +121,13 @@ GLM4_MOE = BESIDE | {
     },
 }
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+GPT_OSS = (
+    LLAMA
+    | NO_TOKENS
+    | {"head_dim": 16, "num_hidden_layers": 3, "intermediate_size": 40, "sliding_window": WINDOW}
+    | {"num_local_experts": 6, "num_experts_per_tok": 3, "tie_word_embeddings": False}
+    | {"rope_parameters": YARN | {"truncate": False}}
+)
 GEMMA = (
     {key: value for key, value in LLAMA.items() if key != "rope_parameters"}
     | NO_TOKENS
@@ -157,6 +164,13 @@ OLMO3 = OLMO | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
     },
 }
+OLMO3_YARN = OLMO3 | {
+    "rope_parameters": {
+        "full_attention": YARN | {"attention_factor": 1.3},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+    },
+}
+HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 5000.0, "alpha": 20.0, "factor": 1.0}
 COHERE = NO_TOKENS | {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
 COHERE2 = COHERE | {
     "num_hidden_layers": 3,
@@ -224,6 +238,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", OLMO),
     "olmo2-mha-tied": ("olmo2", OLMO | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
     "olmo3": ("olmo3", OLMO3),
+    "olmo3-yarn": ("olmo3", OLMO3_YARN),
+    "hunyuan": ("hunyuan_v1_dense", OLMO | {"head_dim": 16, "attention_bias": True}),
+    "hunyuan-alpha": (
+        "hunyuan_v1_dense",
+        OLMO | {"rope_parameters": HUNYUAN_ROPE, "head_dim": 16, "tie_word_embeddings": True},
+    ),
     "granite": ("granite", GRANITE),
     "granite-bias-tied": (
         "granite",
@@ -341,6 +361,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"rope_parameters": LLAMA["rope_parameters"], "n_shared_experts": 2}
         | {"norm_topk_prob": True, "sliding_window": None},
     ),
+    "gpt-oss": ("gpt_oss", GPT_OSS),
+    "gpt-oss-bare": (
+        "gpt_oss",
+        GPT_OSS
+        | {"attention_bias": False, "tie_word_embeddings": True, "num_experts_per_tok": 2}
+        | {"rope_parameters": LLAMA["rope_parameters"], "layer_types": ["full_attention"] * 3},
+    ),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }
 BIAS = "e_score_correction_bias"  # of routers, a buffer
@@ -383,7 +410,8 @@ def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, t
     config = cast(Any, reference.config)
     if config.model_type == "gpt_neox" and "lm_head.weight" in theirs:  # since transformers 5
         theirs["embed_out.weight"] = theirs.pop("lm_head.weight")
-    for name in [name for name in theirs if name.endswith("experts.gate_up_proj")]:
+    stacked = config.model_type == "gpt_oss"  # whose files have them so
+    for name in [n for n in theirs if n.endswith("experts.gate_up_proj") and not stacked]:
         theirs |= _of_experts(theirs, name.removesuffix("gate_up_proj"), config.model_type)
     return theirs
 
@@ -416,7 +444,8 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
                 layers[piece.layer][piece.parameter.name] = terms_of(value)
                 continue
             place = stored(config.model_type, model, piece.layer, piece.parameter)[piece.expert]
-            matrix = value.T if place.transposed else value
+            matrix = value[place.expert] if place.stacked else value
+            matrix = matrix.T if place.transposed else matrix
             cycles = matrix.reshape(-1, place.cycle or place.run, *matrix.shape[1:])
             rows = cycles[:, place.above : place.above + place.run].flatten(0, 1)
             rows = apart(rows, place.pairs)

@@ -14,10 +14,10 @@ from bigplan.plan import Plan
 from bigplan.rectangle import all_of
 from bigplan.runtime import blocks, four_bits, positions
 from bigplan.runtime.adapter_rows import NAME, adapter_parameters
-from bigplan.runtime.blocks import Ways
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import stored_values, whole_values
 from bigplan.runtime.mixture import Mixture
+from bigplan.runtime.ways import Ways
 from bigplan.spec.lora import stored
 from bigplan.spec.step import Parameter
 

@@ -119,7 +119,10 @@ _NORMS_OF_HEADS: tuple[dict[str, object], ...] = (
     {"qk_norm": False},
     {"qk_norm": True},
     {"qk_norm": True, "qk_norm_whole": True},
+    {"qk_norm": True, "qk_norm_turned": True},
 )
+# As many heads as a tensor is to be long.
+_SINKS: dict[str, object] = {"attention_sinks": True, "heads": 16, "head_dim": 8}
 _RESIDUALS: tuple[dict[str, object], ...] = (
     {"parallel_residual": False},
     {"parallel_residual": True},
@@ -143,7 +146,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
             "experts_per_token": draw(st.sampled_from((1, 2, 3))),
             "router_normalised": draw(flag),
             "router_loss": draw(st.sampled_from((0.0, 0.1))),
-        } | draw(beside_experts())
+        } | draw(beside_experts() | of_gpt_oss())
     if kind > 0:
         style |= {
             "norm": "layernorm",
@@ -166,13 +169,15 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         } | draw(st.sampled_from(_RESIDUALS))
     if kind == 0 and draw(flag):
         style = _of_gemma(draw)
-    latent = kind < 1 and not style.keys() & {"norm_plus_one"} and draw(flag)
+    latent = kind < 1 and not style.keys() & {"norm_plus_one", "attention_sinks"} and draw(flag)
     if latent:
         style |= _latent(draw)
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
     several = "attention_pattern" in style or "dense_blocks" in style
     tied = draw(flag)
-    normed = draw(st.sampled_from(_NORMS_OF_HEADS[:1] if latent else _NORMS_OF_HEADS))
+    turned = style.get("positions", "rope") == "rope"
+    norms = _NORMS_OF_HEADS if turned else _NORMS_OF_HEADS[:3]
+    normed = draw(st.sampled_from(norms[:1] if latent else norms))
     return tiny_model(
         layers=draw(st.integers(2 if several else 1, 3)),
         kv_heads=4 if latent else draw(st.sampled_from(kv_heads)),
@@ -220,6 +225,19 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
     return style
 
 
+@st.composite
+def of_gpt_oss(draw: st.DrawFn) -> dict[str, object]:
+    """Parts of GPT-OSS's models, each or not."""
+    flag = st.booleans()
+    return draw(st.sampled_from((_SINKS, {}))) | {
+        "experts": 16,
+        "mlp": draw(st.sampled_from(("clamped_swiglu", "swiglu"))),
+        "mlp_bias": draw(flag),
+        "routing": {"score_bias": draw(flag)},
+        "attention_output_bias": draw(flag),
+    }
+
+
 def _of_gemma(draw: st.DrawFn) -> dict[str, object]:
     """Parts of Gemma's, OLMo's and Granite's models, each or not.
 
@@ -233,7 +251,7 @@ def _of_gemma(draw: st.DrawFn) -> dict[str, object]:
         "norm_plus_one": draw(st.booleans()),
         "embedding_scale": draw(st.sampled_from((1.0, 3.0))),
         "score_scale": draw(st.sampled_from((None, 0.3))),
-        "score_cap": draw(st.sampled_from((None, 0.8))),
+        **draw(st.sampled_from(({"score_cap": 0.8}, _SINKS, {}))),
         "logit_cap": draw(st.sampled_from((None, 0.8))),
     }
     if draw(st.booleans()):

@@ -61,6 +61,7 @@ from bigplan.runtime import blocks, experts, positions, products
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.runtime.mixture import EXPERTS, Mixture
+from bigplan.runtime.ways import Linears, Ways, plain_linears
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate
@@ -264,15 +265,15 @@ class PlainLoop:
                 return None
             return _Summed.of(_gradient(leaves[layer]), kinds[layer], magnitudes[layer])
 
-        def linears(layer: int) -> blocks.Linears:
+        def linears(layer: int) -> Linears:
             sums = summed(layer)
-            return blocks.plain_linears if sums is None else sums.linears
+            return plain_linears if sums is None else sums.linears
 
         first = _Summed.of(_gradient(leaves[0]), kinds[0], magnitudes[0])
         tables = used(0)
         x = blocks.embedding_norm(tables, first.embedding(tables, tokens, model), model)
         for layer in range(1, len(kinds) - 1):
-            ways = blocks.Ways(linears(layer), experts=self._mixture(summed(layer)))
+            ways = Ways(linears(layer), experts=self._mixture(summed(layer)))
             p = used(layer)
             if summed(layer) is not None:  # as in _Summed.linears
                 p |= {name: p[name].detach() for name in EXPERTS if name in p}
@@ -280,10 +281,8 @@ class PlainLoop:
             x = blocks.block(p, x, seen, self._positions[attends], ways)
         last = len(kinds) - 1
         if model.tied_embeddings:
-            return blocks.head_loss(
-                used(last) | used(0), x, targets, model, blocks.Ways(linears(0))
-            )
-        return blocks.head_loss(used(last), x, targets, model, blocks.Ways(linears(last)))
+            return blocks.head_loss(used(last) | used(0), x, targets, model, Ways(linears(0)))
+        return blocks.head_loss(used(last), x, targets, model, Ways(linears(last)))
 
     def _mixture(self, sums: _Summed | None) -> Mixture:
         """Experts, of whose balance a step has the mean over blocks, micro-batches and ranks."""
@@ -439,7 +438,7 @@ class _Summed:
     def linears(
         self, p: Mapping[str, Tensor], names: tuple[str, ...], x: Tensor
     ) -> tuple[Tensor, ...]:
-        """As blocks.plain_linears; the gradients of the weights are added here."""
+        """As plain_linears; the gradients of the weights are added here."""
         factors = [
             products.Factor(
                 p[f"{name}.weight"].detach(),

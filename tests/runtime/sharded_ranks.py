@@ -89,10 +89,28 @@ COHERE: dict[str, object] = {
     "attention_pattern": ("1 local", "1 global"),
     "global_rope": False,
 }
+GPT_OSS: dict[str, object] = {
+    "ffn": 32,
+    "experts": 16,
+    "experts_per_token": 3,
+    "routing": {"score_bias": True},
+    "mlp": "clamped_swiglu",
+    "mlp_bias": True,
+    "qkv_bias": True,
+    "attention_output_bias": True,
+    "attention_sinks": True,
+    "heads": 16,
+    "head_dim": 8,
+    "sliding_window": 5,
+    "attention_pattern": ("1 local", "1 global"),
+}
 # Parts of families that Llama has not, in tied models.
 FAMILIES = {
     name: parts | {"tied_embeddings": True}
-    for name, parts in (("gemma", GEMMA), ("olmo", OLMO_AND_GRANITE), ("cohere", COHERE))
+    for name, parts in (
+        *(("gemma", GEMMA), ("olmo", OLMO_AND_GRANITE), ("cohere", COHERE)),
+        ("gpt-oss", GPT_OSS),
+    )
 }
 EXPERTS = {"ffn": 32, "experts": 4, "experts_per_token": 2, "router_loss": 0.1}
 BESIDE = EXPERTS | {

@@ -102,6 +102,10 @@ def _model(**changes: object) -> ModelSpec:
     return tiny_model(layers=1, router_loss=0.1, **sizes | changes)
 
 
+# Experts with biases and a clamped activation, as GPT-OSS has them.
+STYLES = [{}, {"mlp": "clamped_swiglu", "mlp_bias": True}]
+
+
 def _mixture(case: _Case, *, kernels: bool = True, gated: bool = True) -> Mixture:
     training = tiny_training(1, precision="bf16")
     library = generated.library_for(training, DEVICE) if kernels else None
@@ -131,9 +135,12 @@ def _no_waiting() -> Iterator[None]:
 
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.usefixtures("_no_waiting")
-def test_nothing_waits_and_graphs_repeat_it(*, kernels: bool, gated: bool) -> None:
-    model = _model()
+def test_nothing_waits_and_graphs_repeat_it(
+    style: dict[str, object], *, kernels: bool, gated: bool
+) -> None:
+    model = _model(**style)
     case = _Case.of(model)
     run = _passes(case, model, _mixture(case, kernels=kernels, gated=gated))
     before = [one.clone() for one in run()]  # kernels are compiled and loaded
@@ -153,8 +160,9 @@ def test_nothing_waits_and_graphs_repeat_it(*, kernels: bool, gated: bool) -> No
     assert not torch.equal(repeated[0], before[0])
 
 
-def test_kernels_of_rows_compute_what_torchs_operators_do() -> None:
-    model = _model()
+@pytest.mark.parametrize("style", STYLES)
+def test_kernels_of_rows_compute_what_torchs_operators_do(style: dict[str, object]) -> None:
+    model = _model(**style)
     case = _Case.of(model)
     ours, plain = (
         [one.clone() for one in _passes(case, model, _mixture(case, kernels=kernels))()]
@@ -165,7 +173,7 @@ def test_kernels_of_rows_compute_what_torchs_operators_do() -> None:
 
 
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("changes", [{}, {"experts": 4, "experts_per_token": 1, "ffn": 2048}])
+@pytest.mark.parametrize("changes", [*STYLES, {"experts": 4, "experts_per_token": 1, "ffn": 2048}])
 def test_a_backward_needs_no_more_than_was_counted(
     changes: dict[str, object], *, gated: bool
 ) -> None:

@@ -23,7 +23,7 @@ from tests.runtime.checkpoints import running
 from tests.runtime.harness import Run, same, state_of, together
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.runtime.reference import State
-from tests.runtime.sharded_ranks import results, run_rank, write_plans
+from tests.runtime.sharded_ranks import GPT_OSS, results, run_rank, write_plans
 from tests.toys import kind_placement
 
 pytestmark = pytest.mark.gpu
@@ -57,6 +57,8 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object], Recompute, Tier, Ti
     "experts": (MOE, {}, Recompute.NONE, Tier.GPU, Tier.GPU),
     "experts-mlp": (MOE, {}, Recompute.MLP, Tier.GPU, Tier.GPU),
     "experts-full": (MOE, {}, Recompute.FULL, Tier.GPU, Tier.GPU),
+    "gpt-oss": (GPT_OSS, {}, Recompute.NONE, Tier.GPU, Tier.GPU),
+    "gpt-oss-mlp": (GPT_OSS, {}, Recompute.MLP, Tier.GPU, Tier.GPU),
     "sgd": (LLAMA, {"optimizer": Optimizer(name="sgd")}, Recompute.NONE, Tier.GPU, Tier.GPU),
 }
 

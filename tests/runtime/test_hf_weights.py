@@ -18,12 +18,14 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from bigplan.errors import InputError, RefusedError
-from bigplan.rectangle import all_of
-from bigplan.runtime.hf_export import write_folder
+from bigplan.rectangle import Rectangle, all_of
+from bigplan.runtime.hf_export import joined, write_folder
 from bigplan.runtime.hf_weights import HfFolder
 from bigplan.spec.hf.config import load_hf_config
+from bigplan.spec.hf.weights import hf_tensors
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from tests.examples import examples
@@ -195,6 +197,41 @@ def test_quantised_weights_are_refused(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.int8)
     save_file(tensors, folder / "model.safetensors")
     assert "lm_head.weight is stored as I8" in _refused(folder, model)
+
+
+def test_experts_in_mxfp4_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    config = transformers.AutoConfig.for_model("gpt_oss", **CASES["gpt-oss"][1] | sizes)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
+    theirs.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    written["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    tensors, generator = load_file(tmp_path / "model.safetensors"), torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, inner, outer = tensors[name].shape
+        shape = count, outer, inner // 32
+        blocks = torch.randint(256, (*shape, 16), generator=generator).byte()
+        scales = torch.randint(100, 135, shape, generator=generator).byte()
+        tensors[name] = convert_moe_packed_tensors(blocks, scales)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    kept = {n: t for n, t in tensors.items() if not n.endswith(("gate_up_proj", "down_proj"))}
+    save_file(kept, tmp_path / "model.safetensors")
+    model = load_hf_config(tmp_path / "config.json")
+    found, values = HfFolder.open(tmp_path, model), _of(_read(tmp_path, model))
+    for tensor in hf_tensors("gpt_oss", model):
+        parts = [values(p.layer, p.parameter) for p in tensor.pieces]
+        experts = [p.parameter.experts for p in tensor.pieces]
+        own = [
+            part[piece.expert :: count] if count else part
+            for part, piece, count in zip(parts, tensor.pieces, experts, strict=True)
+        ]
+        assert torch.equal(joined(tensor, own), tensors[tensor.name]), tensor.name
+    part = Rectangle("experts.down_proj.weight", 10, 41, 40, 150)
+    parameter = next(p for p in model.kinds()["block"] if p.name == part.parameter)
+    whole = values(1, parameter)
+    expected = whole.view(parameter.matrix)[part.in_matrix]
+    assert torch.equal(found.values(1, parameter, part), expected)
 
 
 def test_another_model_is_told_apart(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.runtime import generated, shared
-from bigplan.runtime.blocks import keep
+from bigplan.runtime.ways import keep
 from tests.runtime.harness import execute
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.runtime.rounding import check_within_rounding

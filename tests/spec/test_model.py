@@ -204,8 +204,8 @@ def test_experts() -> None:
         ({"experts": 8}, "`experts_per_token` is 0, which must be from 1 to `experts` 8"),
         ({"experts": 8, "experts_per_token": 9}, "is 9, which must be from 1 to `experts` 8"),
         (
-            {"experts": 8, "experts_per_token": 2, "mlp": "gelu", "mlp_bias": True},
-            "`experts` 8 with `mlp: gelu` and `mlp_bias`, but experts are swiglu MLPs without",
+            _EIGHT | {"mlp": "gelu", "parallel_residual": True},
+            "`experts` 8 with `mlp: gelu` and `parallel_residual`, but experts are swiglu MLPs, c",
         ),
         (
             {"experts": 8, "experts_per_token": 2, "parallel_residual": True},
@@ -221,6 +221,12 @@ def test_experts() -> None:
             _EIGHT | {"router_loss": 0.1, "routing": {"scores": "sigmoid"}},
             "`router_loss` 0.1 balances a softmax, but `routing.scores` is sigmoid; remove it",
         ),
+        (_EIGHT | {"mlp_bias": True, "shared_ffn": 8}, "`mlp_bias` of experts with `shared_ffn`"),
+        (
+            _EIGHT | {"mlp": "clamped_swiglu", "dense_blocks": 1, "dense_ffn": 8},
+            "`mlp: clamped_swiglu` of experts with `dense_blocks`, whose MLPs have neither",
+        ),
+        ({"mlp": "clamped_swiglu"}, "`mlp: clamped_swiglu` without `experts`"),
         (_EIGHT | {"routing": {"groups": 3}}, "`routing.groups` 3 must divide `experts` 8 into"),
         (_EIGHT | {"routing": {"groups": 8}}, "into groups of two or more, the two best of which"),
         (
@@ -251,6 +257,16 @@ def test_layer_sequence() -> None:
         ({"num_experts": 8}, "unknown key 'num_experts'; did you mean 'experts'?"),
         ({"shared_experts": 1}, "`shared_experts`: experts of other kinds, or as other tools"),
         ({"shared_norm": True}, "`shared_norm` without `parallel_residual`: MLPs that come after"),
+        ({"attention_sinks": True, "score_cap": 5.0}, "`attention_sinks` with `score_cap`, whose"),
+        (
+            {"attention_sinks": True, "positions": "alibi"},
+            "`attention_sinks` with `positions: alibi`, whose kernels take no sinks; remove one",
+        ),
+        (
+            {"rope_scaling": {"name": "linear", "factor": 2.0, "attention_factor": 1.1}},
+            "`attention_factor` is of yarn and longrope, `rounded` of yarn, and `name` is linear",
+        ),
+        ({"qk_norm_turned": True}, "`qk_norm_turned` is of `qk_norm` of each head"),
         ({"qk_norm_whole": True}, "`qk_norm_whole` without `qk_norm`; state it"),
         ({"head_bias": True, "tied_embeddings": True}, "`head_bias` with `tied_embeddings`, which"),
         ({"norms": "after", "parallel_residual": True}, "`norms` after with `parallel_residual`"),

@@ -39,7 +39,7 @@ def test_experts_are_those_of_the_shipped_model_of_that_name() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"model_name": "GPT OSS 120B"}, "not those of a shipped model"),
+        ({"model_name": "GPT OSS 12B"}, "not those of a shipped model"),
         ({"model_name": "qwen3-8b"}, "not those of a shipped model"),
         ({"layers": 4}, "layers differ from those of the shipped qwen3-30b-a3b"),
         ({"framework": "torchtitan"}, "other than Megatron Core run experts"),
@@ -63,6 +63,10 @@ def test_what_is_skipped_says_why(columns: dict[str, object], reason: str) -> No
         ({"model_name": "DeepSeekV3", "gpu": "GB200", "precision": "bf16"}, True, False),
         ({"model_name": "DeepSeekV3", "gpu": "GB200", "precision": "fp8"}, True, True),
         ({"model_name": "DeepSeekV3", "gpu": "H100-80GB"}, True, True),
+        ({"model_name": "GPT OSS 120B", "gpu": "GB200"}, False, True),
+        ({"model_name": "GPT OSS 120B", "gpu": "GB300"}, False, False),
+        ({"model_name": "GPT OSS 120B", "gpu": "B300"}, True, False),
+        ({"model_name": "GPT OSS 120B", "gpu": "B300", "precision": "fp8"}, True, True),
         ({"framework": "Megatron-Core moe_dev(f3e6c5)", "notes": "dispatcher DeepEP"}, True, True),
         ({"framework": "Megatron-Core main(1e057005)"}, False, False),
     ],
@@ -70,6 +74,7 @@ def test_what_is_skipped_says_why(columns: dict[str, object], reason: str) -> No
 def test_how_tokens_reach_experts(columns: dict[str, object], once: bool, beside: bool) -> None:
     sizes = {
         "Qwen3_235B_a22B": {"layers": 94, "hidden": 4096, "ffn": 1536},
+        "GPT OSS 120B": {"layers": 36, "hidden": 2880, "ffn": 2880},
         "DeepSeekV3": {"layers": 61, "hidden": 7168, "ffn": 2048},
     }.get(str(columns.get("model_name")), {})
     framework = run_of(routed(**(columns | sizes))).framework
@@ -100,7 +105,7 @@ def test_modules_run_again_as_the_notes_say() -> None:
 
 
 def test_shipped_rows_with_experts_are_in_tables_of_their_own() -> None:
-    """34 runs of Qwen3 30B and 235B are priced, and 22 of DeepSeek-V2 and V3."""
+    """34 runs of Qwen3 30B and 235B are priced, 22 of DeepSeek-V2 and V3, 16 of GPT-OSS."""
     rows = [one for one in completed(read_rows()) if one.moe]
     scored = score(rows)
     found = group_quality(scored)
@@ -108,9 +113,9 @@ def test_shipped_rows_with_experts_are_in_tables_of_their_own() -> None:
         *("all with experts", "experts, trust A", "experts, trust B"),
         *("mbridge, with experts", "moezoo, with experts", "simumax, with experts"),
     }
-    assert [found[name].n for name in ("all with experts", "experts, trust A")] == [56, 18]
+    assert [found[name].n for name in ("all with experts", "experts, trust A")] == [72, 22]
     priced = {one.id for one in scored if one.status == "scored"}
-    known = ("Qwen3", "DeepSeek")
+    known = ("Qwen3", "DeepSeek", "GPT OSS")
     assert all(one.model_name.startswith(known) for one in rows if one.id in priced)
     # What is known of such runs is worse than of dense ones, and stays within this.
     assert found["all with experts"].mape < 30

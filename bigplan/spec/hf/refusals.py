@@ -33,7 +33,6 @@ def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
 _OTHER_EXPERTS = {
     "dbrx": "queries, keys and values are clipped, and its norms are layer norms without biases",
     "deepseek_v32": "its attention sees those tokens alone that an index of its own picks",
-    "gpt_oss": "its experts have biases and clamp their gates, and attention has sinks",
     "granitemoe": "residuals, scores and logits are scaled",
     "grok-1": "its norms stand before and after, and scores and logits are capped",
     "jamba": "most of its blocks are state-space models",
@@ -78,6 +77,7 @@ def refuse_experts(
 
 # Dense decoders that people train, and what their blocks have that no block here has.
 _OTHER_BLOCKS = {
+    "apertus": "its activation, xIELU, has trained numbers of its own",
     "gemma3": "it has a vision tower",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
 }
@@ -109,9 +109,15 @@ _FOREIGN_KEYS = (
 )
 
 
+# Quantised files that are read, as what they were made of in bf16.
+_READ_QUANTISED = (("gpt_oss", "mxfp4"),)
+
+
 def refuse_foreign(config: Mapping[str, Any], where: str) -> None:
     """Quantised weights, and anything else that is no decoder-only transformer."""
-    if config.get("quantization_config") not in _OFF:
+    quantised = config.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    if quantised not in _OFF and (config["model_type"], method) not in _READ_QUANTISED:
         raise RefusedError(
             f"{where}: `quantization_config` is set: its files hold quantised weights, which are "
             "not read; take a bf16 copy of the model, or remove the key to plan without its weights"

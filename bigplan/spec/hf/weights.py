@@ -6,7 +6,7 @@ the families have those names (bigplan/spec/hf/families).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +33,8 @@ class Stored:
     """A parameter within a tensor, once that is [out, in], or a vector.
 
     The tensor is made of cycles: `run` rows of the parameter in each, below `above` rows of others.
-    If experts take turns in the parameter's rows, one expert's are all of the tensor.
+    If experts take turns in the parameter's rows, one expert's are all of the tensor, or if it is
+    `stacked`, all of its entry of this expert.
     """
 
     tensor: str
@@ -44,6 +45,7 @@ class Stored:
     expert: int = 0
     experts: int = 1
     pairs: Pairs | None = None  # how the file orders the rows of each head; None: as we do
+    stacked: bool = False  # the tensor has a matrix for each expert
 
     def before(self, row: int) -> int:
         """Rows of other parameters above a row of this one."""
@@ -77,13 +79,15 @@ class HfTensor:
     runs: tuple[int, ...]  # rows of each piece in a cycle
     transposed: bool
     pairs: tuple[Pairs | None, ...]  # of each piece, as Stored's
+    stacked: int = 0  # matrices of as many experts, whose pieces take turns; 0: it is one matrix
 
     @property
     def shape(self) -> tuple[int, ...]:
         """As the file has it."""
-        rows = sum(piece.shape[0] for piece in self.pieces)
+        rows = sum(piece.shape[0] for piece in self.pieces[:: self.stacked or 1])
         shape = (rows, *self.pieces[0].shape[1:])
-        return shape[::-1] if self.transposed else shape
+        matrix = shape[::-1] if self.transposed else shape
+        return (self.stacked, *matrix) if self.stacked else matrix
 
 
 def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> tuple[Stored, ...]:
@@ -93,6 +97,11 @@ def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> t
     tensors = FAMILIES[family].tensors
     module, _, part = parameter.name.rpartition(".")
     rows = parameter.shape[0] // parameter.experts
+    if parameter.name in tensors.names:
+        every = _stored(family, model, layer, parameter)
+        whole = replace(every, experts=parameter.experts, stacked=True)
+        whole = whole if every.cycle else replace(whole, run=rows)
+        return tuple(replace(whole, expert=expert) for expert in range(parameter.experts))
     return tuple(
         Stored(
             f"{tensors.names[module].format(layer - 1, expert=expert)}.{part}",
@@ -109,8 +118,9 @@ def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> 
     tensors = FAMILIES[family].tensors
     module, _, part = parameter.name.rpartition(".")
     names = {**tensors.names, **(tensors.with_shared_norm if model.shared_norm else {})}
-    name = names.get(parameter.name, f"{names[module]}.{part}").format(layer - 1)
+    name = (names.get(parameter.name) or f"{names[module]}.{part}").format(layer - 1)
     transposed, rows = part == "weight" and module in tensors.transposed, parameter.shape[0]
+    transposed = transposed or parameter.name in tensors.transposed
     if parameter.constant:
         rows = parameter.shape[1]
     group = next((modules for modules in tensors.fused if module in modules), None)
@@ -120,6 +130,8 @@ def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> 
         return Stored(name, rows, transposed, pairs=pairs)
     shapes = {p.name: p.shape for p in model.kinds()[model.layer_sequence()[layer]]}
     cycles = model.kv_heads if module in tensors.by_head else 1
+    if module in tensors.in_turns:
+        cycles = rows
     runs = [shapes[f"{other}.{part}"][0] // cycles for other in group]
     place = group.index(module)
     return Stored(name, runs[place], transposed, sum(runs[:place]), sum(runs), pairs=pairs)
@@ -140,6 +152,7 @@ def hf_tensors(family: str, model: ModelSpec) -> tuple[HfTensor, ...]:
             tuple(place.run for _, place in parts),
             transposed,
             tuple(place.pairs for _, place in parts),
+            parts[0][1].experts if parts[0][1].stacked else 0,
         )
         for (name, transposed), parts in pieces.items()
     )

@@ -215,6 +215,9 @@ def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str
     told = {"num_experts_per_tok": spec.experts_per_token, "router_aux_loss_coef": spec.router_loss}
     if spec.latent_attention is not None:
         return _of_deepseek(spec, llama)
+    if spec.attention_sinks:  # the others are transformers' defaults
+        told = {"num_local_experts": spec.experts, "num_hidden_layers": spec.layers}
+        return "gpt_oss", told
     if spec.routed_by.bias:
         return "glm4_moe", llama | {
             "moe_intermediate_size": spec.ffn,
@@ -383,6 +386,9 @@ _PUBLISHED = {
     "qwen3-32b": (32_762_123_264, 0),
     "mixtral-8x7b": (46_702_792_704, 0),
     "qwen3-30b-a3b": (30_532_122_624, 0),
+    # arXiv 2508.10925, table 1
+    "gpt-oss-20b": (20.91e9, 0.005e9),
+    "gpt-oss-120b": (116.83e9, 0.005e9),
     "qwen3-235b-a22b": (235_093_634_560, 0),
     "bloom-176b": (176_247_271_424, 0),
     "gpt2-xl": (1_557_611_200, 0),
@@ -450,6 +456,14 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
     assert count == pytest.approx(billions, rel=0.02)
 
 
+@pytest.mark.parametrize(("name", "billions"), [("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)])
+def test_published_counts_without_the_token_table(name: str, billions: float) -> None:
+    """As arXiv 2508.10925, table 1, counts what a token passes."""
+    model = find_model(name)
+    count = model.active_parameter_count - model.vocab * model.hidden
+    assert count / 1e9 == pytest.approx(billions, abs=0.005)
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
@@ -505,8 +519,13 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
         ("stablelm", {"qk_layernorm": True}, "`qk_layernorm` is True"),
         ("stablelm", {"use_parallel_residual": True}, "`use_parallel_residual` is True"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
-        ("gpt_oss", {}, "model_type 'gpt_oss' is not supported: its experts have biases"),
-        ("deepseek_v32", {}, "glm4_moe, dots1, deepseek_v3, deepseek_v2, kimi_k2, or a dense one"),
+        (
+            "apertus",
+            {},
+            "model_type 'apertus' is not supported: its activation, xIELU, has trained",
+        ),
+        ("gpt_oss", {"swiglu_limit": 10.0}, "`swiglu_limit` is 10.0, which is not supported"),
+        ("deepseek_v32", {}, "deepseek_v3, deepseek_v2, kimi_k2, gpt_oss, or a dense one"),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),
         ("llama", {"num_experts": 8}, "`num_experts` is 8"),
@@ -642,6 +661,10 @@ def test_rope_scaling(key: str) -> None:
     yarn = from_hf_config(base | {key: {"rope_type": "yarn", "factor": 4.0}}).rope_scaling
     assert yarn is not None
     assert (yarn.name, yarn.original_length) == ("yarn", _SMALL["max_position_embeddings"])
+    stated = {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.7, "truncate": False}
+    yarn = from_hf_config(base | {key: stated}).rope_scaling
+    assert yarn is not None
+    assert (yarn.angle_factor, yarn.rounded) == (1.7, False)
     assert from_hf_config(base | {key: {"rope_type": "default"}}).rope_scaling is None
     for unknown in ({"rope_type": "mrope"}, {"factor": 2.0, "type": 3}):
         with pytest.raises(RefusedError, match=f"`{key}` is .* supported: rope_type default"):
@@ -729,6 +752,7 @@ def test_what_deepseek_v3_says_of_experts_is_a_model() -> None:
     assert model.routed_by.model_dump() == {
         "scores": "sigmoid",
         "bias": True,
+        "score_bias": False,
         "groups": 8,
         "groups_per_token": 4,
         "group_best": 2,

@@ -82,6 +82,10 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
         beside = ModelSpec.model_validate(model.model_dump() | others | {"routing": {"bias": True}})
         names = [p.name for kind in beside.kinds().values() for p in kind]
         named |= {*(name.rpartition(".")[0] for name in names), ROUTER_BIAS}
+        own = {"attention_sinks": True, "mlp_bias": True, "routing": {"score_bias": True}}
+        biased = ModelSpec.model_validate(model.model_dump() | own | {"shared_ffn": 0})
+        names = [p.name for kind in biased.kinds().values() for p in kind]
+        named |= {*names, *(name.rpartition(".")[0] for name in names)}
     return named
 
 
@@ -99,10 +103,12 @@ def test_families_name_modules_that_there_are(family: str) -> None:
         experts=experts,
         shared_ffn=0,
     )
+    # A module is known by its own name, or by those of its parameters.
+    known = {*tensors.names, *(name.rpartition(".")[0] for name in tensors.names)}
     # Norms before attention and MLP are not there in some families, or one is there for both.
-    assert least - {"input_norm", "post_norm"} <= set(tensors.names)
+    assert least - {"input_norm", "post_norm"} <= known
     fused = {module for group in tensors.fused for module in group}
-    assert {*tensors.transposed, *fused} <= set(tensors.names)
+    assert {*tensors.transposed, *fused, *tensors.in_turns} <= known
 
 
 def _places(family: str, model: ModelSpec, layer: int) -> dict[str, Stored]:

@@ -17,8 +17,10 @@ from bigplan.spec.hf.families.gemma import GEMMA, GEMMA2, GEMMA3
 from bigplan.spec.hf.families.glm import GLM, GLM4
 from bigplan.spec.hf.families.gpt2 import GPT2
 from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
+from bigplan.spec.hf.families.gpt_oss import GPT_OSS
 from bigplan.spec.hf.families.gptj import GPTJ
 from bigplan.spec.hf.families.granite import GRANITE
+from bigplan.spec.hf.families.hunyuan import HUNYUAN
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
 from bigplan.spec.hf.families.ministral import MINISTRAL
 from bigplan.spec.hf.families.olmo import OLMO2, OLMO3
@@ -72,4 +74,6 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v2": DEEPSEEK_V2,
     "kimi_k2": DEEPSEEK_V3,
+    "gpt_oss": GPT_OSS,
+    "hunyuan_v1_dense": HUNYUAN,
 }

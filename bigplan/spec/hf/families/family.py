@@ -15,13 +15,15 @@ class Tensors:
     """How a family's files name and store the modules of bigplan/spec/layers.py.
 
     `{}` in a name is the block's number, from 0. Files of most families keep a matrix [out, in].
-    `{expert}` is an expert's number, from 0: each has a tensor of its own, [out, in].
+    `{expert}` is an expert's number, from 0: each has a tensor of its own, [out, in]. If experts'
+    parameters have names, not their modules, each is one tensor, by expert first.
     """
 
-    names: Mapping[str, str]  # module -> its name in the files
-    transposed: tuple[str, ...] = ()  # modules whose matrices are [in, out]
+    names: Mapping[str, str]  # module, or a parameter -> its name in the files
+    transposed: tuple[str, ...] = ()  # modules whose matrices are [in, out], and parameters
     fused: tuple[tuple[str, ...], ...] = ()  # modules stored as one matrix, one below another
     by_head: tuple[str, ...] = ()  # those whose rows are grouped by key head, not by module
+    in_turns: tuple[str, ...] = ()  # those whose rows take turns, not stand below another
     # Modules whose files have the two rows of each pair that rope turns beside each other. Ours are
     # half of the turned columns apart; scores are the same, since queries and keys both are so.
     paired: tuple[str, ...] = ()

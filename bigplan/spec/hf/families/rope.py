@@ -9,7 +9,7 @@ from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.rope_scaling import FAST, SLOW, RopeScaling
 
 _LENGTH = "original_max_position_embeddings"
-_PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, which holds everything
+PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, which holds everything
 _OF_YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # which files call so, too
 _FIELDS = {
     "factor": "factor",
@@ -18,19 +18,21 @@ _FIELDS = {
     "original_length": "original_max_position_embeddings",
     "short_factors": "short_factor",
     "long_factors": "long_factor",
+    "rounded": "truncate",
+    "attention_factor": "attention_factor",
     **{field: field for field in _OF_YARN},
 }
 _OLD_NAMES = {"su": "longrope"}
 
 
 def _within(key: str) -> tuple[str, ...]:
-    return tuple(f"{place}.{key}" for place in _PLACES)
+    return tuple(f"{place}.{key}" for place in PLACES)
 
 
 ROPE_KEYS: Mapping[str, tuple[str, ...]] = {
     "rope_theta": (*_within("rope_theta"), "rope_theta"),
     "rotary_fraction": (*_within("partial_rotary_factor"), "partial_rotary_factor"),
-    "rope_scaling": _PLACES,
+    "rope_scaling": PLACES,
     "rope_scaling.name": (*_within("rope_type"), *_within("type")),
     **{f"rope_scaling.{field}": _within(key) for field, key in _FIELDS.items()},
 }
@@ -60,15 +62,16 @@ def read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, Any
     length = rope.get(_LENGTH, reader.config.get(_LENGTH))
     if length is None and name in ("llama3", "yarn", "longrope"):
         length = reader.count("max_position_embeddings")
-    if name == "yarn" and (rope.get("attention_factor") or rope.get("truncate") is False):
-        place = next(place for place in _PLACES if reader.mapping(place))
-        reader.refuse(place, "yarn without `attention_factor`, with bounds that are truncated")
     fields = {"name": name} | {field: rope.get(key) for field, key in _FIELDS.items()}
     fields["original_length"] = length
     if name == "longrope":
         fields |= _read_longrope(rope, reader, length)
     of_yarn = {field: fields.pop(field) or None for field in _OF_YARN}
+    rounded, stated = fields.pop("rounded"), fields.pop("attention_factor")
+    if name in ("yarn", "longrope"):
+        fields["attention_factor"] = stated
     if name == "yarn":
+        fields["rounded"] = rounded
         of_yarn["beta_fast"] = of_yarn["beta_fast"] or FAST
         of_yarn["beta_slow"] = of_yarn["beta_slow"] or SLOW
         fields |= of_yarn
@@ -77,9 +80,6 @@ def read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, Any
 
 def _read_longrope(rope: Mapping[str, Any], reader: ConfigReader, length: object) -> dict[str, Any]:
     """Its factor is the ratio of the longest sequence to those of the pre-training, if not told."""
-    if rope.get("attention_factor") is not None:
-        place = next(place for place in _PLACES if reader.mapping(place))
-        reader.refuse(place, "longrope without `attention_factor`")
     if rope.get("factor") is not None or not isinstance(length, int) or length < 1:
         return {}
     return {"factor": reader.count("max_position_embeddings") / length}
@@ -90,6 +90,8 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
     fields = {key: getattr(scaling, field) for field, key in _FIELDS.items()}
+    if scaling.rounded:  # as all files have it that say nothing
+        del fields[_FIELDS["rounded"]]
     for field in _OF_YARN:
         if scaling.name != "yarn" or not getattr(scaling, field):
             del fields[_FIELDS[field]]

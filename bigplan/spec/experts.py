@@ -1,0 +1,79 @@
+"""What the fields of a model with experts may be together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bigplan.errors import InputError
+
+OF_EXPERTS = (  # keys that say something only where there are experts
+    *("experts", "experts_per_token", "router_normalised", "router_loss", "routing"),
+    *("shared_ffn", "shared_gate", "dense_blocks", "dense_ffn"),
+)
+
+
+def check_experts(model: Any) -> None:
+    """Raise InputError where an Architecture's fields of experts contradict each other, or others.
+
+    Any, because that module imports this one.
+    """
+    if model.mlp == "clamped_swiglu" and not model.experts:
+        raise InputError(
+            "`mlp: clamped_swiglu` without `experts`, which alone have it; "
+            "state them, or use swiglu"
+        )
+    if not model.experts:
+        values = {key: getattr(model, key) for key in OF_EXPERTS[1:]}
+        usual = {key: type(model).model_fields[key].default for key in values}
+        unused = [
+            f"`{key}`" if key == "routing" else f"`{key}` {value:g}"
+            for key, value in values.items()
+            if value != usual[key] and key != "router_normalised"
+        ]
+        if unused:
+            raise InputError(
+                f"{' and '.join(unused)} without `experts`; state `experts`, or remove it"
+            )
+        return
+    if not 1 <= model.experts_per_token <= model.experts:
+        raise InputError(
+            f"`experts_per_token` is {model.experts_per_token}, which must be from 1 to "
+            f"`experts` {model.experts}; correct it"
+        )
+    if problem := model.routed_by.problem(model.experts, model.experts_per_token):
+        raise InputError(problem)
+    if model.routed_by.scores == "sigmoid" and model.router_loss:
+        raise InputError(
+            f"`router_loss` {model.router_loss:g} balances a softmax, but `routing.scores` is "
+            "sigmoid; remove it"
+        )
+    if model.shared_gate and not model.shared_ffn:
+        raise InputError(
+            "`shared_gate` without `shared_ffn`, the MLP that it gates; state it, or remove it"
+        )
+    if bool(model.dense_blocks) != bool(model.dense_ffn):
+        raise InputError(
+            f"`dense_blocks` is {model.dense_blocks} and `dense_ffn` {model.dense_ffn}, the "
+            "inner width of their MLP; state both, or remove both"
+        )
+    if model.dense_blocks >= model.layers:
+        raise InputError(
+            f"`dense_blocks` {model.dense_blocks} of `layers` {model.layers} leaves no block "
+            "with experts; use fewer, or remove `experts`"
+        )
+    unlike = {
+        f"`mlp: {model.mlp}`": model.mlp not in ("swiglu", "clamped_swiglu"),
+        "`parallel_residual`": model.parallel_residual,
+    }
+    if found := [name for name, there in unlike.items() if there]:
+        raise InputError(
+            f"`experts` {model.experts} with {' and '.join(found)}, but experts are swiglu "
+            "MLPs, clamped or not, after attention; change that, or remove `experts`"
+        )
+    own = {"`mlp_bias`": model.mlp_bias, "`mlp: clamped_swiglu`": model.mlp != "swiglu"}
+    found = [name for name, there in own.items() if there]
+    if found and (model.shared_ffn or model.dense_blocks):
+        beside = "shared_ffn" if model.shared_ffn else "dense_blocks"
+        raise InputError(
+            f"{' and '.join(found)} of experts with `{beside}`, whose MLPs have neither; remove one"
+        )
