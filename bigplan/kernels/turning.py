@@ -104,9 +104,9 @@ def _part(
         a += tl.sum(one.to(tl.float32), 0)
         b += tl.sum(two.to(tl.float32), 0)
     c, s = _angles(cos, sin, at, i, i < HALF, HALF)
-    to, dtype = by_shared + token * 2 * HALF, by_shared.dtype.element_ty
-    tl.store(to + first, (a * c + b * s).to(dtype), mask=i < HALF)
-    tl.store(to + second, (b * c - a * s).to(dtype), mask=i < HALF)
+    last = by_shared + token * 2 * HALF
+    tl.store(last + first, (a * c + b * s).to(last.dtype.element_ty), mask=i < HALF)
+    tl.store(last + second, (b * c - a * s).to(last.dtype.element_ty), mask=i < HALF)
 
 
 def turn_(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, back: bool = False) -> None:
