@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from triton.errors import TritonError
 
-from benchmarks.experts import milliseconds
+from benchmarks.parts import milliseconds
 from bigplan.kernels import attention
 from bigplan.kernels.attention import ScoreRule, Tile, Tiles
 

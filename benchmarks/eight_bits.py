@@ -13,20 +13,26 @@ eight_bits.json and the runs. Without a GPU: nothing.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.experts import milliseconds
+from benchmarks.parts import (
+    CUDA,
+    Asked,
+    beside_promises,
+    bigplan,
+    gpu,
+    milliseconds,
+    newest,
+)
 from bigplan.kernels import eight_bits as kernel
-from bigplan.launcher.record import read_record
 from bigplan.runtime.eight_bits import GRADIENTS, VALUES, EightBits, multiplied
 from bigplan.runtime.matrices import AS_STORED, Matrices
 from bigplan.spec.catalog import find_model
@@ -123,44 +129,28 @@ def _both(out: Path, model: str, *arguments: str) -> dict[str, Any]:
     for low in (False, True):
         name = "fp8" if low else "bf16"
         runs = out / f"{Path(model).stem}-{name}"
-        _bigplan(
+        bigplan(
             *("launch", "--model", model, "--cluster", str(out / "cluster.yaml"), *arguments),
             *("--precision", "bf16", "--engine", "native", "--checkpoint-keep", "0"),
             *("--fp8-gemms" if low else "--no-fp8-gemms", "--run-dir", str(runs)),
         )
-        record = read_record(next(runs.iterdir()))
-        found[name] = {
-            "seconds": median(metric.seconds for metric in record.metrics[2:]),
-            "promised": record.summary.predicted_step_seconds,
-            "losses": [metric.loss for metric in record.metrics],
-            "memory": {row.tier: [row.measured, row.predicted] for row in record.summary.memory},
-            "decisions": record.plan.strategy.model_dump(),
-        }
+        found[name] = beside_promises(newest(runs.iterdir()))
     return found
-
-
-def _bigplan(*arguments: str) -> None:
-    command = "from bigplan.cli import main; main()"
-    subprocess.run([sys.executable, "-c", command, *arguments], check=True)
 
 
 def main() -> None:
     """All parts, or those that are named."""
-    if len(sys.argv) < 2 or not torch.cuda.is_available():
+    if not CUDA:
         sys.exit(__doc__)
-    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
-    out.mkdir(parents=True, exist_ok=True)
-    if not (out / "cluster.yaml").exists():
-        _bigplan("detect", "--folder", str(out), "--out", str(out / "cluster.yaml"))
-    results = out / "eight_bits.json"
-    found = json.loads(results.read_text()) if results.exists() else {}
-    run = {"casts": casts, "products": products, "steps": partial(steps, out)}
-    run["curves"] = partial(curves, out)
-    for part in parts:
-        found[part] = run[part]()
-        print(part, json.dumps(found[part], indent=1), flush=True)
-        results.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    asked = Asked.of(__doc__, "eight_bits", PARTS)
+    asked.cluster()
+    run = {"casts": casts, "products": products, "steps": partial(steps, asked.out)}
+    run["curves"] = partial(curves, asked.out)
+    for part in asked.parts:
+        one = run[part]()
+        print(part, json.dumps(one, indent=1), flush=True)
+        asked.keep(part, one)
+    print(f"torch {torch.__version__}, {gpu()}")
 
 
 if __name__ == "__main__":

@@ -16,35 +16,38 @@ everything runs; its figures mean nothing.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.parts import (
+    CUDA,
+    Asked,
+    beside_promises,
+    bigplan,
+    gpu,
+    milliseconds,
+    newest,
+)
 from bigplan.cost.compute import Device, operator_seconds
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.experts import inner_bytes
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
-from bigplan.launcher.record import read_record
 from bigplan.runtime import expert_biases, experts, generated, mixture
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.mixture import EXPERTS, Mixture
-from bigplan.runtime.products import Sums
+from bigplan.runtime.sums import Sums
 from bigplan.runtime.tensor_parallel import ONE
-from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
-CUDA = torch.cuda.is_available()
 WHERE: Any = {"device": "cuda" if CUDA else "cpu", "dtype": torch.bfloat16}
 TOKENS = 8192 if CUDA else 64  # of a micro-batch
 STEPS = 8 if CUDA else 2
@@ -118,16 +121,6 @@ PARTS = {
     "beside": BESIDE,
     "gpt-oss": GPT_OSS,
 }
-
-
-def milliseconds(work: Callable[[], object]) -> float:
-    """The median."""
-    if not CUDA:
-        work()
-        return 0.0
-    import triton
-
-    return float(triton.testing.do_bench(work, warmup=50, rep=200, return_mode="median"))
 
 
 def _make(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -292,46 +285,24 @@ def steps(model: ModelSpec, out: Path) -> dict[str, Any]:
     path = out / f"{model.name}.yaml"
     path.write_text(to_yaml(model))
     length, batch, precision = (2048, 16, "bf16") if CUDA else (64, 4, "fp32")
-    _bigplan(
+    bigplan(
         *("launch", "--model", str(path), "--cluster", str(out / "cluster.yaml")),
         *("--seq-len", str(length), "--global-batch", str(batch), "--precision", precision),
         *("--engine", "native", "--steps", str(STEPS), "--checkpoint-keep", "0"),
         *("--run-dir", str(out / "runs")),
     )
-    record = read_record(sorted((out / "runs").glob(f"{model.name}-*"))[-1])
-    seconds = median(metric.seconds for metric in record.metrics[2:] or record.metrics)
-    found = {
-        "seconds": seconds,
-        "promised": record.summary.predicted_step_seconds,
-        "losses": [metric.loss for metric in record.metrics],
-        "memory": {row.tier: [row.measured, row.predicted] for row in record.summary.memory},
-        "decisions": record.plan.strategy.model_dump(),
-        "captured": record.plan.placement.captured,
-    }
+    record = newest((out / "runs").glob(f"{model.name}-*"))
+    found = beside_promises(record) | {"captured": record.plan.placement.captured}
     print(f"  {json.dumps(found)}", flush=True)
     return found
 
 
-def _bigplan(*arguments: str) -> None:
-    command = "from bigplan.cli import main; main()"
-    subprocess.run([sys.executable, "-c", command, *arguments], check=True)
-
-
 def main() -> None:
     """All parts, or those that are named; what was found before stays in the file."""
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or [*PARTS]
-    out.mkdir(parents=True, exist_ok=True)
-    cluster_file, results = out / "cluster.yaml", out / "experts.json"
-    if not cluster_file.exists():
-        devices = () if CUDA else ("--cpu-devices", "1")
-        _bigplan("detect", *devices, "--folder", str(out), "--out", str(cluster_file))
-    cluster = find_cluster(str(cluster_file))
-    name = torch.cuda.get_device_name() if CUDA else "no GPU: small, no times"
-    print(f"torch {torch.__version__}, {name}, {TOKENS} tokens; ms (priced)", flush=True)
-    found = json.loads(results.read_text()) if results.exists() else {}
-    for part in parts:
+    asked = Asked.of(__doc__, "experts", PARTS)
+    cluster, out = asked.cluster(), asked.out
+    print(f"torch {torch.__version__}, {gpu()}, {TOKENS} tokens; ms (priced)", flush=True)
+    for part in asked.parts:
         for model in PARTS[part]:
             print(f"{part} of {model.name}", flush=True)
             if part == "gpt-oss":
@@ -340,8 +311,7 @@ def main() -> None:
                 one = steps(model, out)
             else:
                 one = {"operators": operators, "memory": memory}[part](model, cluster)
-            found[f"{part} {model.name}"] = one | {"device": name, "torch": torch.__version__}
-            results.write_text(json.dumps(found, indent=1) + "\n")
+            asked.keep(f"{part} {model.name}", one)
 
 
 if __name__ == "__main__":

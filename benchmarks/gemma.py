@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -28,17 +26,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.experts import CUDA, milliseconds
+from benchmarks.parts import (
+    CUDA,
+    Asked,
+    beside_promises,
+    bigplan,
+    gpu,
+    milliseconds,
+    newest,
+)
 from benchmarks.plain_loop import masters_of
 from bigplan.cost.compute import Device, operator_seconds
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.operators import Attention
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
-from bigplan.launcher.record import read_record
 from bigplan.runtime import attention as torchs
 from bigplan.runtime import capped
-from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.catalog import find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.hf.config import to_hf_config
@@ -118,20 +123,13 @@ def steps(model: ModelSpec, out: Path) -> dict[str, Any]:
     """A launch's seconds a step and bytes, beside its promises."""
     path = out / f"{model.name}.yaml"
     path.write_text(to_yaml(model))
-    _bigplan(
+    bigplan(
         *("launch", "--model", str(path), "--cluster", str(out / "cluster.yaml")),
         *("--seq-len", str(LENGTH), "--global-batch", str(GLOBAL_BATCH)),
         *("--precision", "bf16" if CUDA else "fp32", "--engine", "native"),
         *("--steps", str(STEPS), "--checkpoint-keep", "0", "--run-dir", str(out / "runs")),
     )
-    record = read_record(sorted((out / "runs").glob(f"{model.name}-*"))[-1])
-    found = {
-        "seconds": median(metric.seconds for metric in record.metrics[2:] or record.metrics),
-        "promised": record.summary.predicted_step_seconds,
-        "losses": [metric.loss for metric in record.metrics],
-        "memory": {row.tier: [row.measured, row.predicted] for row in record.summary.memory},
-        "decisions": record.plan.strategy.model_dump(),
-    }
+    found = beside_promises(newest((out / "runs").glob(f"{model.name}-*")))
     print(f"  {json.dumps(found)}", flush=True)
     return found
 
@@ -183,26 +181,12 @@ def _plain_or_why(model: ModelSpec, *, compiled: bool) -> Mapping[str, Any]:
     return found
 
 
-def _bigplan(*arguments: str) -> None:
-    command = "from bigplan.cli import main; main()"
-    subprocess.run([sys.executable, "-c", command, *arguments], check=True)
-
-
 def main() -> None:
     """All parts, or those that are named; what was found before stays in the file."""
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
-    out.mkdir(parents=True, exist_ok=True)
-    cluster_file, results = out / "cluster.yaml", out / "gemma.json"
-    if not cluster_file.exists():
-        devices = () if CUDA else ("--cpu-devices", "1")
-        _bigplan("detect", *devices, "--folder", str(out), "--out", str(cluster_file))
-    cluster = find_cluster(str(cluster_file))
-    name = torch.cuda.get_device_name() if CUDA else "no GPU: small, no times"
-    print(f"torch {torch.__version__}, {name}, {GLOBAL_BATCH} x {LENGTH} tokens", flush=True)
-    found = json.loads(results.read_text()) if results.exists() else {}
-    for part in parts:
+    asked = Asked.of(__doc__, "gemma", PARTS)
+    cluster, out = asked.cluster(), asked.out
+    print(f"torch {torch.__version__}, {gpu()}, {GLOBAL_BATCH} x {LENGTH} tokens", flush=True)
+    for part in asked.parts:
         for model in MODELS:
             print(f"{part} of {model.name}", flush=True)
             if part == "plain":
@@ -212,8 +196,7 @@ def main() -> None:
                 }
             else:
                 one = steps(model, out) if part == "steps" else operators(model, cluster)
-            found[f"{part} {model.name}"] = one | {"device": name, "torch": torch.__version__}
-            results.write_text(json.dumps(found, indent=1) + "\n")
+            asked.keep(f"{part} {model.name}", one)
 
 
 if __name__ == "__main__":

@@ -14,25 +14,22 @@ runs; its figures mean nothing.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.experts import CUDA, WHERE, milliseconds, steps
+from benchmarks.experts import WHERE, steps
+from benchmarks.parts import CUDA, Asked, gpu, milliseconds
 from bigplan.cost.compute import Device, operator_seconds
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.operators import Attention
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime import latent, narrow_values, positions
-from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
@@ -152,29 +149,31 @@ def _cores(shape: RankShape) -> list[Attention]:
 
 
 def turning(cluster: Cluster) -> dict[str, Any]:
-    """Milliseconds of what turns queries and puts keys together, forward and backward."""
+    """Milliseconds of what turns queries and puts keys together, forward and backward.
+
+    By the kernels, and by plain torch's.
+    """
     length, widths = LENGTHS[0], MODEL.latent_attention
     assert widths is not None
     cos, sin = positions.rope_table(MODEL, length, WHERE["device"], WHERE["dtype"])
-    angles = latent.Angles(cos, sin, interleaved=True)
     q, *_ = _heads(length)
     plain = torch.randn(1, length, HEADS, widths.plain_dim, **WHERE).requires_grad_()
     shared = torch.randn(1, length, widths.rope_dim, **WHERE).requires_grad_()
-    turned, keys = latent.turned(q * 1.0, angles), latent.keys(plain, shared, angles)
-    by_q, by_keys = torch.randn_like(q), torch.randn_like(keys)
-    scratch = q.detach().clone()
-    forward = {
-        "queries": partial(latent.turned, scratch, angles),
-        "keys": partial(latent.keys, plain.detach(), shared.detach(), angles),
-    }
+    by_q, scratch = torch.randn_like(q), q.detach().clone()
+    found: dict[str, Any] = {}
     grad = partial(torch.autograd.grad, retain_graph=True)
-    backward = {
-        "queries": partial(grad, turned, q, by_q),
-        "keys": partial(grad, keys, (plain, shared), by_keys),
-    }
-    found: dict[str, Any] = {
-        name: [milliseconds(forward[name]), milliseconds(backward[name])] for name in forward
-    }
+    for name, by_kernel in {"": CUDA, " in plain torch": False}.items():
+        angles = latent.Angles(cos, sin, interleaved=True, by_kernel=by_kernel)
+        turned, keys = latent.turned(q * 1.0, angles), latent.keys(plain, shared, angles)
+        by_keys = torch.randn_like(keys)
+        found[f"queries{name}"] = [
+            milliseconds(partial(latent.turned, scratch, angles)),
+            milliseconds(partial(grad, turned, q, by_q)),
+        ]
+        found[f"keys{name}"] = [
+            milliseconds(partial(latent.keys, plain.detach(), shared.detach(), angles)),
+            milliseconds(partial(grad, keys, (plain, shared), by_keys)),
+        ]
     shape = _shape(length, cluster)
     for name, operator in (("queries", "rotary embedding"), ("keys", "keys")):
         found[f"{name}, priced"] = _priced(shape, cluster, operator)
@@ -205,27 +204,14 @@ def memory(cluster: Cluster) -> dict[str, Any]:
 
 def main() -> None:
     """All parts, or those that are named; what was found before stays in the file."""
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
-    out.mkdir(parents=True, exist_ok=True)
-    cluster_file, results = out / "cluster.yaml", out / "latent.json"
-    if not cluster_file.exists():
-        devices = () if CUDA else ("--cpu-devices", "1")
-        where = ("--folder", str(out), "--out", str(cluster_file))
-        command = "from bigplan.cli import main; main()"
-        subprocess.run([sys.executable, "-c", command, "detect", *devices, *where], check=True)
-    cluster = find_cluster(str(cluster_file))
-    name = torch.cuda.get_device_name() if CUDA else "no GPU: small, no times"
-    cudnn = torch.backends.cudnn.version()
-    print(f"torch {torch.__version__}, cuDNN {cudnn}, {name}; ms (priced)", flush=True)
-    found = json.loads(results.read_text()) if results.exists() else {}
+    asked, cudnn = Asked.of(__doc__, "latent", PARTS), torch.backends.cudnn.version()
+    cluster = asked.cluster()
+    print(f"torch {torch.__version__}, cuDNN {cudnn}, {gpu()}; ms (priced)", flush=True)
     works = {"attention": attention, "turning": turning, "memory": memory}
-    for part in parts:
+    for part in asked.parts:
         print(part, flush=True)
-        one = steps(MODEL, out) if part == "steps" else works[part](cluster)
-        found[part] = one | {"device": name, "torch": torch.__version__, "cudnn": cudnn}
-        results.write_text(json.dumps(found, indent=1) + "\n")
+        one = steps(MODEL, asked.out) if part == "steps" else works[part](cluster)
+        asked.keep(part, one, cudnn=cudnn)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ import gc
 import json
 import shutil
 import subprocess
-import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,13 +31,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import lora_packing
-from bigplan.launcher.record import read_record
+from benchmarks.parts import CUDA, Asked, bigplan, gpu, newest
 from bigplan.spec.catalog import find_model
 from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.hf.config import to_hf_config
 from bigplan.spec.model import ModelSpec
 
-CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 RANK = 16
 LENGTH, BATCH = (4096, 8) if CUDA else (64, 4)
@@ -91,8 +91,8 @@ def launched(part: str, out: Path) -> dict[str, Any]:
     path.write_text(json.dumps(given))  # JSON is YAML
     runs = out / "runs" / part
     options = ("--steps", str(STEPS), "--checkpoint-keep", "0", "--run-dir", str(runs))
-    _bigplan("launch", str(path), *options)
-    record = read_record(sorted(runs.iterdir())[-1])
+    bigplan("launch", str(path), *options)
+    record = newest(runs.iterdir())
     seconds = median(metric.seconds for metric in record.metrics[2:] or record.metrics)
     return {
         "seconds": seconds,
@@ -280,41 +280,24 @@ def packing(out: Path) -> dict[str, Any]:
     return found
 
 
-def _bigplan(*arguments: str) -> None:
-    command = "from bigplan.cli import main; main()"
-    subprocess.run([sys.executable, "-c", command, *arguments], check=True)
-
-
 def main() -> None:
     """All parts, or those that are named; what was found before stays in the file."""
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    out, wanted = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
-    parts = [part for part in PARTS if part in wanted]  # what peers leave taken is in nobody's way
-    out.mkdir(parents=True, exist_ok=True)
-    results = out / "lora.json"
-    if not (out / "cluster.yaml").exists():
-        devices = () if CUDA else ("--cpu-devices", "1")
-        _bigplan("detect", *devices, "--folder", str(out), "--out", str(out / "cluster.yaml"))
-    name = torch.cuda.get_device_name() if CUDA else "no GPU: small, no times"
-    print(f"torch {torch.__version__}, {name}", flush=True)
-    found = json.loads(results.read_text()) if results.exists() else {}
+    asked = Asked.of(__doc__, "lora", PARTS)
+    parts = [part for part in PARTS if part in asked.parts]  # what peers leave taken comes last
+    asked.cluster()
+    print(f"torch {torch.__version__}, {gpu()}", flush=True)
+    works: dict[str, Callable[[], dict[str, Any]]] = {
+        "unpack": unpack,
+        "packing": partial(packing, asked.out),
+    }
+    works |= {part: partial(peer, part) for part in PEERS}
     for part in parts:
         try:
-            one = (
-                peer(part)
-                if part in PEERS
-                else unpack()
-                if part == "unpack"
-                else packing(out)
-                if part == "packing"
-                else launched(part, out)
-            )
+            one = works[part]() if part in works else launched(part, asked.out)
         except subprocess.CalledProcessError as error:
             one = {"failed": error.returncode}
         print(f"{part}: {json.dumps(one)}", flush=True)
-        found[part] = one | {"device": name, "torch": torch.__version__}
-        results.write_text(json.dumps(found, indent=1) + "\n")
+        asked.keep(part, one)
         gc.collect()
 
 

@@ -21,7 +21,8 @@ from bigplan.profile.load import Load, tokens_of_round
 from bigplan.runtime import blocks, layers
 from bigplan.runtime.first_values import STD
 from bigplan.runtime.kept import KeptActivations
-from bigplan.runtime.products import Products, Sums
+from bigplan.runtime.products import Products
+from bigplan.runtime.sums import Sums
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 

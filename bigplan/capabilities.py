@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.gpu import Gpu
-from bigplan.spec.lora import Lora
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.spec.unplanned import OTHER_EXPERT_PARALLEL
@@ -42,10 +41,15 @@ def device_refusal(gpu: Gpu) -> str | None:
     return None
 
 
-def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str | None:
-    """Why a tool is not planned for with this model, or with adapters; None: it may be."""
-    if lora is not None:
+def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) -> str | None:
+    """Why a tool is not planned for with this model and training; None: it may be."""
+    if training is not None and training.lora is not None:
         return "lora runs with --engine native alone"
+    if training is not None and (moments := training.optimizer.moments) != "fp32":
+        return (
+            f"bigplan stores moments in {moments} in its own runtime alone, not for {tool}: plan "
+            "with --engine native, or with moments fp32"
+        )
     usual = ModelSpec.model_fields
     known = MEGATRON_PARTS if tool == "megatron" else ()
     parts = [
@@ -53,6 +57,8 @@ def other_tools_refusal(model: ModelSpec, lora: Lora | None, tool: str) -> str |
         for key in NATIVE_PARTS
         if key not in known and getattr(model, key) != usual[key].default
     ]
+    of_experts = {"mlp_bias": model.mlp_bias, "routing.score_bias": model.routed_by.score_bias}
+    parts += [key for key, there in of_experts.items() if there and model.experts]
     if model.experts and tool not in WITH_EXPERTS:
         others = " or megatron" if set(parts) <= set(MEGATRON_PARTS) else ""
         return (

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bigplan.runtime.fused import Kernel, fused_step
 from bigplan.runtime.native import Piece, Step
-from bigplan.runtime.products import Sums
+from bigplan.runtime.sums import Sums
 from tests.runtime.harness import started
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.toys import kind_placement

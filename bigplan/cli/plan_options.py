@@ -266,6 +266,14 @@ class PlanOptions:
             flag="--optimizer",
         ),
     ] = None
+    moments: Annotated[
+        str | None,
+        _option(
+            "training.optimizer.moments",
+            "Of adamw, as they are stored: fp32 (default), bf16, or int8.",
+            ADAM,
+        ),
+    ] = None
     learning_rate: Annotated[
         str | None,
         _option("training.optimizer.learning_rate", "default: 3e-4.", ADAM),

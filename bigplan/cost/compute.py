@@ -117,7 +117,9 @@ def operator_seconds(operator: Operator, device: Device) -> float:
     if isinstance(operator, Attention):
         return attention_seconds(operator, device)
     assert isinstance(operator, Stream)
-    return operator.nbytes * chained(operator, device.eager) / device.stream_rate
+    moving = operator.nbytes * chained(operator, device.eager) / device.stream_rate
+    starts = launches(operator, device.eager) if operator.in_turn else 0
+    return moving + starts * device.gpu.kernel_start
 
 
 def chained(operator: Stream, eager: float) -> float:

@@ -104,7 +104,7 @@ def stage_memory(
         "parameters": 0.0 if run.parameters_on_host else held(3) * sizes.parameter,
         "optimizer": (1.0 - run.on_cpu * run.cpu_update)
         * owned
-        * (sizes.state - run.passing_bytes),
+        * (sizes.stored - run.passing_bytes),
         **max(backward, update, key=lambda parts: sum(parts.values())),
     }
 

@@ -197,6 +197,6 @@ def _offloaded(
         again = (graph.micro_batches - 1) * whole * graph.sizes.gradient
         parts["copies"] += again / framework.summed_on_cpu
     if run.state_on_disk:
-        state = owned * graph.sizes.state
+        state = owned * graph.sizes.stored
         parts["disk"] = state / rates.nvme_read + state / rates.nvme_write
     return parts

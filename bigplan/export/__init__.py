@@ -27,7 +27,7 @@ def configuration(plan: Plan, tool: str) -> WrittenConfig:
 
     Raises RefusedError for models that it is not planned for, and where ranks have unequal work.
     """
-    if why := other_tools_refusal(plan.model, plan.training.lora, tool):
+    if why := other_tools_refusal(plan.model, plan.training, tool):
         raise RefusedError(why)
     if plan.strategy.replicas:
         raise RefusedError(

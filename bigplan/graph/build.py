@@ -88,13 +88,14 @@ def loss_layer(
 
 
 def element_sizes(training: Training) -> ElementSizes:
-    """Bytes per element: the optimizer's fp32 moments, in mixed precision an fp32 master too."""
-    master = training.precision != "fp32"
+    """Bytes per element: the optimizer's moments, in mixed precision an fp32 master too."""
+    master, optimizer = training.precision != "fp32", training.optimizer
     return ElementSizes(
         parameter=training.compute_bytes,
         gradient=training.gradient_bytes,
-        state=4 * (training.optimizer.moments + master),
+        state=optimizer.kept_bytes + 4 * master,
         master=master,
+        moments=optimizer.moments,
     )
 
 

@@ -26,7 +26,9 @@ def casts(shape: RankShape, product: Gemm, step: LayerStep) -> tuple[Stream, Str
     The native runtime first reads a tensor for its largest value (2 bytes), then casts it (2 read,
     1 written for each form). Its forward casts inputs and weights. Its backward casts their
     transposes, and both forms of the output's gradient. It makes weights' gradients in 16 bits, and
-    reads these once more where products would have added them to their sums.
+    reads these once more where products would have added them to their sums. Each of its kernels
+    needs all of the one before. In a block 1,024 wide that is 94 starts, 0.14 ms of 2.8, and the
+    weights of a product take less than a start to read.
     """
     name = name_of_cast(product.name)
     inputs, outputs = product.m * product.k, product.m * product.n
@@ -39,8 +41,8 @@ def casts(shape: RankShape, product: Gemm, step: LayerStep) -> tuple[Stream, Str
     back = moved + 6 * outputs + (shape.element * weights if apart else 0)
     launches = LAUNCHES * (1 + count), LAUNCHES * (1 + 2 * count) + (count if apart else 0)
     return (
-        Stream(name, moved, launches[0], EAGER_CAST, made),
-        Stream(name, back, launches[1], EAGER_CAST, made),
+        Stream(name, moved, launches[0], EAGER_CAST, made, in_turn=True),
+        Stream(name, back, launches[1], EAGER_CAST, made, in_turn=True),
     )
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from bigplan.graph.operators import Operator
 from bigplan.graph.strategy import WIDEST_CUT, Cut, Strategy
+from bigplan.spec.moments import BLOCK, Moments, blocks, scale_bytes
 from bigplan.spec.step import StepOp
 
 LOSS_CHUNK_TOKENS = 1024  # at least, at a time: 1.3 GB of logits for 128,256 words
@@ -186,16 +187,31 @@ class ElementSizes:
 
     parameter: int
     gradient: int
-    state: int
+    state: int  # without `scales`
     master: bool  # the state holds an fp32 master copy, so an update needs no parameter
+    moments: Moments = "fp32"
 
     @property
-    def update_bytes(self) -> int:
+    def scales(self) -> int:
+        """Bytes of state that each BLOCK of elements stored together has besides."""
+        return scale_bytes(self.moments)
+
+    @property
+    def stored(self) -> float:
+        """Bytes of an element's state, with its part of the scales."""
+        return self.state + self.scales / BLOCK
+
+    def state_bytes(self, elements: int) -> int:
+        """Bytes of the state of elements that are stored together."""
+        return elements * self.state + blocks(elements) * self.scales
+
+    @property
+    def update_bytes(self) -> float:
         """Bytes an update moves: gradient read; fp32 parameter and moments read and written.
 
         Beside a master copy the parameter is written, too.
         """
-        return 4 + 2 * self.state + (self.parameter if self.master else 8)
+        return 4 + 2 * self.stored + (self.parameter if self.master else 8)
 
 
 @lru_cache(maxsize=256)  # a search makes thousands of graphs, cut in few ways

@@ -14,8 +14,8 @@ from bigplan.spec.latent_heads import HEADS, KEYS, LATENTS
 from bigplan.spec.step import LayerStep, StepOp, StepValue
 
 # Passes over the columns that rope turns in place, as plain torch kernels: five kernels, of which
-# three read or write every second column and so move both (runtime/latent.py). A fused kernel
-# would make two.
+# three read or write every second column and so move both (runtime/latent.py). A kernel by hand
+# makes two (kernels/turning.py).
 TURNING_PASSES, TURNING_KERNELS = 10, 5
 
 
@@ -77,11 +77,10 @@ def turned(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     latent = shape.model.latent_attention
     assert latent is not None
     heads = shape.activation_shape.nbytes(StepValue("", shape.model.heads))  # of a column each
-    if step.name == KEYS:
-        columns, launches = 2 * latent.plain_dim + latent.rope_dim, TURNING_KERNELS + 3
-    else:
-        columns, launches = TURNING_PASSES * latent.rope_dim, TURNING_KERNELS
-    one = Stream(step.name, columns * heads, launches)
+    joins, passes = step.name == KEYS, 2 if shape.generated else TURNING_PASSES
+    columns = 2 * latent.plain_dim + latent.rope_dim if joins else passes * latent.rope_dim
+    launches = 1 if shape.generated else TURNING_KERNELS + 3 * joins
+    one = Stream(step.name, columns * heads, launches, generated=shape.generated)
     return one, one
 
 
@@ -117,12 +116,12 @@ def forward_bytes(shape: RankShape) -> int:
 def backward_bytes(shape: RankShape) -> int:
     """The same within attention's backward: values, the result and gradients by both, padded.
 
-    Keys and values that selective recomputation makes again are counted in any case.
+    Of keys and values that selective recomputation makes again the way to recompute counts the
+    bytes (`LayerKind.workspace`). Their plain columns need no room beside: those that keys are made
+    of are gone before there are gradients, and gradients by them come when the fp32 sums of
+    gradients by queries (`flash_gradients`), which are wider, are gone.
     """
     latent = shape.model.latent_attention
-    if latent is None:
+    if latent is None or not shape.pads_values:
         return 0
-    columns = 4 * latent.head_dim if shape.pads_values else 0
-    if shape.cp == 1:  # keys and values that are made again, and plain keys
-        columns += latent.head_dim + latent.value_dim + latent.plain_dim
-    return columns * shape.mixed_tokens * shape.heads * shape.element
+    return 4 * latent.head_dim * shape.mixed_tokens * shape.heads * shape.element

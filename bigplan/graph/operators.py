@@ -118,7 +118,8 @@ class Stream:
 
     `eager`: factors of bytes and of launches where the operator is a chain of plain torch kernels
     instead of a fused one. `generated`: the operator is a kernel of bigplan/kernels, which Python
-    launches.
+    launches. `in_turn`: it is several short ones, each of which needs all of the one before, so the
+    GPU waits for the start of each. Of other operators the rates have that start in them.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Stream:
     launches: int = 1
     eager: float = 1.0
     generated: bool = False
+    in_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

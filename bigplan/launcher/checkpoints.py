@@ -99,10 +99,10 @@ class Pace:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of one checkpoint: 12 a parameter with AdamW (fp32 weights and two moments)."""
+    """Bytes of one checkpoint: 12 a parameter with AdamW in fp32 (weights and two moments)."""
     sizes = build_graph(plan.model, plan.training, plan.strategy).sizes
-    each = sizes.state if sizes.master else sizes.parameter + sizes.state
-    return plan.model.parameter_count * each
+    each = sizes.stored if sizes.master else sizes.parameter + sizes.stored
+    return round(plan.model.parameter_count * each)
 
 
 def more_at_once(run: Path, plan: Plan, how: LaunchSpec) -> int:

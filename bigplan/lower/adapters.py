@@ -26,14 +26,14 @@ def adapter_buffers(layout: StageLayout) -> Iterator[Buffer]:
     elements, sizes = layout.adapters.elements, layout.graph.sizes
     if not elements:
         return
-    for ref, size in (
-        (WEIGHTS, sizes.parameter),
-        (GRADIENTS, sizes.gradient),
-        (STATE, sizes.state),
+    for ref, nbytes in (
+        (WEIGHTS, elements * sizes.parameter),
+        (GRADIENTS, elements * sizes.gradient),
+        (STATE, sizes.state_bytes(elements)),
     ):
-        if size:
+        if nbytes:
             name, home = ref.buffer, ref.content
-            yield Buffer(name, Tier.GPU, elements * size, "adapters", home_of=home, whole=True)
+            yield Buffer(name, Tier.GPU, nbytes, "adapters", home_of=home, whole=True)
     yield Buffer(SQUARES.buffer, Tier.HOST, 8, "staging")
 
 
@@ -70,11 +70,11 @@ def update_adapters(layout: StageLayout) -> Iterator[Action]:
 def save_adapters(layout: StageLayout) -> Iterator[Action]:
     """Write their state to a checkpoint, and themselves where no master copy is in the state."""
     elements, sizes = layout.adapters.elements, layout.graph.sizes
-    written = [] if sizes.master else [(WEIGHTS, sizes.parameter)]
-    written += [(STATE, sizes.state)] if sizes.state else []
+    written = [] if sizes.master else [(WEIGHTS, elements * sizes.parameter)]
+    written += [(STATE, sizes.state_bytes(elements))] if sizes.state else []
     staged = tuple(checkpoint_entry(ADAPTERS, entry) for entry in range(STAGING))
-    for source, size in written if elements else ():
-        nbytes = -(-elements * size // layout.graph.strategy.shards)  # ranks share the writing
+    for source, amount in written if elements else ():
+        nbytes = -(-amount // layout.graph.strategy.shards)  # ranks share the writing
         share = source.content.share
         yield Action(
             Op.CKPT, Lane.CHECKPOINT, ADAPTERS, (source,), staged, amount=nbytes, share=share

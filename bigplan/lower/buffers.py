@@ -72,7 +72,7 @@ def stage_buffers(layout: StageLayout) -> dict[str, Buffer]:
 
 
 def _homes(layout: StageLayout) -> Iterator[Buffer]:
-    state = layout.graph.sizes.state
+    state_bytes = layout.graph.sizes.state_bytes
     for layer, at in layout.table.items():
         nbytes, apart = parameter_bytes(layout, layer), updaters(layout, layer)
         home, whole = parameter_home(layer).content, not layout.shards(layer, from_zero=3)
@@ -88,7 +88,7 @@ def _homes(layout: StageLayout) -> Iterator[Buffer]:
             if share in IN_CHUNKS and elements:
                 count = layout.chunks(layer, share)
                 elements = min(elements, -(-elements // count) + layout.kind(layer).unit)
-            nbytes = elements * state
+            nbytes = state_bytes(elements)
             if share is Share.NVME:
                 nbytes = -(-nbytes // PAGE) * PAGE
             if nbytes:

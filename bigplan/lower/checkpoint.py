@@ -32,7 +32,7 @@ def checkpoint_layer(layout: StageLayout, layer: int) -> Iterator[Action]:
             elements, count = layout.pieces[layer, share], 1
         for chunk in range(count if sizes.state else 0):
             state = state_home(layer, share, chunk)
-            yield _write(layout, layer, state, elements * sizes.state, share)
+            yield _write(layout, layer, state, sizes.state_bytes(elements), share)
 
 
 def _write(

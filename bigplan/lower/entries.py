@@ -27,16 +27,17 @@ def checkpoint_staging(graph: Graph) -> int:
     most = max(kind.parameters for kind in graph.kinds.values())
     if graph.frozen:  # a stage's adapters are one piece
         most = graph.adapters(graph.stage_layers(0)).elements
-    largest = most * max(sizes.state, 0 if sizes.master else sizes.parameter)
+    largest = max(sizes.state_bytes(most), 0 if sizes.master else most * sizes.parameter)
     return min(CHECKPOINT_STAGING, -(-largest // PAGE) * PAGE)
 
 
 def staged_chunk_bytes(graph: Graph, chunk: int = CHUNK) -> int:
     """Bytes reserved per staged chunk of NVMe optimizer state, whole pages.
 
-    A chunk is whole units, so it may exceed the wanted size by one unit.
+    A chunk is whole units, so it may exceed the wanted size by one unit; it may cut a block in two.
     """
-    return -(-(chunk + largest_unit(graph) * graph.sizes.state) // PAGE) * PAGE
+    more = graph.sizes.state_bytes(largest_unit(graph)) + graph.sizes.scales
+    return -(-(chunk + more) // PAGE) * PAGE
 
 
 def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
@@ -48,8 +49,9 @@ def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
     elements = min(
         most, streamed_chunk_bytes(chunk) // max(1, sizes.state) + largest_unit(graph) + 1
     )
-    parts = (sizes.state, sizes.gradient, sizes.parameter)
-    return sum(-(-elements * size // ALIGNMENT) * ALIGNMENT for size in parts)
+    others = (elements * size for size in (sizes.gradient, sizes.parameter))
+    parts = (sizes.state_bytes(elements), *others)
+    return sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in parts)
 
 
 def streaming_entries(graph: Graph) -> int:

@@ -99,7 +99,7 @@ class StageLayout:
     def chunks(self, layer: int, share: Share) -> int:
         """Chunks in which the layer's state in the share passes through the GPU or host memory."""
         size = self.chunk if share is Share.NVME else streamed_chunk_bytes(self.chunk)
-        return -(-self.pieces[layer, share] * self.graph.sizes.state // size)
+        return -(-self.graph.sizes.state_bytes(self.pieces[layer, share]) // size)
 
     def keeps(self, layer: int) -> str:
         """Name of what the layer keeps of a micro-batch; layers of one name share rings."""

@@ -122,7 +122,7 @@ def _streamed_update(layout: StageLayout, layer: int, chunk: int) -> Iterator[Ac
         layer,
         (home, *dict.fromkeys((gradients, *brought))),
         (visiting,),
-        amount=elements * (sizes.state + sum(brought.values())),
+        amount=sizes.state_bytes(elements) + elements * sum(brought.values()),
         share=share,
     )
     reads = (visiting, *_clip(layout), *(ref for ref in needed if ref in on_gpu))
@@ -135,7 +135,7 @@ def _streamed_update(layout: StageLayout, layer: int, chunk: int) -> Iterator[Ac
         (visiting,),
         (home, *returned),
         (visiting,),
-        amount=elements * (sizes.state + sum(returned.values())),
+        amount=sizes.state_bytes(elements) + elements * sum(returned.values()),
         share=share,
     )
 
@@ -164,7 +164,7 @@ def _chunk_updates(
     if not (count := layout.chunks(layer, share)):
         return
     elements, first = chunk_elements(layout, layer, share), layout.first_chunks[layer, share]
-    nbytes = elements * layout.graph.sizes.state
+    nbytes = layout.graph.sizes.state_bytes(elements)
     for chunk in range(count):
         home = state_home(layer, share, chunk)
         staged = Ref("stage.o", home.content, first + chunk)

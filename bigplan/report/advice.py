@@ -10,6 +10,7 @@ from bigplan.capabilities import native_refusal
 from bigplan.cost import price
 from bigplan.plan import Plan, graph_of
 from bigplan.program import Lane
+from bigplan.report.moments import moments_advice
 from bigplan.report.operators import LAUNCHES, PER_MICRO_BATCH, OperatorRow
 from bigplan.report.text import seconds_text
 from bigplan.simulate import COLLECTIVES, LAUNCHING
@@ -50,6 +51,7 @@ def advice_of(
         *_head_dim(plan, rows),
         *_precision(plan, rows),
         *_eight_bits(plan, rows),
+        *(Advice("moments", *found) for found in moments_advice(plan, MUCH)),
         *_launches(plan, rows),
         *_tokens(plan, hidden),
         *_drives(plan),

@@ -192,14 +192,14 @@ def _action_rows(candidate: Candidate, programs: tuple[Program, ...]) -> Iterato
         yield OperatorRow(where, phase, str(op), times, seconds, 0.0, nbytes, bound)
 
 
-def _bytes_each(op: Op, graph: Graph) -> int:
+def _bytes_each(op: Op, graph: Graph) -> float:
     """Bytes per unit of an action's amount.
 
     For each element, an update reads and writes the state, reads the gradient and writes the
     parameter. An accumulation reads two gradients and writes their sum.
     """
     if op is Op.UPDATE:
-        return 2 * graph.sizes.state + graph.sizes.gradient + graph.sizes.parameter
+        return 2 * graph.sizes.stored + graph.sizes.gradient + graph.sizes.parameter
     return {Op.ACCUMULATE: 3, Op.LOOK_UP: 2}.get(op, 1)
 
 

@@ -217,7 +217,7 @@ def _latent_heads(
         return norm_of(p, name, narrow, model, ways)[0]
 
     again = (ways.again, ways.forget) if ways.again else None
-    how = How(ways.linears, ways.whole, norm, again)
+    how = How(ways.linears, ways.whole, norm, again, by_kernel=ways.kernels is not None)
     return latent.heads(p, x, model, positions.tables, how)
 
 

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -96,6 +97,29 @@ template <class Element>
 inline void ask(const Element* elements) {
   const char* bytes = reinterpret_cast<const char*>(elements) + AHEAD;
   for (size_t i = 0; i < ASKED * sizeof(Element); i += 64) __builtin_prefetch(bytes + i, 0, LEVEL);
+}
+
+// Whole lines go past the caches, what lies before and after them through.
+inline void stream(const uint16_t* from, uint16_t* to, int64_t count) {
+  int64_t i = 0;
+#ifdef __SSE2__
+  const int64_t before = (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / 2;
+  i = std::min(before, count);
+  std::memcpy(to, from, 2 * i);
+  for (; i + 32 <= count; i += 32)
+    for (int64_t j = i; j < i + 32; j += 8) {
+      const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + j), values);
+    }
+#endif
+  std::memcpy(to + i, from + i, 2 * (count - i));
+}
+
+// Before anyone is told that what was streamed is there.
+inline void settle() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
 }
 
 }  // namespace

@@ -85,8 +85,11 @@ def matrices_for(training: Training, library: Library | None) -> Matrices:
 
 
 def adamw_for(training: Training, device: torch.device) -> AdamW | None:
-    """The update's kernel on the device, if the training asks for generated kernels."""
-    if training.optimizer.name != "adamw":
+    """The update's kernel on the device, if the training asks for generated kernels.
+
+    Moments that are not in fp32 have one of their own (runtime/narrow_update.py).
+    """
+    if training.optimizer.name != "adamw" or training.optimizer.moments != "fp32":
         return None
     library = library_for(training, device)
     if library is None:

@@ -22,7 +22,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from bigplan.runtime import mixture
 from bigplan.runtime.adapters import adapted_linear
 from bigplan.runtime.mixture import ForgetRouted, Matrix, Routed
-from bigplan.runtime.products import Products, Sums
+from bigplan.runtime.products import Products
+from bigplan.runtime.sums import Sums
 from bigplan.runtime.ways import Linears, Parameters
 
 ALIGNMENT = 16  # bytes: the widest load of a kernel; only sizes that divide by it are loaded so

@@ -2,7 +2,8 @@
 
 Rope turns a head's last columns. Queries are turned where the product has written them, since
 nobody saves that product's result; their gradients likewise. A key is the plain columns of its head
-and the turned ones that all heads share, in one tensor, because kernels take no other.
+and the turned ones that all heads share, in one tensor, because kernels of attention take no other.
+With generated kernels bigplan/kernels/turning.py does both.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class How(NamedTuple):
     # Products of a latent whose results are not kept, and what is told how keys are made of them;
     # None: keys and values are kept.
     again: tuple[Linears, Callable[..., None]] | None = None
+    by_kernel: bool = False  # columns are turned, and keys put together, by kernels of their own
 
 
 class Angles(NamedTuple):
@@ -45,18 +47,22 @@ class Angles(NamedTuple):
     cos: Tensor
     sin: Tensor
     interleaved: bool
+    by_kernel: bool = False
 
-    def back(self) -> Angles:
-        """Those of the transposed rotation."""
-        return self._replace(sin=-self.sin)
+    def turn_(self, x: Tensor, *, back: bool = False) -> None:
+        """Turn x [b, s, heads, r] in place, or back."""
+        if self.by_kernel:
+            from bigplan.kernels import turning
 
-    def turn_(self, x: Tensor) -> None:
-        """Turn x [b, s, heads, r] in place."""
+            turning.turn_(x, self.cos, self.sin, interleaved=self.interleaved, back=back)
+            return
         half = x.shape[-1] // 2
         first, second = (
             (x[..., ::2], x[..., 1::2]) if self.interleaved else (x[..., :half], x[..., half:])
         )
         cos, sin = self.cos.unsqueeze(1), self.sin.unsqueeze(1)
+        if back:
+            sin = -sin
         turned = (first * cos).addcmul_(second, sin, value=-1)
         second.mul_(cos).addcmul_(first, sin)
         first.copy_(turned)
@@ -74,7 +80,7 @@ class _Queries(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
         (gradient,) = gradients  # of attention, which nobody else reads
-        ctx.angles.back().turn_(_last(gradient, ctx.angles))
+        ctx.angles.turn_(_last(gradient, ctx.angles), back=True)
         return gradient, None
 
 
@@ -88,9 +94,16 @@ class _Keys(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None]:
-        (gradient,) = gradients
-        by_shared = _last(gradient, ctx.angles).sum(2, keepdim=True)
-        ctx.angles.back().turn_(by_shared)
+        (gradient,), angles = gradients, ctx.angles
+        if angles.by_kernel:
+            from bigplan.kernels import turning
+
+            by_plain, by_shared = turning.parted(
+                gradient, angles.cos, angles.sin, interleaved=angles.interleaved
+            )
+            return by_plain, by_shared.view(ctx.shape), None
+        by_shared = _last(gradient, angles).sum(2, keepdim=True)
+        angles.turn_(by_shared, back=True)
         width = gradient.shape[-1] - by_shared.shape[-1]
         by_plain = gradient[..., :width].contiguous()
         return by_plain, by_shared.view(ctx.shape), None
@@ -98,6 +111,10 @@ class _Keys(Function):
 
 def _joined(angles: Angles, plain: Tensor, shared: Tensor) -> Tensor:
     """Keys, without a graph."""
+    if angles.by_kernel:
+        from bigplan.kernels import turning
+
+        return turning.joined(plain, shared, angles.cos, angles.sin, interleaved=angles.interleaved)
     turned = shared.unsqueeze(2).clone()
     angles.turn_(turned)
     width = plain.shape[-1]
@@ -140,7 +157,8 @@ def heads(
         (q,) = linears(p, ("q_b_proj",), how.norm("q_a_norm", own))
     products = how.again[0] if how.again else linears
     plain, v = products(p, ("k_b_proj", "v_b_proj"), how.norm("kv_a_norm", pair))
-    length, angles = len(tables[0]), Angles(tables[0], tables[1], latent.interleaved)
+    length = len(tables[0])
+    angles = Angles(tables[0], tables[1], latent.interleaved, how.by_kernel)
     shared = how.whole.ranks.gathered(shared).view(-1, length, latent.rope_dim)
     q, plain, v = (
         y.view(-1, length, y.shape[-1] // width, width)

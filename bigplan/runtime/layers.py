@@ -24,7 +24,8 @@ from bigplan.runtime.generated import library_for
 from bigplan.runtime.kept import KeptActivations, differentiate
 from bigplan.runtime.matrices import AS_STORED, Matrices
 from bigplan.runtime.positions import Positions, Sharing, position_tables
-from bigplan.runtime.products import Products, Sums
+from bigplan.runtime.products import Products
+from bigplan.runtime.sums import Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.ways import PLAIN, Ways

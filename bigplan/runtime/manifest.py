@@ -26,20 +26,33 @@ from bigplan.runtime.adapter_rows import adapter_parameters
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.reading import RECORD, read_json
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.moments import BLOCK as MOMENT_BLOCK
+from bigplan.spec.moments import blocks
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
 
 FORMAT: Final = 2  # one for every change that makes older checkpoints unreadable
 NAME: Final = "manifest.json"
-ELEMENT: Final = 4  # bytes: all state is fp32
+ELEMENT: Final = 4  # bytes of fp32, in which all is but moments that the training wants otherwise
 BLOCK: Final = 2**20  # bytes under one checksum: what a reader of a few rows reads beside them
 STEP_FOLDER: Final = re.compile(r"step-(\d{6,})")  # what a run calls a checkpoint
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # no other folder, not hidden
 Kind = Literal["weights", "exp_avg", "exp_avg_sq", "momentum", "master"]
+Dtype = Literal["F32", "BF16", "I8", "U8"]  # as safetensors names them
+SIZES: Final[Mapping[Dtype, int]] = {"F32": 4, "BF16": 2, "I8": 1, "U8": 1}  # bytes of an element
+
+
+class Scaled(Spec):
+    """Where the fp32 scales of a tensor in 8 bits are: one for each block of its piece."""
+
+    offset: int
+    """byte of the file at which the scale of the first element's block is"""
+    place: int
+    """of the first element in its block"""
 
 
 class StoredTensor(Spec):
-    """A rectangle of one parameter, fp32, row by row, at byte `offset` of its file."""
+    """A rectangle of one parameter, row by row, at byte `offset` of its file."""
 
     parameter: str
     kind: Kind
@@ -54,6 +67,14 @@ class StoredTensor(Spec):
     experts: int = Field(default=0, exclude_if=lambda experts: not experts)
     """so many lie side by side in a row, as in Parameter.matrix; 0 in checkpoints that are older,
     whose rows are those of the shape"""
+    dtype: Dtype = Field(default="F32", exclude_if=lambda dtype: dtype == "F32")
+    scaled: Scaled | None = Field(default=None, exclude_if=lambda scaled: scaled is None)
+    """of codes (spec/moments.py), as 8 bits are"""
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return SIZES[self.dtype]
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -208,9 +229,16 @@ def _is_part(tensor: StoredTensor, parameter: Parameter) -> bool:
 
 
 def _holds(extent: Extent, tensor: StoredTensor) -> bool:
-    start = tensor.offset - extent.offset
-    nbytes = tensor.rectangle.elements * ELEMENT
-    return start >= 0 and start % ELEMENT == 0 and start + nbytes <= extent.nbytes
+    """Whether the extent has the tensor and its scales, each at a whole number of elements."""
+    start, nbytes = tensor.offset - extent.offset, tensor.rectangle.elements * tensor.size
+    if start < 0 or start % tensor.size or start + nbytes > extent.nbytes:
+        return False
+    if tensor.scaled is None:
+        return tensor.size > 1  # 8 bits mean nothing without
+    start, place = tensor.scaled.offset - extent.offset, tensor.scaled.place
+    nbytes = ELEMENT * blocks(place + tensor.rectangle.elements)
+    known = tensor.size == 1 and 0 <= place < MOMENT_BLOCK
+    return known and start >= 0 and start % ELEMENT == 0 and start + nbytes <= extent.nbytes
 
 
 def _check_files(folder: Path, manifest: Manifest, place: str | None) -> None:

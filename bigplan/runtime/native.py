@@ -30,7 +30,7 @@ from torch import Tensor
 from bigplan.mechanics import NICE
 from bigplan.spec.detect.machine import COMPILERS, cache_folder, compiler
 
-NAMES = ("step.cpp", "sums.cpp", "four_bits.cpp")
+NAMES = ("step.cpp", "moments.cpp", "sums.cpp", "four_bits.cpp")
 SOURCES = tuple(Path(__file__).with_name(name) for name in NAMES)
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("elements.h", "team.h"))
 # No fused multiply-add that the source does not have; square roots and comparisons in vectors.
@@ -93,7 +93,7 @@ class _UpdatePart(ctypes.Structure):
     )
 
 
-class _Team(ctypes.Structure):
+class Team(ctypes.Structure):
     """As team.h has it."""
 
     _fields_ = (("threads", ctypes.c_int32), ("nice", ctypes.c_int32))
@@ -122,22 +122,26 @@ class Native:
         """
         parts = (_UpdatePart * len(pieces))(*(_part(piece, divisor) for piece in pieces))
         constants = (ctypes.c_float * len(step.constants))(*step.constants)
-        team = _Team(threads, NICE)
+        team = Team(threads, NICE)
         getattr(self._library, step.function)(
             parts, ctypes.c_int64(len(pieces)), constants, ctypes.byref(team)
         )
+
+    def call(self, function: str, *structures: ctypes.Structure) -> None:
+        """Call a function with the addresses of structures."""
+        getattr(self._library, function)(*map(ctypes.byref, structures))
 
     def add(self, total: Tensor, part: Tensor, threads: int = 1) -> None:
         """Add `part` to `total`, contiguous and of one dtype and shape, as torch rounds it."""
         assert total.dtype == part.dtype, (total.dtype, part.dtype)
         assert total.shape == part.shape, (total.shape, part.shape)
         self._library.add(
-            ctypes.c_void_p(total.data_ptr()), *_values(part), ctypes.byref(_Team(threads, NICE))
+            ctypes.c_void_p(total.data_ptr()), *_values(part), ctypes.byref(Team(threads, NICE))
         )
 
     def square_sum(self, values: Tensor, threads: int = 1) -> float:
         """The sum of contiguous values' squares (in fp32); it does not depend on `threads`."""
-        team = _Team(threads, NICE)
+        team = Team(threads, NICE)
         return float(self._library.square_sum(*_values(values), ctypes.byref(team)))
 
     def pack(self, values: Tensor, bounds: Sequence[float], out: Tensor) -> None:

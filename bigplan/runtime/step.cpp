@@ -20,31 +20,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
-
-#ifdef __SSE2__
-#include <immintrin.h>
-#endif
-
-namespace {
-
-// Whole lines go past the caches, what lies before and after them through.
-void stream(const uint16_t* from, uint16_t* to, int64_t count) {
-  int64_t i = 0;
-#ifdef __SSE2__
-  const int64_t before = (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / 2;
-  i = std::min(before, count);
-  std::memcpy(to, from, 2 * i);
-  for (; i + 32 <= count; i += 32)
-    for (int64_t j = i; j < i + 32; j += 8) {
-      const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j));
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + j), values);
-    }
-#endif
-  std::memcpy(to + i, from + i, 2 * (count - i));
-}
-
-}  // namespace
 
 extern "C" {
 
@@ -105,9 +80,7 @@ void in_blocks(const Part& part, const Rule rule) {
     if (part.copy_type == FP16) narrow_to_fp16(parameter, copy, count);
     if (part.copy_type != NONE) stream(copy, part.copy + start, count);
   }
-#ifdef __SSE2__
-  _mm_sfence();  // before anyone is told that the copy is there
-#endif
+  settle();
 }
 
 template <class Gradient, class Rule>

@@ -38,12 +38,12 @@ class StreamedChunk:
         ref = next(ref for ref in (*action.reads, *action.writes) if ref.buffer == "stream")
         boxes, key = context.rows[action.layer].boxes(ref.content), context.key(ref, action)
         elements, sizes = sum(box.count for box in boxes), context.graph.sizes
-        gradients = align_up(elements * sizes.state, ALIGNMENT)
+        gradients = align_up(sizes.state_bytes(elements), ALIGNMENT)
         weights = align_up(gradients + elements * sizes.gradient, ALIGNMENT)
         view = partial(context.memory.view, key)
         return cls(
             boxes,
-            view(torch.uint8, elements * sizes.state),
+            view(torch.uint8, sizes.state_bytes(elements)),
             view(context.gradient_dtype, elements, gradients),
             view(context.parameter_dtype, elements, weights),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import NamedTuple
@@ -22,6 +23,9 @@ from bigplan.runtime.fused import Kernel, fused_step
 from bigplan.runtime.generated import adamw_for, adamw_step
 from bigplan.runtime.gradient_sums import add, square_sum
 from bigplan.runtime.lookup import add_up
+from bigplan.runtime.moments import StoredState
+from bigplan.runtime.narrow_adamw import NarrowPiece
+from bigplan.runtime.narrow_update import NarrowUpdates, runs_of
 from bigplan.runtime.native import Piece, native
 from bigplan.runtime.pieces import Box, merged
 from bigplan.runtime.repeated import Factors, RepeatedUpdates
@@ -34,9 +38,9 @@ from bigplan.spec.optimizer import Optimizer, ParameterRule, rules
 class Update:
     """The optimizer on the pieces of a rank's layers.
 
-    A state buffer holds the moments and, in mixed precision, fp32 parameters: as many elements each
-    as the piece has. Updates that wait for the norm obey the verdict that CLIP passed at the end of
-    the step before; others the one that `begin` passes.
+    A state buffer holds the moments and, in mixed precision, fp32 parameters of the elements that a
+    piece has (spec/moments.py). Updates that wait for the norm obey the verdict that CLIP passed at
+    the end of the step before; others the one that `begin` passes.
     """
 
     def __init__(self, context: Context) -> None:
@@ -46,8 +50,9 @@ class Update:
         self._rules = _rules(context)
         self._cores = Cores(CORES_BESIDE_COPIES) if context.device.type == "cuda" else Cores()
         self._adamw = adamw_for(context.training, context.device)
+        self._narrow = NarrowUpdates.of(context.training, context.device, self._cores)
         self._repeated: RepeatedUpdates | None = None
-        if self._adamw is not None:
+        if self._adamw is not None or (self._narrow is not None and self._narrow.kernel):
             self._repeated = RepeatedUpdates(self._factors)
         native()  # compiled here, not in the first step
         self.scaling = Scaling(context.training)
@@ -117,9 +122,9 @@ class Update:
                 self._repeated.run(action, self.verdict, update)
             else:
                 update()
-        elif self._context.graph.sizes.master:  # staged weights hold nothing yet
+        elif (master := operands.state.master) is not None:  # staged weights hold nothing yet
             for box in merged(operands.boxes):
-                operands.weights(box).copy_(operands.state[-1][box.in_piece])
+                operands.weights(box).copy_(master[box.in_piece])
 
     def _operands(self, action: Action) -> _Operands:
         """What an UPDATE works on: in the layer's flat buffers, or in an entry of the ring."""
@@ -136,17 +141,22 @@ class Update:
                 rows[side] = context.boxed(ref, action, sides[side])
         if not context.graph.sizes.state:
             boxes = context.rows[layer].chunks[share][0]
-            return _Operands(boxes, [], rows[gradients], rows[weights])
+            state = StoredState((), (), None)
+            return _Operands(boxes, state, rows[gradients], rows[weights])
         ref = find(action.reads, Holds.STATE)
-        boxes, parts = context.rows[layer].boxes(ref.content), context.graph.sizes.state // 4
-        elements = sum(box.count for box in boxes)
-        state = context.memory.view(context.key(ref, action), torch.float32, parts * elements)
-        return _Operands(
-            boxes, list(state.view(parts, elements).unbind()), rows[gradients], rows[weights]
+        boxes = context.rows[layer].boxes(ref.content)
+        state = StoredState.of(
+            partial(context.memory.view, context.key(ref, action)),
+            sum(box.count for box in boxes),
+            context.training.optimizer,
+            master=context.graph.sizes.master,
         )
+        return _Operands(boxes, state, rows[gradients], rows[weights])
 
     def _factors(self, verdict: Verdict, rule: ParameterRule) -> Tensor:
         """What the generated AdamW multiplies by, on the GPU."""
+        if self._narrow is not None:
+            return self._narrow.factors(verdict, rule)
         assert self._adamw is not None
         kernel = _kernel(self._context.training.optimizer, verdict, rule)
         return self._adamw.factors(kernel.native.constants, verdict.divisor, self._context.device)
@@ -161,14 +171,18 @@ class Update:
         """Update rows. `factors`: of the GPU's generated kernel, where they are kept."""
         factors = factors or partial(self._factors, verdict)
         optimizer, state = self._context.training.optimizer, operands.state
-        moments, master = state[: optimizer.moments], self._context.graph.sizes.master
+        master = state.master
+        if self._narrow is not None:
+            runs = tuple(runs_of(operands.boxes, self._rules[layer]))
+            self._narrow.run(operands.together, runs, verdict, factors)
+            return
         for rule, group in _by_rule(operands.boxes, self._rules[layer]).items():
             pieces = [
                 Piece(
-                    state[-1][box.in_piece] if master else operands.weights(box),
+                    operands.weights(box) if master is None else master[box.in_piece],
                     operands.gradients(box),
-                    tuple(moment[box.in_piece] for moment in moments),
-                    operands.weights(box) if master else None,
+                    tuple(moment[box.in_piece] for moment in state.moments),
+                    None if master is None else operands.weights(box),
                 )
                 for box in merged(group)
             ]
@@ -204,15 +218,21 @@ class Update:
 
 
 class _Operands(NamedTuple):
-    """Rows of a layer, their state, their gradients and their parameters.
-
-    State is the moments and, in mixed precision, fp32 parameters, in this order.
-    """
+    """Rows of a layer, their state, their gradients and their parameters."""
 
     boxes: tuple[Box, ...]
-    state: list[Tensor]
+    state: StoredState
     gradients: Callable[[Box], Tensor]
     weights: Callable[[Box], Tensor]
+
+    @property
+    def together(self) -> NarrowPiece:
+        """All rows, which follow each other wherever they are."""
+        whole = replace(self.boxes[0], count=sum(box.count for box in self.boxes))
+        assert whole.in_part.stop == self.boxes[-1].in_part.stop, self.boxes
+        state, weights = self.state, self.weights(whole)
+        parameter, copy = (weights, None) if state.master is None else (state.master, weights)
+        return NarrowPiece(parameter, self.gradients(whole), state.moments, state.scales, copy)
 
 
 def _rules(context: Context) -> dict[int, Mapping[str, ParameterRule]]:

@@ -11,7 +11,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.program import ROWS, Action, Ref
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.lookup import StagedRows, send_home
-from bigplan.runtime.products import Sums
+from bigplan.runtime.sums import Sums
 
 SUMS = (Holds.GRADIENTS, Holds.PARTIAL_GRADIENTS)  # what a backward adds its gradients to
 

@@ -109,7 +109,7 @@ def _bytes(stage: StageClass, kind: LayerKind, count: int) -> float:
     slots = min(stage.least.slots, count) if stage.sharded(kind, 3) > 1 and not shares else 0
     if kind.frozen:
         return nbytes + whole(stage, kind) * slots * sizes.parameter
-    nbytes += count * (gradient_bytes(stage, kind) + owned(stage, kind) * sizes.state)
+    nbytes += count * (gradient_bytes(stage, kind) + sizes.state_bytes(owned(stage, kind)))
     sums = min(stage.least.sums, count) if stage.sharded(kind, 2) > 1 and not shares else 0
     return nbytes + whole(stage, kind) * (slots * sizes.parameter + sums * sizes.gradient)
 
@@ -120,7 +120,7 @@ def _movable(stage: StageClass, kind: LayerKind) -> int:
     if kind.frozen:
         return nbytes
     nbytes += 0 if stage.resident(kind, "gradients") else gradient_bytes(stage, kind)
-    return nbytes + owned(stage, kind) * stage.graph.sizes.state
+    return nbytes + stage.graph.sizes.state_bytes(owned(stage, kind))
 
 
 def _rerun(stage: StageClass, kind: LayerKind) -> float:

@@ -156,7 +156,7 @@ def whole(stage: StageClass, kind: LayerKind) -> int:
 
 def _home_bytes(stage: StageClass, kind: LayerKind, tier: Tier) -> Linear:
     """What lives on a tier between its uses."""
-    state = owned(stage, kind) * stage.graph.sizes.state
+    state = stage.graph.sizes.state_bytes(owned(stage, kind))
     return total(
         [
             weight_bytes(stage, kind) * stage.tensor(kind, "parameters", tier),
@@ -227,7 +227,8 @@ def _spared_bytes(stage: StageClass, kind: LayerKind) -> Linear:
 def adapter_bytes(stage: StageClass) -> int:
     """Bytes of a stage's adapters, their gradients and their state."""
     sizes = stage.graph.sizes
-    return stage.adapters * (sizes.parameter + sizes.gradient + sizes.state)
+    others = stage.adapters * (sizes.parameter + sizes.gradient)
+    return others + sizes.state_bytes(stage.adapters)
 
 
 def _square_sums(stage: StageClass) -> int:

@@ -32,9 +32,9 @@ def update_seconds(
     streamed = _elements(times, kinds, stage.streamed)
     back, out = (_cpu_rows_on_gpu(times, kinds, side) for side in ("parameters", "gradients"))
     old = 0 if sizes.master else sizes.parameter
-    into = (sizes.parameter / rates.h2d) * back + (sizes.state / rates.state_in) * streamed
+    into = (sizes.parameter / rates.h2d) * back + (sizes.stored / rates.state_in) * streamed
     off = (1 / rates.d2h) * (sizes.gradient * out + old * back)
-    off = off + (sizes.state / rates.state_out) * streamed
+    off = off + (sizes.stored / rates.state_out) * streamed
     yield "cpu", (1 / rates.cpu_update) * (_rows(times, kinds, AWAY) - streamed)
     yield "gpu update", (1 / rates.gpu_update) * streamed
     yield "h2d", into
@@ -48,7 +48,7 @@ def update_seconds(
         total([nbytes(stage, k) * stage.tensor(k, tensor, Tier.NVME) for k, _ in kinds])
         for nbytes, tensor in ((weight_bytes, "parameters"), (gradient_bytes, "gradients"))
     )
-    chunks = sizes.state * _rows(times, kinds, (Tier.NVME,))
+    chunks = sizes.stored * _rows(times, kinds, (Tier.NVME,))
     old_on_disk = NOTHING if sizes.master else weights
     yield "read", (1 / rates.nvme_read) * (chunks + gradients_on_disk + old_on_disk)
     yield "write", (1 / rates.nvme_write) * (chunks + weights)
@@ -84,7 +84,7 @@ def gpu_seconds(times: StageTimes) -> Linear:
 def early_reads(times: StageTimes) -> float:
     """Seconds of NVMe reads for the update that may run before there are gradients."""
     stage, sizes = times.stage, times.stage.graph.sizes
-    state = max(owned(stage, k) * sizes.state for k, _ in stage.kinds)
+    state = max(sizes.state_bytes(owned(stage, k)) for k, _ in stage.kinds)
     weights = 0 if sizes.master else sum(weight_bytes(stage, k) for k, _ in stage.kinds)
     ahead = CHUNK_STAGING * min(state, CHUNK + sizes.state) + STAGING * weights
     return ahead / times.costs.rates.nvme_read

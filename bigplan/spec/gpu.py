@@ -69,6 +69,9 @@ class Gpu(MachinePart):
     """host time of an operator of a layer in the native runtime: Python, autograd, a launch"""
     kernel_overhead: Seconds = Field(default=100e-6, ge=0)
     """host time that an operator takes besides where it is a fused kernel, launched from Python"""
+    kernel_start: Seconds = Field(default=1.5e-6, ge=0)
+    """time of the GPU between the end of a kernel and the first instruction of the next one in its
+    stream; the default is an estimate, one to two microseconds"""
     action_overhead: Seconds = Field(default=60e-6, ge=0)
     """host time of an action of the native runtime besides its operators"""
     context_memory: Bytes = Field(ge=0)

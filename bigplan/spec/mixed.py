@@ -21,7 +21,7 @@ P = TypeVar("P", bound=MachinePart)
 # Figures of which more is worse; of all others less is.
 _COSTS = frozenset({"latency", "half_size", "numa_domains", "spread", "launch_overhead"}) | {
     *("context_memory", "communicator_memory"),
-    *("operator_overhead", "kernel_overhead", "action_overhead"),
+    *("operator_overhead", "kernel_overhead", "kernel_start", "action_overhead"),
 }
 # What a part that leaves a figure out has in its place.
 _ABSENT = {

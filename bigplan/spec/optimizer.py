@@ -14,6 +14,7 @@ from bigplan.spec.files.words import did_you_mean
 from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import Lora, trained
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.moments import ELEMENT, MOST_BETA1, Moments
 from bigplan.spec.step import Parameter
 
 
@@ -40,6 +41,8 @@ class Optimizer(Spec):
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
+    moments: Moments = Field(default="fp32", exclude_if=lambda moments: moments == "fp32")
+    """how AdamW's are stored: fp32, bf16, or int8 with a scale for each 256 elements"""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """of SGD; 0: none, and no state for it"""
     weight_decay: float = Field(default_factory=_usual_decay, ge=0)
@@ -49,7 +52,9 @@ class Optimizer(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        foreign = {"adamw": {"momentum"}, "sgd": {"beta1", "beta2", "epsilon"}}[self.name]
+        foreign = {"adamw": {"momentum"}, "sgd": {"beta1", "beta2", "epsilon", "moments"}}[
+            self.name
+        ]
         stated = sorted(
             name
             for name in foreign & self.model_fields_set
@@ -59,14 +64,25 @@ class Optimizer(Spec):
             raise InputError(
                 f"{self.name} has no {', '.join(stated)}; remove it, or use another name"
             )
+        if self.moments != "fp32" and self.beta1 > MOST_BETA1:
+            raise InputError(
+                f"moments {self.moments} round the first moment to 8 bits, in which changes by a "
+                f"share of {1 - self.beta1:.2g} (beta1 {self.beta1}) vanish; use beta1 up to "
+                f"{MOST_BETA1}, or moments: fp32"
+            )
         return self
 
     @property
-    def moments(self) -> int:
-        """fp32 values of optimizer state per parameter, besides a master copy."""
+    def kept(self) -> int:
+        """Values of optimizer state per parameter, besides a master copy."""
         if self.name == "adamw":
             return 2
         return 1 if self.momentum else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of these, without scales."""
+        return self.kept * ELEMENT[self.moments]
 
 
 class ParameterRule(NamedTuple):

@@ -554,6 +554,15 @@ def test_memory_bound_operators_take_their_bytes() -> None:
     assert half == pytest.approx(2.0)
 
 
+def test_kernels_in_turn_wait_for_each_start() -> None:
+    """Three for each cast of a product's factors: what they read is nothing beside it."""
+    start = DEVICE.gpu.kernel_start
+    one = Stream("cast", 0.0, launches=6, eager=2.0, in_turn=True)
+    assert operator_seconds(one, DEVICE) == pytest.approx(6 * start)
+    assert operator_seconds(one, replace(DEVICE, eager=1.0)) == pytest.approx(12 * start)
+    assert operator_seconds(replace(one, in_turn=False), DEVICE) == 0
+
+
 def test_launches_by_operator() -> None:
     assert launches(Gemm("w", 1, 1, 1, batch=9, count=4)) == 4
     assert launches(Attention("attention", 1.0)) == 1

@@ -461,6 +461,8 @@ def test_the_native_runtime_looks_for_the_largest_value_first(gradients: str) ->
         apart = 2 * gemm.k * gemm.n if gradients == "fp32" else 0
         assert back.nbytes == 5 * factors + 6 * gemm.m * gemm.n + apart
         assert back.launches > ahead.launches
+        assert ahead.in_turn
+        assert back.in_turn
 
 
 def test_other_tools_that_add_in_products_cast_once() -> None:

@@ -40,6 +40,7 @@ TOLERANCE = 1e-5
 # Of every family of blocks: layer norms and GELU, ReLU, partial rotary positions beside parallel
 # residuals, linear biases and a norm of the embedding, RMSNorms and gates, norms of heads.
 NEOX = {"positions": "rope", "rotary_fraction": 0.25, "parallel_residual": True, "head_dim": 16}
+LATENT = {"query_rank": 16, "kv_rank": 16, "plain_dim": 4, "rope_dim": 4, "value_dim": 8}
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "gpt2": ("gpt2-xl", {}),
     "opt": ("opt-13b", {}),
@@ -53,6 +54,7 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "granite": ("llama-3-8b", {"residual_scale": 0.3, "logit_scale": 0.5}),
     "cohere": ("mpt-7b", {"positions": "rope", "parallel_residual": True, "shared_norm": True}),
     "nemotron": ("starcoder2-7b", {"mlp": "relu2", "norm_plus_one": True}),
+    "deepseek": ("llama-3-8b", {"heads": 2, "kv_heads": 2, "latent_attention": LATENT}),
     "mixtral": ("mixtral-8x7b", {"experts": 4}),
     "qwen3-moe": ("qwen3-30b-a3b", {"experts": 5, "experts_per_token": 3}),
 }

@@ -18,6 +18,7 @@ from bigplan.placement import LayerPlacement, stage_table
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import load
+from bigplan.runtime.moments import StoredState, bytes_view, decoded, of_elements
 from bigplan.runtime.result import Finished, StepResult
 from bigplan.runtime.worker import NativeWorker
 from tests.runtime.reference import UNIT, LayerState, Outcome, PlainLoop, State
@@ -137,31 +138,43 @@ def _missing(context: Context, layer: int) -> LayerState:
     """Of a layer on another stage."""
     elements = sum(p.count for p in context.parameters(layer))
     nothing = torch.full((elements,), torch.nan)
-    return LayerState(nothing, (nothing,) * context.training.optimizer.moments)
+    return LayerState(nothing, (nothing,) * context.training.optimizer.kept)
 
 
 def _layer_state(context: Context, layer: int, weights: Tensor) -> LayerState:
     """NaN where another rank has the state."""
-    parts, master = context.graph.sizes.state // 4, context.graph.sizes.master
+    optimizer, master = context.training.optimizer, context.graph.sizes.master
+    parts = optimizer.kept + master
     whole = torch.full((parts, weights.numel()), torch.nan)
     for share, number, boxes in context.rows[layer].state:
         elements = sum(box.count for box in boxes)
         if elements and parts:
             home = load(context, Content(Holds.STATE, layer, share, number))
-            flat = home[: 4 * parts * elements].view(torch.float32)
-            for box in boxes:
-                whole[:, box.in_layer] = flat.view(parts, elements)[:, box.in_piece]
+            state = StoredState.of(bytes_view(home), elements, optimizer, master=master)
+            for kind, values in enumerate(_values(state)):
+                for box in boxes:
+                    whole[kind, box.in_layer] = values[box.in_piece]
     if master:
         mine = ~whole[-1].isnan() if context.graph.strategy.zero else slice(None)
         cast = whole[-1].to(weights.dtype)
         assert torch.equal(weights[mine], cast[mine]), "weights and master copy differ"
-    moments = context.training.optimizer.moments
+    moments = optimizer.kept
     rows = context.rows[layer]
     for filling in (part for own in rows.part.ranges for part in rows.filling(own.tensors)):
         for values in (weights, *whole):
             assert not values[filling.start : filling.stop].any(), "filling is not zero"
     weights = _in_model(context, layer, whole[-1] if master else weights)
     return LayerState(weights, tuple(_in_model(context, layer, each) for each in whole[:moments]))
+
+
+def _values(state: StoredState) -> list[Tensor]:
+    """Moments and the master copy in fp32."""
+    moments = [moment.float() for moment in state.moments]
+    if state.scales:
+        each = [of_elements(scales, len(moments[0])) for scales in state.scales]
+        first, root = map(decoded, state.moments, each)
+        moments = [first, root * root]
+    return moments if state.master is None else [*moments, state.master]
 
 
 def _in_model(context: Context, layer: int, mine: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ PRELOADED = [
             "killed",
             "lora_ranks",
             "eight_bits_ranks",
+            "moments_ranks",
             "expert_courses",
         )
     ),

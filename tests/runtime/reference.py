@@ -183,7 +183,7 @@ class PlainLoop:
     def _first_state(self) -> State:
         state = []
         first = first_values(self._plan.model, self._plan.training)
-        moments = self._plan.training.optimizer.moments
+        moments = self._plan.training.optimizer.kept
         for layer, name in enumerate(self._graph.layers):
             values = [whole_values(first, name, layer, p) for p in self._plan.model.kinds()[name]]
             flat = torch.cat([value.flatten() for value in values])

@@ -21,7 +21,8 @@ from bigplan.runtime.adapters import side_by_side
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.positions import Sharing, position_tables
-from bigplan.runtime.products import Products, Sums
+from bigplan.runtime.products import Products
+from bigplan.runtime.sums import Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.lora import Lora, adapted_steps, adapters, targets_of
 from bigplan.spec.model import ModelSpec

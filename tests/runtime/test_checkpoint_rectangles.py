@@ -61,7 +61,8 @@ def _spans(rectangles: Sequence[Rectangle], shape: tuple[int, ...]) -> Iterator[
 
 def _image(rectangles: Sequence[Rectangle], shape: tuple[int, ...], offset: int) -> Image:
     spans = tuple(_spans(rectangles, shape))
-    return Image(("o", 0), spans, max((span.stop for span in spans), default=0), offset)
+    length = max((span.stop for span in spans), default=0) * ELEMENT
+    return Image(("o", 0), spans, length, offset)
 
 
 def _stored(folder: Path, number: int, images: Sequence[Image]) -> StoredFile:

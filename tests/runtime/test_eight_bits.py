@@ -20,7 +20,8 @@ from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LEAST_LARGEST
 from bigplan.placement import Tier
 from bigplan.runtime.eight_bits import GRADIENTS, VALUES, EightBits, cast
-from bigplan.runtime.products import Products, Sums
+from bigplan.runtime.products import Products
+from bigplan.runtime.sums import Sums
 from tests.examples import examples
 from tests.runtime.eight_bits_ranks import LAYOUTS, losses, plan, run_rank
 from tests.runtime.plans import tiny_model, tiny_training

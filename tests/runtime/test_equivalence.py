@@ -13,7 +13,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.runtime.products import Sums
+from bigplan.runtime.sums import Sums
 from bigplan.runtime.visit import Visit
 from tests.examples import examples
 from tests.runtime.harness import STEPS, Run, check, execute, loop_of, same

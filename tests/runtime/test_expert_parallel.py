@@ -31,7 +31,7 @@ from bigplan.runtime.groups import store_of
 from bigplan.runtime.kept import SMALL, KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.mixture import DOWN, GATE, ROUTER, UP
-from bigplan.runtime.products import Sums
+from bigplan.runtime.sums import Sums
 from bigplan.runtime.tensor_parallel import ONE
 from bigplan.runtime.visit import Visit
 from bigplan.spec.model import ModelSpec

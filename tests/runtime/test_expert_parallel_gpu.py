@@ -19,7 +19,7 @@ from bigplan.runtime import generated, mixture
 from bigplan.runtime.expert_parallel import ExpertParallel
 from bigplan.runtime.group import ALONE, RankGroup
 from bigplan.runtime.mixture import EXPERTS, ROUTER, Mixture
-from bigplan.runtime.products import Sums
+from bigplan.runtime.sums import Sums
 from bigplan.spec.model import ModelSpec
 from tests.runtime.expert_courses import layouts, plan_for
 from tests.runtime.harness import execute

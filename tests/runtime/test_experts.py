@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bigplan.runtime import experts, mixture
 from bigplan.runtime.mixture import DOWN, GATE, ROUTER, UP, Mixture
-from bigplan.runtime.products import Sums
+from bigplan.runtime.sums import Sums
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.routing import Routing
 from tests.examples import examples

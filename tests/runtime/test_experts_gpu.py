@@ -18,7 +18,7 @@ from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime import experts, generated, mixture
 from bigplan.runtime.mixture import EXPERTS, Mixture
-from bigplan.runtime.products import Sums
+from bigplan.runtime.sums import Sums
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.model import ModelSpec
 from tests.runtime.plans import tiny_model, tiny_training

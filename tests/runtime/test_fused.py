@@ -61,7 +61,7 @@ def _piece(name: str, count: int, seed: int, device: str = "cpu") -> Piece:
     generator = torch.Generator().manual_seed(seed)
     parameter, gradient, average = torch.randn(3, count, generator=generator)
     square = torch.rand(count, generator=generator)
-    state = (average * 1e-3, square * 1e-4)[: OPTIMIZERS[name].moments]
+    state = (average * 1e-3, square * 1e-4)[: OPTIMIZERS[name].kept]
     return _map(Piece(parameter, gradient * 1e-2, state), lambda tensor: tensor.to(device))
 
 

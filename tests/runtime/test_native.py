@@ -69,7 +69,7 @@ def _piece(name: str, count: int, gradient: torch.dtype, copy: torch.dtype | Non
     values *= 1e-2
     for place, value in enumerate(SPECIAL):
         values[place * 37 % count] = values[-1 - place % count] = value
-    state = (average * 1e-3, square)[: OPTIMIZERS[name].moments]
+    state = (average * 1e-3, square)[: OPTIMIZERS[name].kept]
     kept = None if copy is None else torch.full((count,), 7.0, dtype=copy)
     return Piece(parameter, values.to(gradient), state, kept)
 

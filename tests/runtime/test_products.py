@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.runtime.add_product import add_product
-from bigplan.runtime.products import Factor, Products, Sums, linears
+from bigplan.runtime.products import Factor, Products, linears
+from bigplan.runtime.sums import Sums
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PRECISIONS = [torch.bfloat16, torch.float16, torch.float32]

@@ -27,7 +27,7 @@ from bigplan.runtime.group import RankGroup
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block, Embedding, Head, Layer, Losses
 from bigplan.runtime.operators import capped
-from bigplan.runtime.products import Sums
+from bigplan.runtime.sums import Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.words import Words, cross_entropy

@@ -67,7 +67,7 @@ class DeepSpeed:
             )
         if why := device_refusal(request.cluster.group.gpu):
             raise RefusedError(f"{why}; plan with --engine any")
-        if why := other_tools_refusal(request.model, request.training.lora, "DeepSpeed"):
+        if why := other_tools_refusal(request.model, request.training, "DeepSpeed"):
             raise RefusedError(why)
         ways = request.settings.get("ep", 1)
         if why := expert_parallel_refusal(ways, request.model, "DeepSpeed"):

@@ -12,7 +12,7 @@ PRECISIONS = ("bf16", "fp32")
 
 def refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why DeepSpeed cannot execute this request; None: it can. Layers are the native runtime's."""
-    if why := other_tools_refusal(model, training.lora, "DeepSpeed"):
+    if why := other_tools_refusal(model, training, "DeepSpeed"):
         return why
     if training.precision not in PRECISIONS:
         return (

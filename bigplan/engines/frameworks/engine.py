@@ -59,7 +59,7 @@ class FrameworkPlan:
             raise RefusedError(
                 f"--exact: with --engine {self.name} every way is tried anyway; leave it out"
             )
-        if why := other_tools_refusal(request.model, request.training.lora, self.name):
+        if why := other_tools_refusal(request.model, request.training, self.name):
             raise RefusedError(why)
         ways = request.settings.get("ep", 1)
         if why := expert_parallel_refusal(ways, request.model, self.name):

@@ -72,7 +72,7 @@ class Tool:
 
     def untrained(self, model: ModelSpec, training: Training) -> str | None:
         """Why the tool does not train this, however it is split; None: it does."""
-        return other_tools_refusal(model, training.lora, self.name) or self.trains(model, training)
+        return other_tools_refusal(model, training, self.name) or self.trains(model, training)
 
     def padded(self, model: ModelSpec, strategy: Strategy) -> ModelSpec:
         """The model with the words that the tool adds to its vocabulary."""

@@ -3,44 +3,68 @@
     8 bytes: length of the header; the header, JSON, padded with spaces to a whole page;
     then image after image: the pages of a buffer entry that have state in them
 
-An image is a buffer entry as it is in memory: the moments (and master copy) of a piece one after
-the other, or fp32 parameters. So a piece in host memory is written from its place, with O_DIRECT,
-and the file is still a valid safetensors file. That format allows no gaps, so filling is a tensor,
-too.
+An image is a buffer entry as it is in memory: the moments of a piece and its master copy, as
+spec/moments.py has them, or fp32 parameters. So a piece in host memory is written from its place,
+with O_DIRECT, and the file is still a valid safetensors file. That format allows no gaps, so
+filling is a tensor, too, and so are the scales of moments in 8 bits.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, zip_longest
+from typing import NamedTuple
 
 from bigplan.content import ADAPTERS, Content, Holds
 from bigplan.mechanics import PAGE
 from bigplan.rectangle import Rectangle
 from bigplan.runtime.context import Context
-from bigplan.runtime.manifest import ELEMENT, Kind, StoredTensor
+from bigplan.runtime.manifest import ELEMENT, SIZES, Dtype, Kind, Scaled, StoredTensor
 from bigplan.runtime.memory import Key
 from bigplan.runtime.pieces import Box, LayerRows
 from bigplan.runtime.slab import align_up
+from bigplan.spec.moments import BLOCK as MOMENT_BLOCK
+from bigplan.spec.moments import Moments, places
 from bigplan.spec.optimizer import full_name
 
 _MOMENTS: Mapping[str, tuple[Kind, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "sgd": ("momentum",),
 }
+_DTYPES: Mapping[Moments, tuple[Dtype, Dtype]] = {
+    "fp32": ("F32", "F32"),
+    "bf16": ("BF16", "BF16"),
+    "int8": ("I8", "U8"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A rectangle of one kind in an image, row by row from element `start` of the image on."""
+    """A rectangle of one kind in an image, row by row from element `start` of the image on.
+
+    The image is counted in elements of the span's size. Of 8 bits, `scaled` says where in the
+    image, in bytes, scales are, and where in their piece its elements.
+    """
 
     rectangle: Rectangle
     kind: Kind
     shape: tuple[int, ...]  # of the whole parameter
     start: int
     experts: int = 0  # as Parameter has it
+    dtype: Dtype = "F32"
+    scaled: Scaled | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return SIZES[self.dtype]
+
+    @property
+    def filled(self) -> range:
+        """Its bytes of the image."""
+        return range(self.start * self.size, self.stop * self.size)
 
     @property
     def stop(self) -> int:
@@ -53,24 +77,24 @@ class Image:
     """State in a buffer entry, from byte `offset` of the entry on, its spans in order.
 
     Files and transfers have the entry's whole pages, so up to a page before the image is stored,
-    too. Elements in no span are filling, and zero in memory.
+    too. Bytes in no span are filling, and zero in memory, or scales. `length`: its bytes.
     """
 
     key: Key
     spans: tuple[Span, ...]
-    elements: int
+    length: int
     offset: int = 0
 
     @property
     def filling(self) -> Iterator[range]:
-        """The image's elements that are in no span."""
+        """The image's bytes that are in no span."""
         start = 0
-        for span in self.spans:
-            if start < span.start:
-                yield range(start, span.start)
-            start = span.stop
-        if start < self.elements:
-            yield range(start, self.elements)
+        for filled in sorted((span.filled for span in self.spans), key=lambda one: one.start):
+            if start < filled.start:
+                yield range(start, filled.start)
+            start = filled.stop
+        if start < self.length:
+            yield range(start, self.length)
 
     @property
     def before(self) -> int:
@@ -85,7 +109,7 @@ class Image:
     @property
     def nbytes(self) -> int:
         """What is stored of the entry, with the bytes before."""
-        return self.before + self.elements * ELEMENT
+        return self.before + self.length
 
 
 def state_kinds(context: Context) -> tuple[Kind, ...]:
@@ -93,9 +117,7 @@ def state_kinds(context: Context) -> tuple[Kind, ...]:
     optimizer = context.training.optimizer
     names = _MOMENTS[optimizer.name]
     master: tuple[Kind, ...] = ("master",) if context.graph.sizes.master else ()
-    kinds = (*names[: optimizer.moments], *master)
-    assert context.graph.sizes.state == ELEMENT * len(kinds), (context.graph.sizes, kinds)
-    return kinds
+    return (*names[: optimizer.kept], *master)
 
 
 def written_images(context: Context, layer: int) -> tuple[Image, ...]:
@@ -120,22 +142,54 @@ def _to_store(rows: LayerRows, image: Image) -> Iterator[Image]:
     if mine and len(mine) == len(image.spans):
         yield image
         return
+    if any(span.scaled for span in mine):  # which all blocks need
+        yield replace(image, spans=tuple(mine))
+        return
     for _, alike in groupby(mine, key=lambda span: span.kind):
         spans = tuple(alike)
         first = spans[0].start
         spans = tuple(replace(span, start=span.start - first) for span in spans)
-        yield Image(image.key, spans, spans[-1].stop, image.offset + first * ELEMENT)
+        offset = image.offset + first * spans[0].size
+        yield Image(image.key, spans, spans[-1].filled.stop, offset)
 
 
 def state_images(context: Context, layer: int) -> tuple[Image, ...]:
     """The layer's optimizer state on this rank, piece by piece."""
     images, kinds = [], state_kinds(context)
     for share, chunk, boxes in context.rows[layer].state:
-        spans = tuple(_spans(context, layer, boxes, kinds))
         if boxes and kinds:
+            parts = _parts(context, kinds, sum(box.count for box in boxes))
+            spans = tuple(_spans(context, layer, boxes, parts))
             home = context.home(Content(Holds.STATE, layer, share, chunk))
-            images.append(Image(home, spans, len(kinds) * sum(box.count for box in boxes)))
+            nbytes = context.graph.sizes.state_bytes(sum(box.count for box in boxes))
+            images.append(Image(home, spans, nbytes))
     return tuple(images)
+
+
+def piece_spans(context: Context, layer: int, boxes: Sequence[Box], kind: Kind) -> Iterator[Span]:
+    """What a piece of these boxes has of a kind, counted from its first element."""
+    return _spans(context, layer, boxes, (_Part(kind, 0),))
+
+
+class _Part(NamedTuple):
+    """Elements of one kind in an image: the byte where they begin, and that of their scales."""
+
+    kind: Kind
+    start: int
+    dtype: Dtype = "F32"
+    scales: int | None = None
+
+
+def _parts(context: Context, kinds: Sequence[Kind], elements: int) -> Iterator[_Part]:
+    """What an image of so many elements' state is made of, in the order of its kinds."""
+    optimizer, master = context.training.optimizer, context.graph.sizes.master
+    at = places(elements, optimizer.moments, optimizer.kept, master=master)
+    dtypes = _DTYPES[optimizer.moments]
+    for kind, start, dtype, scales in zip_longest(kinds, at.moments, dtypes, at.scales):
+        if kind == "master":
+            yield _Part(kind, at.master)
+        elif kind is not None:
+            yield _Part(kind, start, dtype, scales)
 
 
 def parameter_images(
@@ -150,24 +204,37 @@ def parameter_images(
     found = []
     for wanted in [own for _, own in held] if ranges is None else ranges:
         boxes = tuple(context.rows[layer].boxes_of(wanted))
-        spans = tuple(_spans(context, layer, boxes, (kind,)))
+        spans = tuple(_spans(context, layer, boxes, (_Part(kind, 0),)))
         if spans:
             place = next(at + wanted.start - own.start for at, own in held if wanted.start in own)
-            found.append(Image(home, spans, len(wanted), place * ELEMENT))
+            found.append(Image(home, spans, len(wanted) * ELEMENT, place * ELEMENT))
     return tuple(found)
 
 
 def _spans(
-    context: Context, layer: int, boxes: Sequence[Box], kinds: Sequence[Kind]
+    context: Context, layer: int, boxes: Sequence[Box], parts: Iterable[_Part]
 ) -> Iterator[Span]:
     parameters = {parameter.name: parameter for parameter in context.parameters(layer)}
-    rows, elements = context.rows[layer], sum(box.count for box in boxes)
-    for number, kind in enumerate(kinds):
+    rows = context.rows[layer]
+    for part in parts:
+        begin = part.start // SIZES[part.dtype]
         for box in boxes:
-            place = number * elements + box.place - box.start
             whole = parameters[box.tensor]
             for first, rectangle in rows.rectangles(range(box.start, box.start + box.count)):
-                yield Span(rectangle, kind, whole.shape, place + first, whole.experts)
+                place = box.place - box.start + first  # in the piece
+                scaled = None
+                if part.scales is not None:
+                    block, within = divmod(place, MOMENT_BLOCK)
+                    scaled = Scaled(offset=part.scales + ELEMENT * block, place=within)
+                yield Span(
+                    rectangle,
+                    part.kind,
+                    whole.shape,
+                    begin + place,
+                    whole.experts,
+                    part.dtype,
+                    scaled,
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +274,7 @@ def laid_out(name: str, layer: int, kind: str, images: Sequence[Image]) -> Layer
             title = _title(full_name(kind, layer, span.rectangle.parameter), span)
             entries[title] = _entry(span, first)
         for part in image.filling:
-            between = (first + at * ELEMENT for at in (part.start, part.stop))
-            entries |= _padding(f"{number}.{part.start}", *between)
+            entries |= _padding(f"{number}.{part.start}", first + part.start, first + part.stop)
         end = align_up(filled, PAGE)
         entries |= _padding(f"{number}.after", filled, end)
     header = _header(entries)
@@ -222,7 +288,9 @@ def laid_out(name: str, layer: int, kind: str, images: Sequence[Image]) -> Layer
 
 
 def _stored(span: Span, offset: int) -> StoredTensor:
-    rectangle = span.rectangle
+    rectangle, scaled = span.rectangle, span.scaled
+    if scaled is not None:
+        scaled = scaled.model_copy(update={"offset": offset + scaled.offset})
     return StoredTensor(
         parameter=rectangle.parameter,
         kind=span.kind,
@@ -232,7 +300,9 @@ def _stored(span: Span, offset: int) -> StoredTensor:
         last_row=rectangle.last_row,
         first_column=rectangle.first_column,
         last_column=rectangle.last_column,
-        offset=offset + span.start * ELEMENT,
+        offset=offset + span.filled.start,
+        dtype=span.dtype,
+        scaled=scaled,
     )
 
 
@@ -248,7 +318,8 @@ def _entry(span: Span, start: int) -> dict[str, object]:
     shape: tuple[int, ...] = (span.rectangle.rows, span.rectangle.columns)
     if len(span.shape) == 1:
         shape = (span.rectangle.columns,)
-    return _described("F32", shape, (start + span.start * ELEMENT, start + span.stop * ELEMENT))
+    filled = span.filled
+    return _described(span.dtype, shape, (start + filled.start, start + filled.stop))
 
 
 def _padding(name: str, start: int, stop: int) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,16 +22,27 @@ from bigplan.runtime.disk import Pages, TransferError
 from bigplan.runtime.manifest import (
     BLOCK,
     ELEMENT,
+    Dtype,
     Extent,
     Kind,
     Manifest,
     StoredFile,
     StoredTensor,
 )
+from bigplan.runtime.moments import decoded, of_elements
 from bigplan.runtime.slab import align_up, aligned_empty
+from bigplan.spec.moments import BLOCK as MOMENT_BLOCK
 
 if TYPE_CHECKING:
     from bigplan.runtime.apart import Bring
+
+
+_TYPES: Mapping[Dtype, torch.dtype] = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,7 @@ def side_by_side(tensor: StoredTensor, experts: int) -> tuple[StoredTensor, ...]
             "experts": experts,
         }
         found.append(tensor.model_copy(update=place))
-        offset += part.elements * ELEMENT
+        offset += part.elements * tensor.size
     return tuple(found)
 
 
@@ -139,6 +150,7 @@ class Reader:
         self._index = {key: _Index(stored) for key, stored in found.items()}
         self._pages: Pages | None = None
         self._run: _BlockRange | None = None
+        self._scales: tuple[_StoredRectangle, Tensor] | None = None
         self._pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="checkpoint")
 
     def __enter__(self) -> Reader:
@@ -195,7 +207,7 @@ class Reader:
     def _copy(self, stored: _StoredRectangle, wanted: Rectangle, into: Tensor) -> None:
         """A part of a stored rectangle into a matrix of its size."""
         origin = stored.rectangle
-        if (origin.columns - wanted.columns) * ELEMENT < BLOCK or wanted.rows == 1:
+        if (origin.columns - wanted.columns) * stored.tensor.size < BLOCK or wanted.rows == 1:
             self._stream(stored, wanted, into)
             return
         for row in range(wanted.first_row, wanted.last_row):  # there are blocks without any of it
@@ -213,8 +225,7 @@ class Reader:
         rows, columns = wanted.within(origin)
         element = rows.start * origin.columns + columns.start
         last = (rows.stop - 1) * origin.columns + columns.stop
-        low, high = (stored.tensor.offset + at * ELEMENT for at in (element, last))
-        for values in self._values(stored.file, low, high):
+        for values in self._elements(stored, range(element, last)):
             stop = element + values.numel()
             parts = list(cut(wanted.parameter, origin.columns, element, stop))
             sizes = [part.elements for part in parts]
@@ -226,8 +237,37 @@ class Reader:
                     into[shared.within(wanted)].copy_(matrix[shared.within(held)])
             element = stop
 
-    def _values(self, file: StoredFile, low: int, high: int) -> Iterator[Tensor]:
-        """The fp32 values from byte `low` up to `high` of a file, as many at once as fit."""
+    def _elements(self, stored: _StoredRectangle, wanted: range) -> Iterator[Tensor]:
+        """Elements of a stored rectangle, as many at once as fit: in fp32, or bf16 as stored."""
+        tensor, scaled, start = stored.tensor, stored.tensor.scaled, wanted.start
+        scales = None if scaled is None else self._scales_of(stored)
+        low, high = (tensor.offset + at * tensor.size for at in (start, wanted.stop))
+        for values in self._values(stored.file, low, high, _TYPES[tensor.dtype]):
+            if scaled is None or scales is None:
+                yield values
+                continue
+            place, stop = scaled.place + start, scaled.place + start + len(values)
+            blocks = scales[place // MOMENT_BLOCK : -(-stop // MOMENT_BLOCK)]
+            within = place % MOMENT_BLOCK
+            each = of_elements(blocks, within + len(values))[within:]
+            yield decoded(values, each)
+            start += len(values)
+
+    def _scales_of(self, stored: _StoredRectangle) -> Tensor:
+        """The scales of its blocks. Those of the last one asked for are kept: rows come in turn."""
+        if self._scales is None or self._scales[0] is not stored:
+            scaled, count = stored.tensor.scaled, stored.rectangle.elements
+            assert scaled is not None, stored
+            low = scaled.offset
+            high = low + ELEMENT * -(-(scaled.place + count) // MOMENT_BLOCK)
+            found = [one.clone() for one in self._values(stored.file, low, high, torch.float32)]
+            self._scales = stored, torch.cat(found)
+        return self._scales[1]
+
+    def _values(
+        self, file: StoredFile, low: int, high: int, dtype: torch.dtype
+    ) -> Iterator[Tensor]:
+        """The values from byte `low` up to `high` of a file, as many at once as fit."""
         extent = file.extents[bisect_right([e.offset for e in file.extents], low) - 1]
         room = self._buffer.numel() // BLOCK
         while low < high:
@@ -237,7 +277,7 @@ class Reader:
                 last = min(-(-(high - extent.offset) // BLOCK), block + room)
                 held = self._fetch(_BlockRange(file.name, extent, block, last), file)
             stop = min(high, held.stop)
-            yield self._buffer[low - held.start : stop - held.start].view(torch.float32)
+            yield self._buffer[low - held.start : stop - held.start].view(dtype)
             low = stop
 
     def _fetch(self, run: _BlockRange, file: StoredFile) -> _BlockRange:

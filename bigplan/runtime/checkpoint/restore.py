@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from bigplan.errors import InputError
 from bigplan.plan import Plan
+from bigplan.runtime.checkpoint.coded import fill_coded
 from bigplan.runtime.checkpoint.folder import FoundCheckpoint
-from bigplan.runtime.checkpoint.layout import Image, parameter_images, state_images
+from bigplan.runtime.checkpoint.layout import (
+    Image,
+    parameter_images,
+    piece_spans,
+    state_images,
+    state_kinds,
+)
 from bigplan.runtime.checkpoint.reading import Reader
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import passage
 from bigplan.runtime.manifest import ELEMENT, Kind
+from bigplan.runtime.moments import StoredState, bytes_view
+from bigplan.runtime.pieces import Box
 from bigplan.spec.training import FREE_IN_A_RUN
 
 NAMED = {"name", "source"}  # of a model: what describes it and decides nothing
@@ -57,26 +68,49 @@ def restore(context: Context, found: FoundCheckpoint) -> None:
     apart = context.groups.apart
     with Reader(found.path, found.manifest, stage, apart.bring if apart else None) as reader:
         for layer in context.trained:
-            for image in state_images(context, layer):
-                _fill(context, reader, layer, (image,), torch.float32)
+            pieces = [boxes for _, _, boxes in context.rows[layer].state if boxes]
+            for image, boxes in zip(state_images(context, layer), pieces, strict=False):
+                _fill(context, reader, layer, (image,), torch.float32, boxes)
             images = parameter_images(context, layer, kind)
             _fill(context, reader, layer, images, context.parameter_dtype)
 
 
 def _fill(
-    context: Context, reader: Reader, layer: int, images: Sequence[Image], dtype: torch.dtype
+    context: Context,
+    reader: Reader,
+    layer: int,
+    images: Sequence[Image],
+    dtype: torch.dtype,
+    piece: Sequence[Box] = (),
 ) -> None:
-    """Fill images of one entry."""
+    """Fill images of one entry; `dtype`: of what they have in fp32; `piece`: whose state it is."""
     if not images:
         return
-    memory, key = context.memory, images[0].key
+    memory, key, each = context.memory, images[0].key, dtype.itemsize
     place = memory.place(passage(context, layer, key))
     for image in images:
-        first = image.offset // ELEMENT * dtype.itemsize
-        values = place[first : first + image.elements * dtype.itemsize].view(dtype)
+        values = place[image.offset // ELEMENT * each :]
         for part in image.filling:
-            values[part.start : part.stop] = 0
+            values[part.start // ELEMENT * each : part.stop // ELEMENT * each] = 0
         for span in image.spans:
-            reader.read(layer, span.kind, span.rectangle, values[span.start : span.stop])
+            if span.scaled is None:
+                kind = torch.bfloat16 if span.dtype == "BF16" else dtype
+                found = values[span.start * kind.itemsize : span.stop * kind.itemsize].view(kind)
+                reader.read(layer, span.kind, span.rectangle, found)
+        if any(span.scaled for span in image.spans):
+            _fill_coded(context, reader, layer, values, piece)
     if memory.on_disk(key):
         memory.write(key, place)
+
+
+def _fill_coded(
+    context: Context, reader: Reader, layer: int, place: Tensor, piece: Sequence[Box]
+) -> None:
+    """The moments of a piece in 8 bits."""
+    optimizer, master = context.training.optimizer, context.graph.sizes.master
+    elements = sum(box.count for box in piece)
+    state = StoredState.of(bytes_view(place), elements, optimizer, master=master)
+    kinds, read = state_kinds(context), partial(reader.read, layer)
+    for kind, codes, scales in zip(kinds, state.moments, state.scales, strict=False):
+        spans = tuple(piece_spans(context, layer, piece, kind))
+        fill_coded(read, spans, codes, scales, context.device)

@@ -145,7 +145,7 @@ def _brought_together(
             start = spans[-1].stop
     if values is None:
         return None
-    image = Image(("deepspeed", 0), tuple(spans), elements)
+    image = Image(("deepspeed", 0), tuple(spans), elements * ELEMENT)
     name = f"layer-{layer.layer:04d}.safetensors"
     return laid_out(name, layer.layer, layer.kind, (image,)), values
 

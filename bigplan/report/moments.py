@@ -1,0 +1,66 @@
+"""What AdamW's moments in bf16 or 8 bits would save a plan that its optimizer state holds up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bigplan.errors import InputError
+from bigplan.graph.build import element_sizes
+from bigplan.placement import Tier
+from bigplan.plan import Plan
+from bigplan.program import Lane
+from bigplan.recheck import promised_again
+from bigplan.report.text import seconds_text
+from bigplan.spec.moments import Moments
+
+# What state takes that does not stay on the GPU.
+OF_STATE = (
+    *(Lane.H2D, Lane.D2H, Lane.STATE_IN, Lane.STATE_OUT),
+    *(Lane.CPU, Lane.NVME_READ, Lane.NVME_WRITE),
+)
+FEWER: tuple[Moments, ...] = ("bf16", "int8")
+
+
+def with_moments(plan: Plan, moments: Moments) -> Plan:
+    """The plan as it is, with moments stored so. Raises InputError where its memory is short."""
+    optimizer = plan.training.optimizer.model_copy(update={"moments": moments})
+    training = plan.training.model_copy(update={"optimizer": optimizer})
+    return promised_again(plan.model_copy(update={"training": training}))
+
+
+def moments_advice(plan: Plan, least: float) -> Iterator[tuple[float, str]]:
+    """Share of the step saved, above `least`, and the words; the plan is played again for both."""
+    training, predicted = plan.training, plan.predicted
+    step, optimizer = predicted.step_seconds, training.optimizer
+    held_up = sum(predicted.critical_path.get(lane, 0.0) for lane in OF_STATE)
+    away = any(
+        kind.optimizer.get(tier, 0.0) > 0
+        for stage in plan.placement.stages
+        for kind in stage.kinds.values()
+        for tier in (Tier.HOST, Tier.NVME)
+    )
+    of_another = plan.engine != "native" or optimizer.name != "adamw" or plan.strategy.replicas
+    if of_another or optimizer.moments != "fp32" or not away or held_up <= least * step:
+        return
+    try:
+        seconds = {m: with_moments(plan, m).predicted.step_seconds for m in FEWER}
+    except InputError:  # of a plan that its own cluster has no room for
+        return
+    best = min(FEWER, key=lambda moments: seconds[moments])
+    gain = 1 - seconds[best] / step
+    if gain > least:
+        saved = " and ".join(f"{m} {seconds_text(step - seconds[m])}" for m in FEWER)
+        each = {m: _bytes(plan, m) for m in ("fp32", *FEWER)}
+        bytes_each = f"{each['bf16']:.3g} or {each['int8']:.3g} bytes a parameter"
+        yield (
+            gain,
+            f"Optimizer state holds the step up. AdamW's moments in fewer bits (`--moments {best}`)"
+            f" save of a step, with all else as it is: {saved} ({gain:.0%}). State takes "
+            f"{bytes_each} and not {each['fp32']:.3g}, so that a new plan may keep more of it near "
+            "the GPU. Compare losses with some steps in fp32 first.",
+        )
+
+
+def _bytes(plan: Plan, moments: Moments) -> float:
+    optimizer = plan.training.optimizer.model_copy(update={"moments": moments})
+    return element_sizes(plan.training.model_copy(update={"optimizer": optimizer})).stored
