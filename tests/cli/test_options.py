@@ -87,8 +87,8 @@ def test_the_size_of_a_step_wins_over_a_files_however_it_says_it(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (replace(_WHAT, expert_parallel=8), "set ep=8: expert parallelism is not"),
-        (replace(_WHAT, settings=["ep=4"]), "set ep=4: expert parallelism is not"),
+        (replace(_WHAT, expert_parallel=8, engine="nemo"), "set ep=8: expert parallelism is a"),
+        (replace(_WHAT, settings=["ep=4"], engine="fsdp2"), "set ep=4: expert parallelism is a"),
     ],
 )
 def test_what_is_not_planned_is_refused(options: ExperimentOptions, message: str) -> None:
