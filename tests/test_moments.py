@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.capabilities import other_tools_refusal
-from bigplan.cost.rates import CORE_UPDATES, rates_of
+from bigplan.cost.rates import CORE_UPDATES, MULTIPROCESSOR_UPDATES, rates_of
 from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.errors import RefusedError
 from bigplan.export import TOOLS, configuration
@@ -141,8 +142,11 @@ def test_a_gpu_s_update_follows_from_its_bytes_and_a_cpu_s_from_its_cores_too() 
     rates = {m: rates_of(nodes, NodeSharing(1), sizes) for m, sizes in SIZES.items()}
     for moments in FEWER:
         sizes = SIZES[moments]
-        ratio = rates["fp32"].gpu_update / rates[moments].gpu_update
-        assert ratio == pytest.approx(sizes.update_bytes / 30)
+        by_memory = rates["fp32"].gpu_update * 30 / sizes.update_bytes
+        each = MULTIPROCESSOR_UPDATES.get(moments, inf)
+        limit = nodes.gpu.multiprocessors * each
+        assert rates[moments].gpu_update == pytest.approx(min(by_memory, limit))
+        assert (limit < by_memory) == (moments == "int8")
         cores = nodes.host.cores * float(CORES_BESIDE_COPIES) * CORE_UPDATES[moments]
         assert rates[moments].cpu_update <= cores
     few = nodes.model_copy(update={"host": nodes.host.model_copy(update={"cores": 2})})

@@ -8,6 +8,7 @@ from math import inf
 from bigplan.graph.graph import ElementSizes
 from bigplan.mechanics import CORES_BESIDE_COPIES
 from bigplan.spec.cluster import Host, NodeGroup, Nvme, Pcie
+from bigplan.spec.gpu import Gpu
 from bigplan.spec.moments import Moments
 from bigplan.spec.sharing import NodeSharing
 from bigplan.units import PerNode, PerRank
@@ -25,6 +26,9 @@ OFF_BESIDE_UPDATE = 0.86
 # cannot do, however fast memory is. Measured with AVX-512 on one core of an EPYC 9004
 # (benchmarks/moments.py host). fp32 takes 1.5 G/s there, more than any core's part of its memory.
 CORE_UPDATES: dict[Moments, float] = {"bf16": 1.0e9, "int8": 0.30e9}
+# The same of a GPU's multiprocessor: 93.2 G/s on the 132 of an H200, where fp32 and bf16 reach
+# 4.2 TB/s (benchmarks/results/2026-11-27-h200-moments).
+MULTIPROCESSOR_UPDATES: dict[Moments, float] = {"int8": 0.706e9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,12 @@ def _cpu_update(host: Host, sizes: ElementSizes) -> PerNode:
     return PerNode(min(by_memory, computed))
 
 
+def _gpu_update(gpu: Gpu, sizes: ElementSizes) -> PerRank:
+    """Elements/s that a GPU updates, likewise."""
+    by_memory, each = gpu.adam_rate / _part(sizes), MULTIPROCESSOR_UPDATES.get(sizes.moments, inf)
+    return PerRank(min(by_memory, gpu.multiprocessors * each))
+
+
 def _part(sizes: ElementSizes) -> float:
     """Rates are those of AdamW in mixed precision; other updates follow from their bytes."""
     return sizes.update_bytes / ADAM_BYTES
@@ -102,7 +112,7 @@ def rates_of(nodes: NodeGroup, sharing: NodeSharing, sizes: ElementSizes) -> Rat
         host_memory=sharing.rate_of_rank(host.memory_bandwidth),
         device_memory=PerRank(gpu.memory_bandwidth * gpu.memory_efficiency),
         cpu_update=sharing.rate_of_rank(_cpu_update(host, sizes)),
-        gpu_update=PerRank(gpu.adam_rate / _part(sizes)),
+        gpu_update=_gpu_update(gpu, sizes),
         state_in=state_in,
         state_out=state_out,
         latency=pcie.latency,
