@@ -74,7 +74,9 @@ def _alike(
     for one, other in zip(ours.moments, theirs.moments, strict=True):
         assert (one.float() != other.float()).float().mean() <= max(BORDERS, 1.5 / count)
     for one, other in zip(ours.scales, theirs.scales, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=0.0)
+        # A root that went another way may be the largest of its block in the next step.
+        apart = ((one - other).abs() > 1e-5 * other.abs()).float().mean()
+        assert apart <= BORDERS
     # Where a code went another way, the next step's change differs by a level.
     far = (ours.parameter - theirs.parameter).abs() > 1e-5
     assert far.float().mean() <= max(BORDERS, 1.5 / count)
