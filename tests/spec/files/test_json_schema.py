@@ -29,7 +29,7 @@ from bigplan.spec.training import LossScale, TrainingRequest, ValidationSpec
 # has no words for them. Each is a part of what is told.
 _ROPE = (
     *("exceeds `beta_fast`", "needs `", "is not below", "divide frequencies"),
-    "but rope turns",
+    *("but rope turns", "is of yarn and longrope"),
 )
 BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
     ModelSpec: (
