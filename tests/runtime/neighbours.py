@@ -1,4 +1,4 @@
-"""Ranks of one group as threads of one process, whose collectives meet in its memory."""
+"""Ranks of one group as threads of one process, and the turn that a layer has on each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from bigplan.graph.graph import Recompute
 from bigplan.runtime.group import Begun, RankGroup
+from bigplan.runtime.sums import Sums
 
 Result = TypeVar("Result")
 Called = tuple[str, int]  # a collective's pattern, and bytes of the whole tensor
@@ -108,3 +110,31 @@ def side_by_side(
     with ThreadPoolExecutor(size) as threads:
         found = list(threads.map(run, range(size)))
     return found, meeting.called
+
+
+@dataclass
+class Turn:
+    """What a Visit of the runtime is to a layer."""
+
+    flat: Tensor
+    tensors: dict[str, Tensor]
+    x: Tensor
+    by_output: Tensor
+    recompute: Recompute
+    totals: dict[str, Tensor]
+    by_rows: bool = False
+
+    def weights(self) -> Tensor:
+        return self.flat.view(torch.uint8)
+
+    def parameters(self, number: int = 0) -> dict[str, Tensor]:
+        return dict(self.tensors)
+
+    def hidden(self) -> Tensor:
+        return self.x
+
+    def gradient(self) -> Tensor:
+        return self.by_output
+
+    def open(self, sums: Sums) -> None:
+        sums.open(self.totals, fresh=True)

@@ -31,12 +31,11 @@ from bigplan.runtime.groups import store_of
 from bigplan.runtime.kept import SMALL, KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.mixture import DOWN, GATE, ROUTER, UP
-from bigplan.runtime.sums import Sums
 from bigplan.runtime.tensor_parallel import ONE
 from bigplan.runtime.visit import Visit
 from bigplan.spec.model import ModelSpec
 from tests.examples import examples
-from tests.runtime.neighbours import side_by_side
+from tests.runtime.neighbours import Turn, side_by_side
 from tests.runtime.plans import tiny_model, tiny_training
 
 LENGTH = 8  # tokens of a sequence
@@ -102,34 +101,6 @@ def _experts(name: str, values: Tensor, model: ModelSpec, group: RankGroup) -> T
 
 
 @dataclass
-class _Turn:
-    """What a Visit of the runtime is to a layer."""
-
-    flat: Tensor
-    tensors: dict[str, Tensor]
-    x: Tensor
-    by_output: Tensor
-    recompute: Recompute
-    totals: dict[str, Tensor]
-    by_rows: bool = False
-
-    def weights(self) -> Tensor:
-        return self.flat.view(torch.uint8)
-
-    def parameters(self, number: int = 0) -> dict[str, Tensor]:
-        return dict(self.tensors)
-
-    def hidden(self) -> Tensor:
-        return self.x
-
-    def gradient(self) -> Tensor:
-        return self.by_output
-
-    def open(self, sums: Sums) -> None:
-        sums.open(self.totals, fresh=True)
-
-
-@dataclass
 class _Result:
     output: Tensor
     by_input: Tensor
@@ -162,7 +133,7 @@ def _run(
     block.spread, block.balance = spread, balance
     totals = {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}
     turn = cast(
-        Visit, _Turn(flat, tensors, layer.x.clone(), layer.gradient.clone(), recompute, totals)
+        Visit, Turn(flat, tensors, layer.x.clone(), layer.gradient.clone(), recompute, totals)
     )
     evaluated = block.evaluate(turn) if evaluates else None
     kept = KeptActivations(weights=flat.view(torch.uint8))

@@ -27,14 +27,13 @@ from bigplan.runtime.group import RankGroup
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block, Embedding, Head, Layer, Losses
 from bigplan.runtime.operators import capped
-from bigplan.runtime.sums import Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.words import Words, cross_entropy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from tests.examples import examples
-from tests.runtime.neighbours import Called, side_by_side
+from tests.runtime.neighbours import Called, Turn, side_by_side
 from tests.runtime.plans import models, shape_on, tiny_model, tiny_training
 from tests.runtime.reference import UNIT
 
@@ -117,34 +116,6 @@ class _Layer:
 
 
 @dataclass
-class _Turn:
-    """What a Visit of the runtime is to a layer."""
-
-    flat: Tensor
-    tensors: dict[str, Tensor]
-    x: Tensor
-    by_output: Tensor
-    recompute: Recompute
-    totals: dict[str, Tensor]
-    by_rows: bool = False
-
-    def weights(self) -> Tensor:
-        return self.flat.view(torch.uint8)
-
-    def parameters(self, number: int = 0) -> dict[str, Tensor]:
-        return dict(self.tensors)
-
-    def hidden(self) -> Tensor:
-        return self.x
-
-    def gradient(self) -> Tensor:
-        return self.by_output
-
-    def open(self, sums: Sums) -> None:
-        sums.open(self.totals, fresh=True)
-
-
-@dataclass
 class _Result:
     output: Tensor | None
     by_input: Tensor | None
@@ -204,7 +175,7 @@ def _run(
     assert flat is not None
     totals = {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}
     x, by_output = _parts(layer.x, ranks), _parts(layer.gradient, ranks)
-    turn = cast(Visit, _Turn(flat, tensors, x, by_output, recompute, totals))
+    turn = cast(Visit, Turn(flat, tensors, x, by_output, recompute, totals))
     evaluated = one.evaluate(turn) if evaluates else None
     alone, losses.parts[:] = list(losses.parts), []
     kept = KeptActivations(weights=flat.view(torch.uint8))
