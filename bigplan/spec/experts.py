@@ -17,24 +17,34 @@ def check_experts(model: Any) -> None:
 
     Any, because that module imports this one.
     """
-    if model.mlp == "clamped_swiglu" and not model.experts:
+    if not model.experts:
+        _check_unused(model)
+        return
+    _check_choice(model)
+    _check_beside(model)
+    _check_mlp(model)
+
+
+def _check_unused(model: Any) -> None:
+    """What only models with experts have."""
+    if model.mlp == "clamped_swiglu":
         raise InputError(
             "`mlp: clamped_swiglu` without `experts`, which alone have it; "
             "state them, or use swiglu"
         )
-    if not model.experts:
-        values = {key: getattr(model, key) for key in OF_EXPERTS[1:]}
-        usual = {key: type(model).model_fields[key].default for key in values}
-        unused = [
-            f"`{key}`" if key == "routing" else f"`{key}` {value:g}"
-            for key, value in values.items()
-            if value != usual[key] and key != "router_normalised"
-        ]
-        if unused:
-            raise InputError(
-                f"{' and '.join(unused)} without `experts`; state `experts`, or remove it"
-            )
-        return
+    values = {key: getattr(model, key) for key in OF_EXPERTS[1:]}
+    usual = {key: type(model).model_fields[key].default for key in values}
+    unused = [
+        f"`{key}`" if key == "routing" else f"`{key}` {value:g}"
+        for key, value in values.items()
+        if value != usual[key] and key != "router_normalised"
+    ]
+    if unused:
+        raise InputError(f"{' and '.join(unused)} without `experts`; state `experts`, or remove it")
+
+
+def _check_choice(model: Any) -> None:
+    """How a token chooses its experts."""
     if not 1 <= model.experts_per_token <= model.experts:
         raise InputError(
             f"`experts_per_token` is {model.experts_per_token}, which must be from 1 to "
@@ -47,6 +57,10 @@ def check_experts(model: Any) -> None:
             f"`router_loss` {model.router_loss:g} balances a softmax, but `routing.scores` is "
             "sigmoid; remove it"
         )
+
+
+def _check_beside(model: Any) -> None:
+    """The MLPs beside experts, and in first blocks in place of them."""
     if model.shared_gate and not model.shared_ffn:
         raise InputError(
             "`shared_gate` without `shared_ffn`, the MLP that it gates; state it, or remove it"
@@ -61,6 +75,10 @@ def check_experts(model: Any) -> None:
             f"`dense_blocks` {model.dense_blocks} of `layers` {model.layers} leaves no block "
             "with experts; use fewer, or remove `experts`"
         )
+
+
+def _check_mlp(model: Any) -> None:
+    """What an expert is."""
     unlike = {
         f"`mlp: {model.mlp}`": model.mlp not in ("swiglu", "clamped_swiglu"),
         "`parallel_residual`": model.parallel_residual,

@@ -9,8 +9,8 @@ levels of a decade are the midpoints of equal parts of it; 0 and 1 have codes of
 The first moment has a sign and 7 bits. The second has 8 bits, and its root is what is stored: its
 values span twice as many decades as the gradients', and updates divide by those that became 0.
 
-State of `n` elements is the fp32 master, where there is one, then scales, then the first moment of
-all elements and the second. In fp32 the moments come first.
+A piece's state lies in this order: the fp32 master, where there is one, scales, all first moments,
+all second moments. In fp32 moments come before the master.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ BLOCK = 256  # elements that share a scale
 SCALE = 4  # bytes of one
 ELEMENT: dict[Moments, int] = {"fp32": 4, "bf16": 2, "int8": 1}  # bytes of a moment's element
 FIRST_BITS, SECOND_BITS = 7, 8  # of a magnitude's code
-# Above it bf16 and 8 bits would round a change of the first moment away: they are 2^-8 apart.
+# A larger beta1 moves the first moment by less than 2^-8 of itself, the distance of neighbouring
+# values in bf16, and rounding to nearest would undo every such move.
 MOST_BETA1 = 1 - 2.0**-8
 
 
