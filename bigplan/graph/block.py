@@ -93,51 +93,22 @@ def block(shape: RankShape) -> LayerKind:
     streams = _streams(shape)
     forward = [pair[0] for pair in streams]
     linear, linear_backward = _linear(shape)
-    # A sum over ranks of the input's gradient does not depend on the weight's gradient.
-    backward_collectives = (
-        *out_of_heads(shape),
-        *out_of_mlp(shape, "mlp input", beside="mlp up by weight"),
-        *shape.into_matrix("attention output"),
-        *into_mlp(shape, "mlp output"),
-        *_gathered_again(shape),
-    )
+    exchanged_forward, exchanged_backward = _collectives(shape)
     return LayerKind(
         name="block",
         tensors=tensors,
-        forward=(
-            *linear,
-            *inner,
-            *forward,
-            *exchanges(shape),
-            *into_heads(shape),
-            *into_mlp(shape, "mlp input"),
-            *shape.out_of_matrix("attention output"),
-            *out_of_mlp(shape, "mlp output"),
-            *counted(shape),
-            *exchanged(shape),
-            *wide_norms(shape),
-        ),
+        forward=(*linear, *inner, *forward, *exchanged_forward),
         backward=(
             *linear_backward,
             *inner_backward,
             *(pair[1] for pair in streams),
             gradient_sum(shape, trained),
-            *exchanges(shape),
-            *backward_collectives,
-            *exchanged(shape),
-            *wide_norms(shape),
+            *exchanged_backward,
         ),
         saved=saved,
         boundary=shape.hidden,
         reruns=reruns(shape, saved, linear, inner, forward),
-        forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
-        + arriving_bytes(shape)
-        + widened_bytes(shape) // 2
-        + forward_bytes(shape)
-        + vector_bytes(shape)
-        + exchange_bytes(shape)
-        + unpacked_bytes(shape)
-        + cast_bytes(shape)[0],
+        forward_workspace=_forward_workspace(shape),
         backward_workspace=_backward_workspace(shape, trained, saved)
         + vector_bytes(shape)
         + arriving_bytes(shape)
@@ -155,6 +126,46 @@ def block(shape: RankShape) -> LayerKind:
         ),
         ep=shape.strategy.ep if shape.spreads_experts else 1,
         uneven=uneven_bytes(shape),
+    )
+
+
+def _collectives(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """What ranks exchange in a forward, and in a backward."""
+    forward = (
+        *exchanges(shape),
+        *into_heads(shape),
+        *into_mlp(shape, "mlp input"),
+        *shape.out_of_matrix("attention output"),
+        *out_of_mlp(shape, "mlp output"),
+        *counted(shape),
+        *exchanged(shape),
+        *wide_norms(shape),
+    )
+    # A sum over ranks of the input's gradient does not depend on the weight's gradient.
+    backward = (
+        *exchanges(shape),
+        *out_of_heads(shape),
+        *out_of_mlp(shape, "mlp input", beside="mlp up by weight"),
+        *shape.into_matrix("attention output"),
+        *into_mlp(shape, "mlp output"),
+        *_gathered_again(shape),
+        *exchanged(shape),
+        *wide_norms(shape),
+    )
+    return forward, backward
+
+
+def _forward_workspace(shape: RankShape) -> int:
+    """Bytes that a forward needs beyond what is saved."""
+    return (
+        2 * max(shape.whole_hidden, row_bytes(shape))
+        + arriving_bytes(shape)
+        + widened_bytes(shape) // 2
+        + forward_bytes(shape)
+        + vector_bytes(shape)
+        + exchange_bytes(shape)
+        + unpacked_bytes(shape)
+        + cast_bytes(shape)[0]
     )
 
 
