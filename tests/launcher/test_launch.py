@@ -77,6 +77,7 @@ class Hangs(Fake):
     def step(self, checkpoint: Path | None = None) -> StepResult:
         if (self.rank, self.began, self.steps) == (1, 0, 2):
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1e6)  # another thread may take the signal, and this one end the step first
         if (self.rank, self.began, self.steps) == (0, 2, 3):
             time.sleep(1e6)
         return super().step(checkpoint)
