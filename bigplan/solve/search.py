@@ -198,7 +198,7 @@ class _State:
                 self._open(entry, entry.of)
             elif entry.estimate is None:
                 heapq.heappush(self._queue, (self._refine(entry, entry.of), index))
-            else:
+            elif not entry.of.strategy.zero_group or expected < before * (1 - WITHIN):
                 self._resolve(entry.of)
                 progress = self.best < before * (1 - NOISE)
                 idle = 0 if progress else idle + bool(self.trials)
