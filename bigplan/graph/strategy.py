@@ -120,6 +120,11 @@ class Strategy(Spec):
                 f"(dp {self.dp} x cp {self.cp}) need several groups of several ranks; use a "
                 "divisor between the two, or leave zero_group out for one group of all"
             )
+        if self.replicas:
+            raise ValueError(
+                f"zero_group {self.zero_group} with replicas of unlike micro-batches: leave "
+                "zero_group out"
+            )
         if self.ep > 1:
             raise ValueError(
                 f"zero_group {self.zero_group} with ep {self.ep}: experts that are spread over "
@@ -391,7 +396,7 @@ class Space:
         shards, wanted = family.dp * family.cp, self.fixed.get("zero_group", 0)
         if wanted in (0, shards):
             yield 0
-        elif zero and family.ep == 1 and 1 < wanted < shards and shards % wanted == 0:
+        elif zero and self.hybrid and family.ep == 1 and wanted in divisors(shards)[1:-1]:
             yield wanted
 
     def strategies(self) -> Iterator[Strategy]:
