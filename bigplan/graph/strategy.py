@@ -68,6 +68,9 @@ class Strategy(Spec):
     ep: int = Field(default=1, ge=1)
     """neighbouring ranks that have an equal part of the experts each, whole ones"""
     zero: int = Field(default=0, ge=0, le=3)
+    zero_group: int = Field(default=0, ge=0, exclude_if=lambda ranks: not ranks)
+    """neighbouring ranks, of those that have the same parameters, that share one copy of what ZeRO
+    shards; 0: all of them. Every other such group has a copy, too (hybrid sharding)"""
     micro_batch: int = Field(default=1, ge=1)
     accumulation_group: int = Field(default=1, ge=1)
     first_blocks: int = Field(default=0, ge=0)
@@ -103,6 +106,28 @@ class Strategy(Spec):
         return self
 
     @model_validator(mode="after")
+    def _zero_groups_are_alike(self) -> Self:
+        if not self.zero_group:
+            return self
+        if not self.zero:
+            raise ValueError(
+                f"zero_group {self.zero_group} says how many ranks share what ZeRO shards; zero is "
+                "0: use zero 1, 2 or 3, or leave zero_group out"
+            )
+        if self.zero_group in (1, self.shards) or self.shards % self.zero_group:
+            raise ValueError(
+                f"zero_group {self.zero_group}: the {self.shards} ranks with the same parameters "
+                f"(dp {self.dp} x cp {self.cp}) need several groups of several ranks; use a "
+                "divisor between the two, or leave zero_group out for one group of all"
+            )
+        if self.ep > 1:
+            raise ValueError(
+                f"zero_group {self.zero_group} with ep {self.ep}: experts that are spread over "
+                "ranks are shared by all ranks that have them; use ep 1, or leave zero_group out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _virtual_stages_need_a_pipeline(self) -> Self:
         if self.vpp > 1 and (self.pp == 1 or self.accumulation_group > 1 or self.zero > 1):
             raise ValueError(
@@ -133,6 +158,16 @@ class Strategy(Spec):
         Their places are numbers `replica * cp + part`: of a replica and a part of sequences.
         """
         return self.dp * self.cp
+
+    @property
+    def zero_ranks(self) -> int:
+        """Ranks that share one copy of optimizer states out; without ZeRO each has all of them."""
+        return (self.zero_group or self.shards) if self.zero else 1
+
+    @property
+    def zero_copies(self) -> int:
+        """Groups of ranks with a copy each of what ZeRO shards."""
+        return self.shards // self.zero_group if self.zero_group else 1
 
     @property
     def expert_shards(self) -> int:
