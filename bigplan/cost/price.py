@@ -20,7 +20,9 @@ from bigplan.cost.collective import (
     exposed_seconds,
     hop,
     reduce_scatter,
+    replica_group,
     send,
+    shard_group,
     taken_from_compute,
 )
 from bigplan.cost.compute import Device, norm, operator_seconds
@@ -66,6 +68,7 @@ class KindCost:
     backward: float  # without recomputation
     reduce: float = 0.0
     gather: float = 0.0
+    sum_replicas: float = 0.0  # a rank's part of the gradients over zero groups
     reruns: Mapping[Recompute, float] = field(default_factory=dict)
     forward_waits: GpuWaits = NO_WAITS  # included in the seconds above
     backward_waits: GpuWaits = NO_WAITS
@@ -90,6 +93,7 @@ class KindCost:
             self,
             reduce=other.reduce,
             gather=other.gather,
+            sum_replicas=other.sum_replicas,
             slowed=other.slowed,
             launched=launched,
         )
@@ -212,7 +216,8 @@ def memory_of_torch(
         between, ends = (2, 2) if around else (min(2, strategy.pp - 1), min(1, strategy.pp - 1))
         messages = 2 * max(between, ends + lends_table)
         experts = (strategy.ep, strategy.expert_shards) if strategy.ep > 1 else ()
-        groups = (strategy.shards, strategy.tp, strategy.cp, *experts)
+        hybrid = (strategy.zero_group, strategy.zero_copies) if strategy.zero_group else ()
+        groups = (strategy.shards, strategy.tp, strategy.cp, *experts, *hybrid)
         communicators = sum(n > 1 for n in groups) + messages
         taken += communicators * gpu.communicator_memory + ceil(PAGE_TABLES * locked)
     return gpu.memory - taken
@@ -233,11 +238,11 @@ def _kind_cost(
     graph: Graph, kind: LayerKind, training: Training, nodes: NodeGroup, framework: Framework
 ) -> KindCost:
     strategy, sizes = graph.strategy, graph.sizes
-    replicas = data_group(strategy, nodes)
+    sharing = shard_group(strategy, nodes)
     scatters = strategy.zero == 3 or (strategy.zero and framework.reduce_scatters)
     reduce = reduce_scatter if scatters else all_reduce
     reduced = DTYPE_BYTES[training.reduce_precision or training.gradient_precision]
-    owners = [(kind.parameters - kind.whole_experts, replicas)]
+    owners = [(kind.parameters - kind.whole_experts, sharing)]
     if kind.whole_experts:
         owners.append((kind.whole_experts, expert_data_group(strategy, nodes)))
     reducing = sum(beside_compute(reduce(n * reduced, group), group) for n, group in owners)
@@ -245,8 +250,18 @@ def _kind_cost(
     gathering = sum(
         beside_compute(all_gather(n * sizes.parameter, group), group) for n, group in owners
     )
-    slowed = taken_from_compute(reducing, replicas) / graph.micro_batches
-    exchanges = KindCost(0.0, 0.0, reduce=reducing, gather=gathering, slowed=slowed)
+    copies = replica_group(strategy, nodes)
+    part = all_reduce(kind.owned(strategy.zero_ranks) * reduced, copies)
+    summing = 0.0 if kind.frozen else beside_compute(part, copies)
+    slowed = taken_from_compute(reducing, sharing) + taken_from_compute(summing, copies)
+    exchanges = KindCost(
+        0.0,
+        0.0,
+        reduce=reducing,
+        gather=gathering,
+        sum_replicas=summing,
+        slowed=slowed / graph.micro_batches,
+    )
     if not (kind.forward or kind.backward):  # nobody asks more of a layer without operators
         return exchanges
     groups, device = LayerGroups.of(strategy, nodes), device_of(nodes, training, framework)

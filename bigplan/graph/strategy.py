@@ -280,7 +280,7 @@ class Space:
     `fixed` holds values of `Strategy` that the user wants. Any legal value is then in the space,
     even one that would not be tried otherwise. `spreads`: data-parallel ranks may have whole
     experts, as the native runtime has them. `unlike_chunks`: virtual stages may differ in kinds of
-    blocks.
+    blocks. `hybrid`: ZeRO may shard over groups of ranks.
     """
 
     model: ModelSpec
@@ -290,6 +290,7 @@ class Space:
     fixed: Mapping[str, int] = field(default_factory=dict)
     spreads: bool = False
     unlike_chunks: bool = False
+    hybrid: bool = False
 
     def families(self) -> Iterator[StrategyFamily]:
         """Every family that may have a member."""
@@ -355,20 +356,37 @@ class Space:
                             continue
                         if (zero and dp * cp == 1) or (vpp > 1 and zero > 1):
                             continue
-                        yield Strategy(
-                            dp=dp,
-                            tp=tp,
-                            pp=pp,
-                            vpp=vpp,
-                            cp=cp,
-                            ep=ep,
-                            zero=zero,
-                            micro_batch=micro_batch,
-                            accumulation_group=group,
-                            first_blocks=first,
-                            last_blocks=last,
-                            sequence_parallel=bool(self.fixed.get("sequence_parallel", 1)),
-                        )
+                        for ranks in self._zero_groups(family, zero):
+                            yield Strategy(
+                                dp=dp,
+                                tp=tp,
+                                pp=pp,
+                                vpp=vpp,
+                                cp=cp,
+                                ep=ep,
+                                zero=zero,
+                                zero_group=ranks,
+                                micro_batch=micro_batch,
+                                accumulation_group=group,
+                                first_blocks=first,
+                                last_blocks=last,
+                                sequence_parallel=bool(self.fixed.get("sequence_parallel", 1)),
+                            )
+
+    def _zero_groups(self, family: StrategyFamily, zero: int) -> Iterator[int]:
+        """All ranks in one (0), and where they are on several nodes those of one node or a few.
+
+        A smaller group keeps more on each GPU, and its gathers are no faster than a node's.
+        """
+        shards, pinned = family.dp * family.cp, self.fixed.get("zero_group")
+        if pinned in (None, 0, shards):
+            yield 0
+        if pinned == 0 or not (zero and self.hybrid and family.ep == 1):
+            return
+        of_node = self.gpus_per_node // family.tp
+        for ranks in (pinned,) if pinned else (n * of_node for n in NODES_TOGETHER):
+            if 1 < ranks < shards and shards % ranks == 0:
+                yield ranks
 
     def strategies(self) -> Iterator[Strategy]:
         """Every strategy, without weights for the ends."""
@@ -450,6 +468,9 @@ def spreads_experts(model: ModelSpec, dp: int, ep: int) -> bool:
     return elements % (dp // ep * WIDEST_CUT) == 0
 
 
+# Nodes whose ranks share one copy of what ZeRO shards: one gathers over the links inside it alone,
+# and a few where its memory is short.
+NODES_TOGETHER = (1, 2, 4)
 # Larger micro-batches gain nothing: at 64k tokens a GEMM is far beyond the size at which it
 # reaches its best rate, and every activation buffer grows with it.
 MAX_MICRO_BATCH_TOKENS = 65536

@@ -38,7 +38,7 @@ def cheap_bound(graph: Graph, costs: Costs) -> float:
     for times, before in _classes(graph, costs):
         bound = max(bound, before + graph.units * _compute(times))
         if graph.strategy.shards > 1:
-            reduces = sum(count * times.reduce(kind) for kind, count in times.stage.kinds)
+            reduces = sum(count * times.final_reduce(kind) for kind, count in times.stage.kinds)
             bound = max(bound, reduces)
     return bound
 

@@ -83,8 +83,9 @@ class Choice:
     def space(self) -> Space:
         """The legal strategies."""
         model, training, nodes = self.workload.model, self.workload.training, self.workload.nodes
-        each = nodes.gpus_per_node
-        return Space(model, training, nodes.gpus, each, self.scope.fixed, spreads=True)
+        machine = nodes.gpus, nodes.gpus_per_node
+        fixed = self.scope.fixed
+        return Space(model, training, *machine, fixed, spreads=True, hybrid=True)
 
     def families(self) -> list[StrategyFamily]:
         """Families with a member in scope."""

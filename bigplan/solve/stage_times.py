@@ -49,6 +49,10 @@ class StageTimes:
         none = kind.frozen or self.stage.graph.strategy.shards == 1
         return 0.0 if none else self.costs.kinds[kind.name].reduce
 
+    def final_reduce(self, kind: LayerKind) -> float:
+        """Seconds of a layer's last reduction in a step, over zero groups too."""
+        return self.reduce(kind) + self.costs.kinds[kind.name].sum_replicas
+
     @cached_property
     def forward_compute(self) -> float:
         """Seconds of a unit's forward pass, the last layer's backward included."""
