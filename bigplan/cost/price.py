@@ -216,8 +216,9 @@ def memory_of_torch(
         between, ends = (2, 2) if around else (min(2, strategy.pp - 1), min(1, strategy.pp - 1))
         messages = 2 * max(between, ends + lends_table)
         experts = (strategy.ep, strategy.expert_shards) if strategy.ep > 1 else ()
-        hybrid = (strategy.zero_group, strategy.zero_copies) if strategy.zero_group else ()
-        groups = (strategy.shards, strategy.tp, strategy.cp, *experts, *hybrid)
+        hybrid = (strategy.zero_group, strategy.zero_copies)
+        sharing = hybrid if strategy.zero_group else (strategy.shards,)
+        groups = (*sharing, strategy.tp, strategy.cp, *experts)
         communicators = sum(n > 1 for n in groups) + messages
         taken += communicators * gpu.communicator_memory + ceil(PAGE_TABLES * locked)
     return gpu.memory - taken
