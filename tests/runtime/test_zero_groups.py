@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,12 @@ import torch
 from bigplan.graph.build import build_graph
 from bigplan.graph.strategy import WIDEST_CUT, Strategy
 from bigplan.plan import Plan
+from bigplan.runtime.apart import Apart
+from bigplan.runtime.checkpoint import Manifest, Saver
+from bigplan.runtime.context import Context
 from tests.runtime.harness import check, execute, joined, together
 from tests.runtime.masked import masked_data, prepare_masked
-from tests.runtime.plans import plan_of
+from tests.runtime.plans import plan_of, tiny_model, tiny_training
 from tests.runtime.processes import start
 from tests.runtime.rounding import check_in_16_bits
 from tests.runtime.sharded_ranks import (
@@ -27,6 +32,7 @@ from tests.runtime.sharded_ranks import (
     run_rank,
     write_plans,
 )
+from tests.runtime.split_ranks import every_rank
 from tests.runtime.zero_group_ranks import zero_group_cases
 
 pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
@@ -101,6 +107,38 @@ def test_they_validate_as_one_does(ran: Ran) -> None:
     ranks, folder, plans = ran
     name = next(name for name in plans if name.startswith(MASKED))
     check_validation(folder, name, _without_groups(plans[name]), ranks)
+
+
+def _written(contexts: Sequence[Context], folder: Path, each: int) -> list[set[str]]:
+    """The files of a checkpoint that every rank writes, where so many ranks see one folder."""
+    found = []
+    for rank, context in enumerate(contexts):
+        first = rank - rank % each
+        place = Apart(f"place-{first}", tuple(range(first, first + each)), lambda *_: None)
+        apart = None if each == len(contexts) else place
+        at_place = replace(context, groups=replace(context.groups, apart=apart))
+        manifest = Manifest(
+            step=1, model=context.model, training=context.training, plan="", state={}, files=()
+        )
+        saver = Saver(at_place, folder, manifest)
+        found.append({file.name for file in saver._files.values()})
+        saver.close()
+    return found
+
+
+def test_replicas_share_the_writing_and_each_place_keeps_what_its_ranks_hold(
+    tmp_path: Path,
+) -> None:
+    strategy = Strategy(dp=4, zero=3, zero_group=2)
+    model, training = tiny_model(layers=3), tiny_training(4)
+    placement = all_resident(build_graph(model, training, strategy))
+    with every_rank(plan_of(model, training, strategy, placement)) as contexts:
+        together, apart, alone = (_written(contexts, tmp_path, each) for each in (4, 2, 1))
+    every = set.union(*together)
+    assert sum(map(len, together)) == len(every)  # no file is written twice
+    assert all(together)
+    assert [a | b for a, b in (apart[:2], apart[2:])] == [every, every]
+    assert alone[:2] == alone[2:] == apart[:2]
 
 
 def _without_groups(plan: Plan) -> Plan:
