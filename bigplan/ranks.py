@@ -106,7 +106,8 @@ def communicating(strategy: Strategy) -> tuple[GroupName, ...]:
     """The groups of several ranks whose tensors need a communicator, in the order of making."""
     spread, hybrid = strategy.ep > 1, strategy.zero_group > 0
     sizes = {
-        GroupName.DATA: strategy.shards,
+        # Groups of ranks and their replicas together reach all that DATA has.
+        GroupName.DATA: 1 if hybrid else strategy.shards,
         GroupName.SHARD: strategy.zero_group if hybrid else 1,
         GroupName.REPLICA: strategy.zero_copies if hybrid else 1,
         GroupName.TENSOR: strategy.tp,

@@ -77,7 +77,7 @@ def test_groups_of_one_rank_need_no_communicator() -> None:
     assert communicating(Strategy(dp=4, ep=4)) == (GroupName.DATA, GroupName.EXPERT)
     spread = (GroupName.DATA, GroupName.EXPERT, GroupName.EXPERT_DATA)
     assert communicating(Strategy(dp=4, ep=2)) == spread
-    hybrid = (GroupName.DATA, GroupName.SHARD, GroupName.REPLICA)
+    hybrid = (GroupName.SHARD, GroupName.REPLICA)
     assert communicating(Strategy(dp=4, zero=2, zero_group=2)) == hybrid
 
 
