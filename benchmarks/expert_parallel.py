@@ -22,19 +22,16 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bigplan.launcher.record import read_record
+from benchmarks.parts import CUDA, Trained, beside_promises, seen
 from bigplan.plan import Plan
 from bigplan.runtime.worker import NativeWorker
-from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.model import ModelSpec
 
-CUDA = torch.cuda.is_available()
 GPUS = torch.cuda.device_count() if CUDA else 4
 LENGTH, SEQUENCES = (2048, 8) if CUDA else (32, 2)  # of a rank and step
 STEPS = 8 if CUDA else 3
@@ -90,44 +87,10 @@ def settings_of(ranks: int) -> Iterator[Settings]:
 
 def steps(out: Path, ranks: int, pins: Settings) -> dict[str, Any]:
     """A launch's seconds a step and bytes, beside its promises."""
-    cluster, model = out / f"cluster-{ranks}.yaml", out / f"{MODEL.name}.yaml"
-    name = "-".join(f"{key}{value}" for key, value in pins.items())
-    if not cluster.exists():
-        devices = () if CUDA else ("--cpu-devices", str(ranks))
-        _bigplan(ranks, "detect", *devices, "--folder", str(out), "--out", str(cluster))
-    model.write_text(to_yaml(MODEL))
-    _bigplan(
-        ranks,
-        *("launch", "--model", str(model), "--cluster", str(cluster), "--engine", "native"),
-        *("--seq-len", str(LENGTH), "--global-batch", str(SEQUENCES * ranks)),
-        *("--precision", "bf16" if CUDA else "fp32", "--steps", str(STEPS)),
-        *("--checkpoint-keep", "0", "--run-dir", str(out / f"runs-{ranks}-{name}")),
-        *(word for key, value in pins.items() for word in ("--set", f"{key}={value}")),
-    )
-    record = read_record(max((out / f"runs-{ranks}-{name}").glob(f"{MODEL.name}-*")))
-    (out / f"{ranks}-{name}.plan").write_bytes(pickle.dumps(record.plan))
-    return {
-        "ranks": ranks,
-        "pins": dict(pins),
-        "seconds": median(metric.seconds for metric in record.metrics[2:] or record.metrics),
-        "promised": record.summary.predicted_step_seconds,
-        "losses": [metric.loss for metric in record.metrics],
-        "memory": {row.tier: [row.measured, row.predicted] for row in record.summary.memory},
-        "strategy": record.plan.strategy.model_dump(),
-        "plan": f"{ranks}-{name}.plan",
-    }
-
-
-def _bigplan(ranks: int, *arguments: str) -> None:
-    """On the first so many GPUs of those that this process sees."""
-    where = {"CUDA_VISIBLE_DEVICES": ",".join(_seen()[:ranks])} if CUDA else {}
-    command = "from bigplan.cli import main; main()"
-    subprocess.run([sys.executable, "-c", command, *arguments], check=True, env=os.environ | where)
-
-
-def _seen() -> list[str]:
-    """The GPUs that this process sees."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(GPUS)))).split(",")
+    trained = Trained(out, MODEL, LENGTH, SEQUENCES, STEPS)
+    record, plan = trained.launched(ranks, pins), f"{trained.name(ranks, pins)}.plan"
+    (out / plan).write_bytes(pickle.dumps(record.plan))
+    return {"ranks": ranks, "pins": dict(pins), **beside_promises(record), "plan": plan}
 
 
 def profiled(out: Path, plan: str) -> dict[str, float]:
@@ -138,7 +101,7 @@ def profiled(out: Path, plan: str) -> dict[str, float]:
         every = []
         for rank in range(ranks):
             given = [sys.executable, "-c", command, str(rank), str(out / plan), scratch]
-            where = {"CUDA_VISIBLE_DEVICES": _seen()[rank]} if CUDA else {}
+            where = {"CUDA_VISIBLE_DEVICES": seen()[rank]} if CUDA else {}
             every.append(subprocess.Popen(given, env=os.environ | LAUNCHED | where))
         ended = [process.wait() for process in every]
     if any(ended):

@@ -9,6 +9,7 @@ ever run there, and the runs. Not a benchmark itself.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,8 @@ import torch
 from bigplan.launcher.record import Record, read_record
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import Cluster
+from bigplan.spec.files.dump import to_yaml
+from bigplan.spec.model import ModelSpec
 
 CUDA = torch.cuda.is_available()
 
@@ -31,10 +34,20 @@ def gpu() -> str:
     return torch.cuda.get_device_name() if CUDA else "no GPU: small, no times"
 
 
-def bigplan(*arguments: str) -> None:
-    """A command of bigplan, in a process of its own: what it takes of the GPU goes with it."""
+def seen() -> list[str]:
+    """The GPUs that this process sees."""
+    every = range(torch.cuda.device_count())
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, every))).split(",")
+
+
+def bigplan(*arguments: str, gpus: int = 0) -> None:
+    """A command of bigplan, in a process of its own: what it takes of the GPU goes with it.
+
+    `gpus`: on the first so many of those that this process sees; 0: on all.
+    """
+    where = {"CUDA_VISIBLE_DEVICES": ",".join(seen()[:gpus])} if CUDA and gpus else {}
     command = "from bigplan.cli import main; main()"
-    subprocess.run([sys.executable, "-c", command, *arguments], check=True)
+    subprocess.run([sys.executable, "-c", command, *arguments], check=True, env=os.environ | where)
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -78,6 +91,40 @@ class Asked:
         found = json.loads(path.read_text()) if path.exists() else {}
         found[part] = {**figures, "device": gpu(), "torch": torch.__version__, **about}
         path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One training of a model that GPUs, or CPU processes, split in several ways."""
+
+    out: Path
+    model: ModelSpec
+    length: int
+    sequences: int  # of a rank and step
+    steps: int
+
+    def launched(self, ranks: int, pins: Mapping[str, int]) -> Record:
+        """The record of a launch on so many; what is not pinned is the planner's decision."""
+        cluster, model = self.out / f"cluster-{ranks}.yaml", self.out / f"{self.model.name}.yaml"
+        runs = self.out / f"runs-{self.name(ranks, pins)}"
+        if not cluster.exists():
+            devices = () if CUDA else ("--cpu-devices", str(ranks))
+            folder = ("--folder", str(self.out), "--out", str(cluster))
+            bigplan("detect", *devices, *folder, gpus=ranks)
+        model.write_text(to_yaml(self.model))
+        bigplan(
+            *("launch", "--model", str(model), "--cluster", str(cluster), "--engine", "native"),
+            *("--seq-len", str(self.length), "--global-batch", str(self.sequences * ranks)),
+            *("--precision", "bf16" if CUDA else "fp32", "--steps", str(self.steps)),
+            *("--checkpoint-keep", "0", "--run-dir", str(runs)),
+            *(word for key, value in pins.items() for word in ("--set", f"{key}={value}")),
+            gpus=ranks,
+        )
+        return newest(runs.glob(f"{self.model.name}-*"))
+
+    def name(self, ranks: int, pins: Mapping[str, int]) -> str:
+        """Of such a launch."""
+        return "-".join((str(ranks), *(f"{key}{value}" for key, value in pins.items())))
 
 
 def newest(runs: Iterable[Path]) -> Record:

@@ -33,6 +33,7 @@ class Op(StrEnum):
     BACKWARD = "backward"
     TENSOR_REDUCE = "tensor_reduce"  # gradients of parameters that several tensor ranks hold
     REDUCE = "reduce"  # all-reduce or reduce-scatter of a layer's gradients
+    SUM_REPLICAS = "sum_replicas"  # all-reduce of a rank's part of them over zero groups
     GRAD_OUT = "grad_out"  # GPU to host: gradients
     PARAM_OUT = "param_out"  # GPU to host: parameters that a CPU update changes in place
     ACCUMULATE = "accumulate"  # add a unit's gradients to their sum in host memory

@@ -8,6 +8,10 @@ sum gradients: data = replica * cp + part of the sequences.
 
 Expert-parallel ranks are neighbours among the data-parallel ones, too: the rank at place data % ep
 has that part of the experts.
+
+Ranks of a zero group are neighbours among the data-parallel ones, too: those with the same
+data // zero_group share one copy of states, and those with the same data % zero_group have equal
+parts.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ class GroupName(StrEnum):
 
     ALL = "all"
     DATA = "data-parallel"  # same stage and tensor place; the ranks split samples and state
+    SHARD = "zero-group"  # neighbours of a data-parallel group that share one copy of its state
+    REPLICA = "zero-replicas"  # those of a data-parallel group with the same part of their copies
     CONTEXT = "context-parallel"  # those of one replica; the ranks split its sequences
     TENSOR = "tensor-parallel"  # same stage and data place; the ranks split layers
     EXPERT = "expert-parallel"  # neighbours of a data-parallel group that have all experts together
@@ -74,6 +80,14 @@ def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, 
             return tuple(range(strategy.ranks))
         case GroupName.DATA:
             each = [at._replace(data=i) for i in range(strategy.shards)]
+        case GroupName.SHARD:
+            ranks = strategy.zero_group or strategy.shards
+            first = at.data - at.data % ranks
+            each = [at._replace(data=first + i) for i in range(ranks)]
+        case GroupName.REPLICA:
+            ranks = strategy.zero_group or strategy.shards
+            same = range(at.data % ranks, strategy.shards, ranks)
+            each = [at._replace(data=i) for i in same]
         case GroupName.CONTEXT:
             first = at.data - at.data % strategy.cp
             each = [at._replace(data=first + i) for i in range(strategy.cp)]
@@ -90,9 +104,12 @@ def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, 
 
 def communicating(strategy: Strategy) -> tuple[GroupName, ...]:
     """The groups of several ranks whose tensors need a communicator, in the order of making."""
-    spread = strategy.ep > 1
+    spread, hybrid = strategy.ep > 1, strategy.zero_group > 0
     sizes = {
-        GroupName.DATA: strategy.shards,
+        # Groups of ranks and their replicas together reach all that DATA has.
+        GroupName.DATA: 1 if hybrid else strategy.shards,
+        GroupName.SHARD: strategy.zero_group if hybrid else 1,
+        GroupName.REPLICA: strategy.zero_copies if hybrid else 1,
         GroupName.TENSOR: strategy.tp,
         GroupName.CONTEXT: strategy.cp,
         GroupName.EXPERT: strategy.ep,

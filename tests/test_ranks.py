@@ -63,12 +63,22 @@ def test_expert_parallel_ranks_are_neighbours_that_have_all_experts() -> None:
     assert members(GroupName.EXPERT_DATA, at, strategy) == (7, 10)
 
 
+def test_zero_groups_are_neighbours_and_their_replicas_have_equal_parts() -> None:
+    strategy = Strategy(dp=3, cp=2, pp=2, zero=3, zero_group=2)
+    at = Coordinates.of(9, strategy)
+    assert at == (1, 3, 0)
+    assert members(GroupName.SHARD, at, strategy) == (8, 9)
+    assert members(GroupName.REPLICA, at, strategy) == (7, 9, 11)
+
+
 def test_groups_of_one_rank_need_no_communicator() -> None:
     assert communicating(Strategy(dp=1)) == ()
     assert communicating(Strategy(dp=4)) == (GroupName.DATA,)
     assert communicating(Strategy(dp=4, ep=4)) == (GroupName.DATA, GroupName.EXPERT)
     spread = (GroupName.DATA, GroupName.EXPERT, GroupName.EXPERT_DATA)
     assert communicating(Strategy(dp=4, ep=2)) == spread
+    hybrid = (GroupName.SHARD, GroupName.REPLICA)
+    assert communicating(Strategy(dp=4, zero=2, zero_group=2)) == hybrid
 
 
 def test_messages_go_to_the_same_place_of_the_next_stage() -> None:

@@ -48,6 +48,24 @@ def data_group(strategy: Strategy, nodes: NodeGroup) -> Group:
     return _every_tensor_place(strategy.shards, strategy, nodes)
 
 
+def shard_group(strategy: Strategy, nodes: NodeGroup) -> Group:
+    """Ranks that share one copy of states out: neighbours among those that have the same ones."""
+    return _every_tensor_place(strategy.zero_group or strategy.shards, strategy, nodes)
+
+
+def replica_group(strategy: Strategy, nodes: NodeGroup) -> Group:
+    """Ranks with the same part of their zero groups' copies: every zero_group-th of a stage.
+
+    Where a zero group fills its nodes each has one rank on a node, and all rings of the node's
+    ranks share its network.
+    """
+    apart = strategy.tp * (strategy.zero_group or strategy.shards)
+    per_node = max(1, min(strategy.zero_copies, nodes.gpus_per_node // apart))
+    share = per_node / nodes.gpus_per_node
+    intra = nodes.intra_node.among(per_node)
+    return Group(strategy.zero_copies, per_node, intra, nodes.inter_node, share)
+
+
 def context_group(strategy: Strategy, nodes: NodeGroup) -> Group:
     """Context-parallel ranks: neighbours among those that share states."""
     return _every_tensor_place(strategy.cp, strategy, nodes)

@@ -14,13 +14,14 @@ from bigplan.cost.collective import (
     all_gather,
     all_reduce,
     beside_compute,
-    data_group,
     dispatched_seconds,
     expert_data_group,
     exposed_seconds,
     hop,
     reduce_scatter,
+    replica_group,
     send,
+    shard_group,
     taken_from_compute,
 )
 from bigplan.cost.compute import Device, norm, operator_seconds
@@ -72,6 +73,7 @@ class KindCost:
     rerun_waits: Mapping[Recompute, GpuWaits] = field(default_factory=dict)
     slowed: float = 0.0  # compute a micro-batch, by gradient reductions beside it
     tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
+    sum_replicas: float = 0.0  # a rank's part of the gradients over zero groups
     update_launch: UpdateLaunch = NO_LAUNCH  # the least that an update on the GPU takes
     launched: KindCost | None = None  # without CUDA graphs, if the seconds above count on them
 
@@ -90,6 +92,7 @@ class KindCost:
             self,
             reduce=other.reduce,
             gather=other.gather,
+            sum_replicas=other.sum_replicas,
             slowed=other.slowed,
             launched=launched,
         )
@@ -120,6 +123,14 @@ class Costs:
     def launched(self) -> Costs:
         """The same if Python launches every kernel."""
         kinds = {name: kind.launched or kind for name, kind in self.kinds.items()}
+        return replace(self, kinds=kinds)
+
+    def without_sharing(self) -> Costs:
+        """The same if data-parallel ranks exchanged nothing."""
+        kinds = {
+            name: replace(kind, reduce=0.0, gather=0.0, sum_replicas=0.0, slowed=0.0)
+            for name, kind in self.kinds.items()
+        }
         return replace(self, kinds=kinds)
 
     def beside(self, host: int) -> Mapping[Tier, int]:
@@ -169,7 +180,7 @@ def _adapters(graph: Graph, training: Training, nodes: NodeGroup, framework: Fra
     return KindCost(
         0.0,
         0.0,
-        reduce=all_reduce(most.elements * reduced, data_group(graph.strategy, nodes)),
+        reduce=sum(all_reduce(most.elements * reduced, group) for group in _summing(graph, nodes)),
         tensor_reduce=_summed(
             most.repeated, graph.strategy.tp, graph.sizes.gradient, groups.tensor
         ),
@@ -177,6 +188,12 @@ def _adapters(graph: Graph, training: Training, nodes: NodeGroup, framework: Fra
             [tensor for _, tensor in most.tensors], nodes.gpu, framework, training
         ),
     )
+
+
+def _summing(graph: Graph, nodes: NodeGroup) -> tuple[Group, ...]:
+    """The groups that sum whole gradients in turn: of zero groups, and of their replicas."""
+    strategy = graph.strategy
+    return shard_group(strategy, nodes), replica_group(strategy, nodes)
 
 
 def _largest_tensor(graph: Graph, gpu: Gpu) -> int:
@@ -212,7 +229,8 @@ def memory_of_torch(
         between, ends = (2, 2) if around else (min(2, strategy.pp - 1), min(1, strategy.pp - 1))
         messages = 2 * max(between, ends + lends_table)
         experts = (strategy.ep, strategy.expert_shards) if strategy.ep > 1 else ()
-        groups = (strategy.shards, strategy.tp, strategy.cp, *experts)
+        of_data = strategy.zero_group or strategy.shards, strategy.zero_copies
+        groups = (*of_data, strategy.tp, strategy.cp, *experts)
         communicators = sum(n > 1 for n in groups) + messages
         taken += communicators * gpu.communicator_memory + ceil(PAGE_TABLES * locked)
     return gpu.memory - taken
@@ -233,11 +251,11 @@ def _kind_cost(
     graph: Graph, kind: LayerKind, training: Training, nodes: NodeGroup, framework: Framework
 ) -> KindCost:
     strategy, sizes = graph.strategy, graph.sizes
-    replicas = data_group(strategy, nodes)
+    sharing = shard_group(strategy, nodes)
     scatters = strategy.zero == 3 or (strategy.zero and framework.reduce_scatters)
     reduce = reduce_scatter if scatters else all_reduce
     reduced = DTYPE_BYTES[training.reduce_precision or training.gradient_precision]
-    owners = [(kind.parameters - kind.whole_experts, replicas)]
+    owners = [(kind.parameters - kind.whole_experts, sharing)]
     if kind.whole_experts:
         owners.append((kind.whole_experts, expert_data_group(strategy, nodes)))
     reducing = sum(beside_compute(reduce(n * reduced, group), group) for n, group in owners)
@@ -245,8 +263,18 @@ def _kind_cost(
     gathering = sum(
         beside_compute(all_gather(n * sizes.parameter, group), group) for n, group in owners
     )
-    slowed = taken_from_compute(reducing, replicas) / graph.micro_batches
-    exchanges = KindCost(0.0, 0.0, reduce=reducing, gather=gathering, slowed=slowed)
+    copies = replica_group(strategy, nodes)
+    part = all_reduce(kind.owned(strategy.zero_ranks) * reduced, copies)
+    summing = 0.0 if kind.frozen else beside_compute(part, copies)
+    slowed = taken_from_compute(reducing, sharing) + taken_from_compute(summing, copies)
+    exchanges = KindCost(
+        0.0,
+        0.0,
+        reduce=reducing,
+        gather=gathering,
+        sum_replicas=summing,
+        slowed=slowed / graph.micro_batches,
+    )
     if not (kind.forward or kind.backward):  # nobody asks more of a layer without operators
         return exchanges
     groups, device = LayerGroups.of(strategy, nodes), device_of(nodes, training, framework)

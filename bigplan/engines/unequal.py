@@ -93,7 +93,8 @@ def planned(request: Request, groups: Sequence[NodeGroup], sizes: Sizes, watch: 
         # Every stage of a replica fills whole nodes of its group.
         whole = all(group.nodes % strategy.pp == 0 for group in groups)
         within = nodes.gpus_per_node % (strategy.tp * strategy.cp) == 0
-        alone = strategy.ep == 1  # rows of experts would go to other groups
+        # Rows of experts, and replicas of a zero group, would be on other groups of nodes.
+        alone = strategy.ep == 1 and not strategy.zero_group
         return strategy.micro_batch % largest == 0 and whole and within and alone
 
     training = request.training

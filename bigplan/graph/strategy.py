@@ -68,6 +68,9 @@ class Strategy(Spec):
     ep: int = Field(default=1, ge=1)
     """neighbouring ranks that have an equal part of the experts each, whole ones"""
     zero: int = Field(default=0, ge=0, le=3)
+    zero_group: int = Field(default=0, ge=0, exclude_if=lambda ranks: not ranks)
+    """neighbouring ranks, of those that have the same parameters, that share one copy of what ZeRO
+    shards; 0: all of them. Every other such group has a copy, too (hybrid sharding)"""
     micro_batch: int = Field(default=1, ge=1)
     accumulation_group: int = Field(default=1, ge=1)
     first_blocks: int = Field(default=0, ge=0)
@@ -103,6 +106,33 @@ class Strategy(Spec):
         return self
 
     @model_validator(mode="after")
+    def _zero_groups_are_alike(self) -> Self:
+        if not self.zero_group:
+            return self
+        if not self.zero:
+            raise ValueError(
+                f"zero_group {self.zero_group} says how many ranks share what ZeRO shards; zero is "
+                "0: use zero 1, 2 or 3, or leave zero_group out"
+            )
+        if self.zero_group in (1, self.shards) or self.shards % self.zero_group:
+            raise ValueError(
+                f"zero_group {self.zero_group}: the {self.shards} ranks with the same parameters "
+                f"(dp {self.dp} x cp {self.cp}) need several groups of several ranks; use a "
+                "divisor between the two, or leave zero_group out for one group of all"
+            )
+        if self.replicas:
+            raise ValueError(
+                f"zero_group {self.zero_group} with replicas of unlike micro-batches: leave "
+                "zero_group out"
+            )
+        if self.ep > 1:
+            raise ValueError(
+                f"zero_group {self.zero_group} with ep {self.ep}: experts that are spread over "
+                "ranks are shared by all ranks that have them; use ep 1, or leave zero_group out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _virtual_stages_need_a_pipeline(self) -> Self:
         if self.vpp > 1 and (self.pp == 1 or self.accumulation_group > 1 or self.zero > 1):
             raise ValueError(
@@ -133,6 +163,16 @@ class Strategy(Spec):
         Their places are numbers `replica * cp + part`: of a replica and a part of sequences.
         """
         return self.dp * self.cp
+
+    @property
+    def zero_ranks(self) -> int:
+        """Ranks that share one copy of optimizer states out; without ZeRO each has all of them."""
+        return (self.zero_group or self.shards) if self.zero else 1
+
+    @property
+    def zero_copies(self) -> int:
+        """Groups of ranks with a copy each of what ZeRO shards."""
+        return self.shards // self.zero_group if self.zero_group else 1
 
     @property
     def expert_shards(self) -> int:
@@ -245,7 +285,7 @@ class Space:
     `fixed` holds values of `Strategy` that the user wants. Any legal value is then in the space,
     even one that would not be tried otherwise. `spreads`: data-parallel ranks may have whole
     experts, as the native runtime has them. `unlike_chunks`: virtual stages may differ in kinds of
-    blocks.
+    blocks. `hybrid`: ZeRO may shard over groups of ranks (`hybrids`).
     """
 
     model: ModelSpec
@@ -255,6 +295,7 @@ class Space:
     fixed: Mapping[str, int] = field(default_factory=dict)
     spreads: bool = False
     unlike_chunks: bool = False
+    hybrid: bool = False
 
     def families(self) -> Iterator[StrategyFamily]:
         """Every family that may have a member."""
@@ -320,20 +361,43 @@ class Space:
                             continue
                         if (zero and dp * cp == 1) or (vpp > 1 and zero > 1):
                             continue
-                        yield Strategy(
-                            dp=dp,
-                            tp=tp,
-                            pp=pp,
-                            vpp=vpp,
-                            cp=cp,
-                            ep=ep,
-                            zero=zero,
-                            micro_batch=micro_batch,
-                            accumulation_group=group,
-                            first_blocks=first,
-                            last_blocks=last,
-                            sequence_parallel=bool(self.fixed.get("sequence_parallel", 1)),
-                        )
+                        for ranks in self._zero_groups(family, zero):
+                            yield Strategy(
+                                dp=dp,
+                                tp=tp,
+                                pp=pp,
+                                vpp=vpp,
+                                cp=cp,
+                                ep=ep,
+                                zero=zero,
+                                zero_group=ranks,
+                                micro_batch=micro_batch,
+                                accumulation_group=group,
+                                first_blocks=first,
+                                last_blocks=last,
+                                sequence_parallel=bool(self.fixed.get("sequence_parallel", 1)),
+                            )
+
+    def hybrids(self, strategy: Strategy) -> Iterator[Strategy]:
+        """The strategy with zero groups of a node's ranks, or of a few nodes'.
+
+        A smaller group would keep more on each GPU, and gather no faster than over a node's links.
+        """
+        free = "zero_group" not in self.fixed and not strategy.zero_group
+        if not (free and strategy.zero and self.hybrid and strategy.ep == 1):
+            return
+        of_node = self.gpus_per_node // strategy.tp
+        for ranks in (nodes * of_node for nodes in NODES_TOGETHER):
+            if 1 < ranks < strategy.shards and strategy.shards % ranks == 0:
+                yield strategy.model_copy(update={"zero_group": ranks})
+
+    def _zero_groups(self, family: StrategyFamily, zero: int) -> Iterator[int]:
+        """All ranks in one (0), unless another number is wanted and may be."""
+        shards, wanted = family.dp * family.cp, self.fixed.get("zero_group", 0)
+        if not wanted or (zero and wanted == shards):
+            yield 0
+        elif zero and self.hybrid and family.ep == 1 and wanted in divisors(shards)[1:-1]:
+            yield wanted
 
     def strategies(self) -> Iterator[Strategy]:
         """Every strategy, without weights for the ends."""
@@ -415,6 +479,9 @@ def spreads_experts(model: ModelSpec, dp: int, ep: int) -> bool:
     return elements % (dp // ep * WIDEST_CUT) == 0
 
 
+# Nodes whose ranks share one copy of what ZeRO shards: one gathers over the links inside it alone,
+# and a few where its memory is short.
+NODES_TOGETHER = (1, 2, 4)
 # Larger micro-batches gain nothing: at 64k tokens a GEMM is far beyond the size at which it
 # reaches its best rate, and every activation buffer grows with it.
 MAX_MICRO_BATCH_TOKENS = 65536

@@ -77,15 +77,24 @@ def planned_for(plan: Plan, asked: Asked, nodes: int) -> Fewer | None:
 
 
 def _settings(asked: Asked, nodes: int) -> Iterator[Settings]:
-    """The user's decisions; on fewer nodes `dp` shrinks, or the planner chooses it."""
+    """The user's decisions; on fewer nodes `dp` shrinks, or the planner chooses it.
+
+    It chooses `zero_group`, too, where the ranks that are left are no such groups.
+    """
     fixed = dict(asked.set)
-    if nodes == asked.nodes or "dp" not in fixed:
+    if nodes == asked.nodes:
         yield fixed
         return
-    copies, rest = divmod(int(fixed.pop("dp")) * nodes, asked.nodes)
-    if copies and not rest:
-        yield {**fixed, "dp": copies}
-    yield fixed
+    ways = [fixed]
+    if "dp" in fixed:
+        copies, rest = divmod(int(fixed["dp"]) * nodes, asked.nodes)
+        fewer = {**fixed, "dp": copies}
+        without = {key: value for key, value in fixed.items() if key != "dp"}
+        ways = [fewer, without] if copies and not rest else [without]
+    for way in ways:
+        yield way
+        if "zero_group" in way:
+            yield {key: value for key, value in way.items() if key != "zero_group"}
 
 
 def find_nodes(run: LaunchInProgress, lost: BigplanError | None = None) -> None:

@@ -40,9 +40,11 @@ def _write(
 ) -> Action:
     at = share.tier if share else layout.table[layer].parameters
     staged = tuple(checkpoint_entry(layer, entry) for entry in range(STAGING))
-    # Without ZeRO all ranks hold the same state and share the writing, unless experts are spread.
-    own = layout.graph.strategy.zero or layout.kind(layer).ep > 1
-    writers = 1 if own else layout.graph.strategy.shards
+    # Ranks with the same state share the writing: those of all zero groups, without ZeRO all ranks
+    # unless experts are spread.
+    strategy = layout.graph.strategy
+    same = strategy.zero_copies if strategy.zero else strategy.shards
+    writers = 1 if layout.kind(layer).ep > 1 else same
     return Action(
         Op.CKPT,
         Lane.CHECKPOINT,

@@ -19,14 +19,16 @@ def bring_home(
     """Actions after the unit's last backward of `layer`, whose gradients are summed in `total`.
 
     Gradients that leave the GPU, or are sharded (ZeRO-2, 3), are reduced in every unit; those that
-    stay whole are reduced once, when they are final.
+    stay whole are reduced once, when they are final. With zero groups a rank's part is then summed
+    over the groups: once, when it is final, if it stays on the GPU.
     """
     apart, ranks = layout.sums_apart(layer), layout.graph.strategy.shards
+    at, home = layout.table[layer].gradients, gradient_home(layer)
     if ranks > 1 and (apart or unit.last):
         nbytes = full_gradient_bytes(layout, layer)
         yield Action(Op.REDUCE, Lane.COMM, layer, (total,), (total,), amount=nbytes)
-    home = gradient_home(layer)
-    at = layout.table[layer].gradients
+        if not apart or at is not Tier.GPU:
+            yield from _sum_replicas(layout, layer, total)
     if layout.looked_up(layer):  # the rows of each micro-batch went home before
         yield from _norm(layout, layer, home, Lane.CPU, unit)
     elif not apart:
@@ -41,11 +43,20 @@ def bring_home(
             (total,),
             amount=gradient_bytes(layout, layer),
         )
+        if unit.last:
+            yield from _sum_replicas(layout, layer, home)
         yield from _norm(layout, layer, home, Lane.GPU_UPDATE, unit)
     elif unit.first:
         yield from _first_out(layout, layer, total, unit)
     else:
         yield from _add_out(layout, layer, total, unit)
+
+
+def _sum_replicas(layout: StageLayout, layer: int, gradients: Ref) -> Iterator[Action]:
+    """Sum what this rank owns of a layer's gradients over the zero groups, if there are several."""
+    if layout.graph.strategy.zero_group:
+        nbytes, both = owned_gradient_bytes(layout, layer), (gradients,)
+        yield Action(Op.SUM_REPLICAS, Lane.COMM, layer, both, both, amount=nbytes)
 
 
 def sum_repeated(

@@ -209,7 +209,7 @@ class StageLayout:
         return "ends" if self.rings.shared_ends and name in shared_kinds(self.graph) else name
 
     def shards(self, layer: int, *, from_zero: int) -> bool:
-        """Whether ZeRO splits a tensor kind, from stage `from_zero` on, over data-parallel ranks.
+        """Whether ZeRO splits a tensor kind, from stage `from_zero` on, over a zero group's ranks.
 
         Tensors that another layer reads too stay whole; only their optimizer state is split.
         """
@@ -219,7 +219,7 @@ class StageLayout:
 
     def ranks(self, layer: int, *, from_zero: int) -> int:
         """Ranks that share the layer where ZeRO shards from that stage on."""
-        return self.graph.strategy.shards if self.shards(layer, from_zero=from_zero) else 1
+        return self.graph.strategy.zero_ranks if self.shards(layer, from_zero=from_zero) else 1
 
     def owned(self, layer: int) -> int:
         """Elements of the layer that this rank updates."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from bigplan.lower import micro_batch
 from bigplan.lower.adapters import save_adapters, sum_adapters, update_adapters
@@ -267,8 +267,9 @@ class Emitter:
             yield from self._release(layer)  # the update makes the copy in the slot stale
             rest += [*update_layer(self.layout, layer), *self._save(layer)]
         if rest and rest[0].op is Op.REDUCE and not self.layout.sums_apart(layer):
-            yield rest.pop(0)
-            yield from self._after_last_reduction(rest)
+            reduction = _reduction(rest)
+            yield from reduction
+            yield from self._after_last_reduction(rest[len(reduction) :])
         else:
             yield from self._after_reduction(rest)
 
@@ -291,10 +292,10 @@ class Emitter:
         the ring has a single entry, or kinds share it, the next layer may need the entry.
         """
         alone = self.layout.rings.sums == 1 or self.layout.rings.shared_ends
-        reduction = [] if alone else [action for action in rest[:1] if action.op is Op.REDUCE]
+        reduction = [] if alone else _reduction(rest)
         yield from reduction
         yield from self.reduced
-        self.reduced = rest[1:] if reduction else []
+        self.reduced = rest[len(reduction) :] if reduction else []
         yield from () if reduction else rest
 
     def _backward_each(
@@ -332,6 +333,11 @@ class Emitter:
         for number in range(split, self._group):
             yield from (numbered(action, unit.base + number) for action in rest)
             yield from self._fetch_ahead(layer, number, unit)
+
+
+def _reduction(actions: list[Action]) -> list[Action]:
+    """The collectives that the actions begin with: they wait for nothing but a backward."""
+    return list(takewhile(lambda action: action.op in (Op.REDUCE, Op.SUM_REPLICAS), actions))
 
 
 def _repeated(count: int, body: list[Action]) -> Iterator[Instruction]:

@@ -20,7 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "backward": (Op.BACKWARD,),
     "update": (Op.UPDATE, Op.NORM, Op.CLIP, Op.STATE_IN, Op.STATE_OUT),
     "parameters": (Op.LOAD, Op.LOOK_UP, Op.GATHER, Op.PARAM_OUT),
-    "gradients": (Op.REDUCE, Op.TENSOR_REDUCE, Op.GRAD_OUT, Op.ACCUMULATE),
+    "gradients": (Op.REDUCE, Op.SUM_REPLICAS, Op.TENSOR_REDUCE, Op.GRAD_OUT, Op.ACCUMULATE),
     MOVES: (Op.SAVE, Op.FETCH),
     "drives": (Op.READ, Op.WRITE),
     "messages": (Op.SEND, Op.RECV),

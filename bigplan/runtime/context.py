@@ -182,14 +182,13 @@ class Context:
         apart = kind.whole_experts
         rest = self.memory.view(key, dtype, elements - apart, apart * dtype.itemsize)
         if not apart:
-            return [(groups.data, rest)]
+            return [(groups.shard, rest)]
         experts = self.memory.view(key, dtype, apart)
-        return [(groups.expert_data, experts), (groups.data, rest)]
+        return [(groups.expert_data, experts), (groups.shard, rest)]
 
     def sharers(self, layer: int) -> int:
         """Ranks that a layer is shared out to: of adapters each has all."""
-        strategy = self.graph.strategy
-        return strategy.shards if strategy.zero and layer != ADAPTERS else 1
+        return 1 if layer == ADAPTERS else self.graph.strategy.zero_ranks
 
     def batch(self, refs: Iterable[Ref], action: Action) -> Tensor:
         """Tokens and targets, int64 [2, micro_batch, length], in host memory."""

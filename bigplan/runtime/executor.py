@@ -19,7 +19,7 @@ from bigplan.runtime.graphs import Graphs
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.lanes import ON_STREAMS, Done, LaneClock, Lanes, finish, read_ahead
 from bigplan.runtime.lookup import look_up
-from bigplan.runtime.moves import gather, move, receive, reduce, send, tensor_reduce
+from bigplan.runtime.moves import gather, move, receive, reduce, send, sum_replicas, tensor_reduce
 from bigplan.runtime.result import Progress
 from bigplan.runtime.streaming import state_in, state_out
 from bigplan.runtime.turns import Turns
@@ -63,6 +63,7 @@ class Executor:
             Op.BACKWARD: self._graphs.run,
             Op.TENSOR_REDUCE: partial(tensor_reduce, context),
             Op.REDUCE: partial(reduce, context),
+            Op.SUM_REPLICAS: partial(sum_replicas, context),
             Op.GRAD_OUT: copy,
             Op.PARAM_OUT: copy,
             Op.ACCUMULATE: update.accumulate,

@@ -35,7 +35,8 @@ class Groups:
 
     at: Coordinates
     strategy: Strategy
-    data: RankGroup = ALONE
+    shard: RankGroup = ALONE  # ranks that share one copy of state: all data-parallel ones, or some
+    replica: RankGroup = ALONE  # with zero groups: the ranks with the same part of their copies
     tensor: RankGroup = ALONE
     context: RankGroup = ALONE
     expert: RankGroup = ALONE
@@ -92,7 +93,8 @@ class Groups:
         return cls(
             at,
             strategy,
-            data=made.get(GroupName.DATA, ALONE),
+            shard=made.get(GroupName.SHARD if strategy.zero_group else GroupName.DATA, ALONE),
+            replica=made.get(GroupName.REPLICA, ALONE),
             tensor=made.get(GroupName.TENSOR, ALONE),
             context=made.get(GroupName.CONTEXT, ALONE),
             expert=made.get(GroupName.EXPERT, ALONE),
@@ -107,7 +109,7 @@ class Groups:
     def warm(self, device: torch.device) -> None:
         """Let communicators connect, and take their buffers, before anybody takes memory."""
         self.all_true(flag=True)
-        for group in (self.data, self.tensor, self.expert_data):
+        for group in (self.shard, self.replica, self.tensor, self.expert_data):
             group.warm(device)
         for group in (self.context, self.expert):
             group.warm(device, exchanges=True)

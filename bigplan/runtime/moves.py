@@ -112,13 +112,27 @@ def tensor_reduce(context: Context, action: Action) -> None:
 
 
 def reduce(context: Context, action: Action) -> None:
-    """Sum a layer's gradients over the ranks; where ZeRO shards state, each gets its own part."""
+    """Sum a layer's gradients over the ranks; where ZeRO shards state, each gets its own part.
+
+    A zero group sums its own ranks' alone.
+    """
     scatters = context.sharers(action.layer) > 1
     for group, total in context.shared_out(action.reads[0], action, context.gradient_dtype):
         if scatters:
             group.reduce_scatter(total)
-        else:
+        else:  # of adapters each rank of each zero group has all
             group.all_reduce(total)
+            context.groups.replica.all_reduce(total)
+
+
+def sum_replicas(context: Context, action: Action) -> None:
+    """Sum this rank's part of a layer's gradients over the zero groups, in place.
+
+    It runs on the lane of `reduce` and `gather`, so on every rank the collectives of both
+    communicators begin in the order of the program, one after the other on one stream.
+    """
+    for mine in context.owned(action.reads[0], action, context.gradient_dtype):
+        context.groups.replica.all_reduce(mine)
 
 
 def gather(context: Context, action: Action) -> None:

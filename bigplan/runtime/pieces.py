@@ -40,8 +40,12 @@ class Owner(NamedTuple):
 
     @classmethod
     def of(cls, at: Coordinates, strategy: Strategy) -> Self:
-        """The rank at these coordinates; without ZeRO each data-parallel one has all."""
-        rank, ranks = (at.data, strategy.shards) if strategy.zero else (0, 1)
+        """The rank at these coordinates; without ZeRO each data-parallel one has all.
+
+        Of zero groups, each shares out a copy of its own.
+        """
+        ranks = strategy.zero_ranks
+        rank = at.data % ranks
         if strategy.ep == 1:
             return cls(rank, ranks, at.tensor, strategy.tp)
         copy, expert = divmod(at.data, strategy.ep)

@@ -100,12 +100,12 @@ class Update:
     def _of_all(self, found: Mapping[int, float]) -> Tensor:
         """Every layer's square sum, fp64, in the order of layers: of all stages and their parts.
 
-        If several ranks have the same gradients, those of the first rank count.
+        If several ranks have the same gradients, those of the first rank or zero group count.
         """
         context, squares = self._context, torch.zeros(len(self._context.graph.layers)).double()
         for layer, square in found.items():
             spread = context.kind(layer).ep > 1  # each rank counts what it has first
-            if spread or context.sharers(layer) > 1 or context.groups.at.data == 0:
+            if spread or context.groups.at.data < context.sharers(layer):
                 # The adapters of a stage count in the place of its first layer.
                 squares[min(context.program.layers) if layer == ADAPTERS else layer] = square
         return context.groups.sum_of_all(squares)

@@ -33,14 +33,15 @@ def weights(context: Context) -> Iterator[tuple[int, Tensor]]:
 
 
 def _together(context: Context, layer: int, mine: Tensor) -> Tensor:
-    """The parts of all data-parallel ranks, uint8 [n], on the CPU."""
-    size = mine.numel() * context.graph.strategy.shards
+    """The parts of all ranks that share a copy of the layer, uint8 [n], on the CPU."""
+    group = context.groups.shard
+    size = mine.numel() * group.size
     whole = torch.empty(size, dtype=torch.uint8, device=context.device)
-    context.groups.data.all_gather(whole, mine.to(context.device))
+    group.all_gather(whole, mine.to(context.device))
     kind, at = context.kind(layer), context.groups.at.data
     if kind.ep == 1:
         return whole.cpu()
-    each = whole.cpu().view(context.graph.strategy.shards, -1)
+    each = whole.cpu().view(group.size, -1)
     experts = context.rows[layer].part.ranges[0].elements * context.parameter_dtype.itemsize
     alike = each[at % kind.ep :: kind.ep]  # those with the same experts
     return torch.cat([alike[:, :experts].flatten(), each[:, experts:].flatten()])
@@ -54,7 +55,7 @@ def _as_described(context: Context, layer: int, mine: Tensor) -> Tensor:
     group, ep, found = context.groups.tensor, context.kind(layer).ep, []
     owners = [Owner(tensor=rank, tp=group.size) for rank in range(group.size)]
     if ep > 1:
-        group = context.groups.data
+        group = context.groups.shard
         owners = [Owner(expert=rank % ep, ep=ep) for rank in range(group.size)]
     offsets = context.rows[layer].offsets
     each = group.gathered(mine.to(context.device))().cpu().view(group.size, -1)

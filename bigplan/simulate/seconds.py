@@ -59,12 +59,8 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
             seconds = 2 * action.amount / memory
         case Op.NORM:
             seconds = action.amount / memory
-        case Op.TENSOR_REDUCE:
-            seconds = kind.tensor_reduce
-        case Op.REDUCE:
-            seconds = kind.reduce
-        case Op.GATHER:
-            seconds = kind.gather
+        case Op.TENSOR_REDUCE | Op.REDUCE | Op.SUM_REPLICAS | Op.GATHER:
+            seconds = float(getattr(kind, action.op))
         case Op.SEND:
             message = action.reads[0].content.kind
             lent, back = costs.table

@@ -78,7 +78,7 @@ class AlikeStages:
         """Ranks a tensor kind is split over by ZeRO from stage `from_zero` on."""
         strategy = self.graph.strategy
         whole = kind.pinned and from_zero > 1
-        return strategy.shards if strategy.zero >= from_zero and not whole else 1
+        return strategy.zero_ranks if strategy.zero >= from_zero and not whole else 1
 
     def ring(self, count: int) -> int:
         """GPU slots of a kind with `count` layers, at most."""

@@ -172,7 +172,7 @@ class Pricing:
     def _priced(self, graph: Graph) -> Costs:
         strategy = graph.strategy
         split = strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep
-        key = (*split, strategy.micro_batch, strategy.zero > 0)
+        key = (*split, strategy.micro_batch, strategy.zero > 0, strategy.zero_group)
         if key not in self._costs:
             workload, (_, compute) = self._workload, self.alike(strategy)
             costs = price(self._idle(graph), workload.training, workload.nodes)

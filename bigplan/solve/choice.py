@@ -83,8 +83,9 @@ class Choice:
     def space(self) -> Space:
         """The legal strategies."""
         model, training, nodes = self.workload.model, self.workload.training, self.workload.nodes
-        each = nodes.gpus_per_node
-        return Space(model, training, nodes.gpus, each, self.scope.fixed, spreads=True)
+        machine = nodes.gpus, nodes.gpus_per_node
+        fixed = self.scope.fixed
+        return Space(model, training, *machine, fixed, spreads=True, hybrid=True)
 
     def families(self) -> list[StrategyFamily]:
         """Families with a member in scope."""
@@ -100,6 +101,10 @@ class Choice:
         if sample is not None:
             every = self.space.members(family, self.pricing.ends(sample))
             yield from filter(self.scope.allowed, every)
+
+    def hybrids(self, strategy: Strategy) -> list[Strategy]:
+        """The same with zero groups, those in scope."""
+        return list(filter(self.scope.allowed, self.space.hybrids(strategy)))
 
     def candidates(self) -> list[Candidate]:
         """Every strategy, priced. Raises InputError where there is none."""

@@ -43,7 +43,7 @@ def trailing_seconds(times: StageTimes) -> float:
         return _adapters_summed(times) + (0.0 if graph.deferred else _adapters_updated(times))
     return _exposed(
         (
-            times.reduce(kind)
+            times.final_reduce(kind)
             + cost.gather * (not graph.deferred and sharded(kind, 1) > 1 == sharded(kind, 3)),
             times.group * (cost.backward + max(map(cost.again, graph.recomputes))),
             count,
@@ -58,7 +58,7 @@ def last_reduction(times: StageTimes) -> float:
     if times.stage.graph.frozen:
         return trailing_seconds(times)
     kind, *_ = next(_opening(times))
-    return 0.0 if times.stage.is_loss(kind) else times.reduce(kind)
+    return 0.0 if times.stage.is_loss(kind) else times.final_reduce(kind)
 
 
 def _adapters_updated(times: StageTimes) -> float:

@@ -38,8 +38,8 @@ def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
     fixed: dict[str, int] = {"cp": strategy.cp}  # which a search may not have tried by itself
     for name, value in strategy.model_dump().items():
         fixed[name] = int(value)
-        each = nodes.gpus_per_node
-        space = Space(model, training, nodes.gpus, each, fixed, spreads=True)
+        machine = nodes.gpus, nodes.gpus_per_node
+        space = Space(model, training, *machine, fixed, spreads=True, hybrid=True)
         if next(space.strategies(), None) is None:
             beside = ", ".join(f"{k} {v}" for k, v in fixed.items() if k != name)
             raise InputError(

@@ -188,7 +188,7 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
     yield AtLeast("step", fill + units * backward + (units - in_fill) * forward + before)
     if trailing := trailing_seconds(times):
         yield AtLeast("step", last_backward + times.backward_compute + trailing)
-    reduces = sum(n * times.reduce(k) for k, n in times.inner)
+    reduces = sum(n * times.final_reduce(k) for k, n in times.inner)
     yield AtLeast("step", last_backward + reduces)
     out = (1 / times.costs.rates.d2h) * times.gradients(AWAY, inner=True)
     yield AtLeast("step", last_backward + out)
@@ -290,11 +290,13 @@ def _collectives(times: StageTimes, kinds: Kinds) -> Linear:
     for k, n in kinds:
         often = times.units - 1
         reduce = times.reduce(k)
+        away = stage.away(k, "gradients")
         if stage.sharded(k, 2) > 1:
             parts.append(Linear(constant=times.units * n * reduce))
         else:
-            away = stage.away(k, "gradients")
             parts.append(often * reduce * away + n * reduce)
+        if summed := times.sum_replicas(k):  # once, or in every unit if gradients leave
+            parts.append(often * summed * away + n * summed)
         if stage.sharded(k, 1) > 1 and stage.sharded(k, 3) == 1 and not k.frozen:
             parts.append(Linear(constant=n * prices[k.name].gather))
     slots = _gathers(times, kinds) + _gathers(times, times.again)

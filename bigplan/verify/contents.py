@@ -21,8 +21,8 @@ CHANGES = (
 
 LASTING = {Holds.PARAMETERS, Holds.STATE}  # their homes hold them from one step to the next
 # Ops that make gradients whole, in this order: over ranks that have the same samples, with those of
-# another stage for a shared table, over ranks that have other samples.
-REDUCTIONS = (Op.TENSOR_REDUCE, Op.ACCUMULATE, Op.REDUCE)
+# another stage for a shared table, over ranks that have other samples, over their zero groups.
+REDUCTIONS = (Op.TENSOR_REDUCE, Op.ACCUMULATE, Op.REDUCE, Op.SUM_REPLICAS)
 PARTS = {Holds.PARTIAL_GRADIENTS, Holds.ROW_GRADIENTS}  # parts that have to be added to a sum
 
 
@@ -179,7 +179,8 @@ class _Contents:
         missing = self._awaits.get(found.content)
         if missing in REDUCTIONS:
             rest = self._reductions(found.content)
-            if action.op not in (Op.BACKWARD, *rest[: rest.index(missing) + 1]):
+            added = missing is Op.SUM_REPLICAS and action.op is Op.ACCUMULATE  # summed later
+            if not added and action.op not in (Op.BACKWARD, *rest[: rest.index(missing) + 1]):
                 raise fail(self._program, action, f"{found} are not reduced yet")
         if missing is Op.GATHER and action.op in (Op.FORWARD, Op.BACKWARD, Op.SEND):
             raise fail(self._program, action, f"{found} are not gathered yet")
@@ -235,12 +236,25 @@ class _Contents:
         rest = self._reductions(gradients)
         if action.op is Op.ACCUMULATE:
             if action.op not in rest:
-                return  # this adds a unit's gradients, whose sum was reduced before
+                self._add(action, gradients)
+                return
             self._lent.discard(Content(Holds.PARAMETERS, gradients.layer))
         if self._awaits.pop(gradients, None) is not action.op:
             raise fail(self._program, action, f"{gradients} are reduced twice")
         for later in rest[rest.index(action.op) + 1 :][:1]:
             self._awaits[gradients] = later
+
+    def _add(self, action: Action, gradients: Content) -> None:
+        """Add a unit's gradients, reduced before, though maybe not over zero groups."""
+        parts = {ref.content for ref in action.reads}
+        awaited = {self._awaits.get(part) for part in parts}
+        if len(awaited) > 1:
+            rule = f"adds {gradients} of this zero group to those of all groups"
+            raise fail(self._program, action, rule)
+        for part in parts:
+            self._awaits.pop(part, None)
+        if (missing := awaited.pop()) is not None:
+            self._awaits[gradients] = missing
 
     def _reductions(self, gradients: Content) -> tuple[Op, ...]:
         """The ops that make gradients whole after their backward, in order."""
@@ -252,7 +266,8 @@ class _Contents:
         else:
             repeated = bool(graph.kinds[graph.layers[layer]].repeated)
         lent = graph.lends_table and layer == 0
-        needed = (repeated, lent, graph.strategy.shards > 1)
+        several = graph.strategy.shards > 1, graph.strategy.zero_group > 0 and layer != ADAPTERS
+        needed = (repeated, lent, *several)
         return tuple(op for op, wanted in zip(REDUCTIONS, needed, strict=True) if wanted)
 
     def _at(self, key: Key) -> HeldContent | None:

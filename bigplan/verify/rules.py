@@ -167,7 +167,7 @@ def _owned(program: Program, graph: Graph) -> dict[int, int]:
     if graph.frozen:
         adapters = graph.adapters(program.layers).elements
         return {**dict.fromkeys(program.layers, 0), ADAPTERS: adapters}
-    ranks = graph.strategy.shards if graph.strategy.zero else 1
+    ranks = graph.strategy.zero_ranks
     return {layer: graph.kinds[graph.layers[layer]].owned(ranks) for layer in program.layers}
 
 
@@ -212,8 +212,9 @@ def _messages(instructions: tuple[Instruction, ...], op: Op) -> dict[Holds, list
     return found
 
 
-# Ops by communicator: the data-parallel one, and the tensor-parallel one, which layers use too.
-COLLECTIVES = ((Op.REDUCE, Op.GATHER), (Op.TENSOR_REDUCE, Op.FORWARD, Op.BACKWARD))
+# Ops by communicator: those of data-parallel ranks (with zero groups there are two, on one lane),
+# and the tensor-parallel one, which layers use too.
+COLLECTIVES = ((Op.REDUCE, Op.SUM_REPLICAS, Op.GATHER), (Op.TENSOR_REDUCE, Op.FORWARD, Op.BACKWARD))
 
 
 def _check_collectives(programs: Sequence[Program]) -> None:

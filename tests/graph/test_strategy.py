@@ -225,3 +225,27 @@ def test_impossible_strategies(fields: dict[str, int], message: str) -> None:
     with pytest.raises(ValidationError) as error:
         Strategy.model_validate(fields)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"dp": 8, "zero": 0, "zero_group": 2}, "zero is 0"),
+        ({"dp": 8, "zero": 3, "zero_group": 3}, "8 ranks with the same parameters"),
+        ({"dp": 8, "zero": 3, "zero_group": 8}, "leave zero_group out for one group of all"),
+        ({"dp": 8, "zero": 3, "zero_group": 1}, "several groups of several ranks"),
+        ({"dp": 8, "zero": 2, "zero_group": 4, "ep": 2}, "use ep 1"),
+    ],
+)
+def test_zero_groups_are_several_of_several_ranks(given: dict[str, int], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        Strategy(**given)
+
+
+def test_ranks_of_a_zero_group_share_one_copy() -> None:
+    hybrid = Strategy(dp=4, cp=2, zero=3, zero_group=4)
+    assert (hybrid.zero_ranks, hybrid.zero_copies) == (4, 2)
+    usual = Strategy(dp=4, cp=2, zero=3)
+    assert (usual.zero_ranks, usual.zero_copies) == (8, 1)
+    assert Strategy(dp=8).zero_ranks == 1
+    assert "zero_group" not in usual.model_dump()  # plans of before stay as they are

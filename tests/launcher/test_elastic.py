@@ -41,6 +41,19 @@ def test_decisions_that_no_node_alone_can_keep() -> None:
     assert odd is not None
 
 
+@pytest.mark.parametrize(("groups", "nodes"), [(2, 1), (3, 2)])
+def test_zero_groups_that_fewer_ranks_cannot_have_are_left_out(groups: int, nodes: int) -> None:
+    """One node's two ranks are one such group; four ranks are no groups of three."""
+    training = plan_of(3).training.model_copy(update={"global_batch": 12})
+    plan = plan_of(3).model_copy(update={"training": training})
+    pins = {"dp": 6, "micro_batch": 1, "zero": 3, "zero_group": groups}
+    found = planned_for(plan, Asked(set=pins, nodes=3), nodes)
+    assert found is not None
+    strategy = found.plan.strategy
+    assert (strategy.dp, strategy.zero) == (2 * nodes, 3)
+    assert strategy.zero_group != groups
+
+
 def node(name: str, port: int) -> Node:
     return Node(f"key-{name}", name, "127.0.0.1", port, {"CPU": 2.0})
 

@@ -37,6 +37,8 @@ SPLIT = {
         ("tp4", Strategy(dp=1, tp=4)),
         ("cp2-tp2-z1", Strategy(dp=1, cp=2, tp=2, zero=1)),
         ("cp2-dp2-z2", Strategy(dp=2, cp=2, zero=2)),
+        ("groups-z3", Strategy(dp=2, cp=2, zero=3, zero_group=2)),
+        ("groups-z1", Strategy(dp=2, cp=2, zero=1, zero_group=2)),
     ),
 }
 

@@ -73,6 +73,7 @@ def layouts(ranks: int) -> dict[str, Strategy]:
         "tp2-pp2-vpp2": Strategy(dp=1, tp=2, pp=2, vpp=2),
         "cp2-tp2": Strategy(dp=1, cp=2, tp=2),
         "dp2-cp2-zero3": Strategy(dp=2, cp=2, zero=3),
+        "dp4-zero3-groups": Strategy(dp=4, zero=3, zero_group=2),
         "unlike-tp2-zero3": Strategy(dp=2, tp=2, micro_batch=3, zero=3, replicas=UNLIKE),
         "unlike-pp2": Strategy(dp=2, pp=2, micro_batch=3, replicas=UNLIKE),
     }

@@ -150,7 +150,7 @@ def splits(ranks: int) -> list[Strategy]:
 def name_of(layout: Strategy) -> str:
     """What it has of what a strategy may have, in a few letters."""
     usual = Strategy(dp=1).model_dump()
-    changed = {key: value for key, value in layout.model_dump().items() if value != usual[key]}
+    changed = {key: value for key, value in layout.model_dump().items() if value != usual.get(key)}
     return "-".join(f"{key}{value}" for key, value in changed.items())
 
 

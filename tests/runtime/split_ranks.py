@@ -150,7 +150,8 @@ def _split(draw: st.DrawFn, model: ModelSpec, training: Training, tp: int) -> Pl
     dp = draw(st.sampled_from((1, 2)))
     cp = draw(st.sampled_from([n for n in (1, 2) if splits_over_context_parallel(model, tp, n)]))
     zero = draw(st.integers(0, 3)) if dp * cp > 1 else 0
-    strategy = Strategy(dp=dp, cp=cp, tp=tp, pp=pp, zero=zero)
+    group = draw(st.sampled_from((0, 2))) if zero and dp * cp == 4 else 0
+    strategy = Strategy(dp=dp, cp=cp, tp=tp, pp=pp, zero=zero, zero_group=group)
     placement = draw(placements(build_graph(model, training, strategy), free=True))
     chunk = draw(st.sampled_from((5_000, CHUNK)))
     return plan_of(model, training, strategy, placement.model_copy(update={"chunk": chunk}))

@@ -109,7 +109,10 @@ def test_any_split_starts_from_a_hugging_face_folder_and_writes_its_files_again(
 
     write_folder(model, values, tmp_path / "in", torch.float32)
     training = tiny_training(2, weights=str(tmp_path / "in"))
-    for strategy in (Strategy(dp=1), Strategy(dp=1, tp=4), Strategy(dp=2, tp=2, zero=3)):
+    for strategy in (
+        *(Strategy(dp=1), Strategy(dp=1, tp=4), Strategy(dp=2, tp=2, zero=3)),
+        Strategy(dp=4, zero=3, zero_group=2),
+    ):
         name = f"{strategy.dp}-{strategy.tp}"
         _begun(resident(model, training, strategy), tmp_path / name)
         export_checkpoint(latest(tmp_path / name), tmp_path / f"out-{name}", "fp32")

@@ -1,7 +1,8 @@
 """One checkpoint being written, action by action; `commit` makes it one.
 
 Ranks that hold the same state share the layers. If ZeRO or tensor parallelism splits the state,
-each rank writes its own part of a layer. A failure (a full disk, a folder that is gone) fails the
+each rank writes its own part of a layer; ranks of several zero groups that have the same part share
+the layers, too. A failure (a full disk, a folder that is gone) fails the
 checkpoint and not the training: the error is noted, the rest is not written, and the caller is
 told.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -189,7 +190,8 @@ class Saver:
 
 def _is_own(context: Context, layer: int) -> bool:
     """Whether no other rank has the same state of the layer."""
-    return context.sharers(layer) > 1 or context.kind(layer).ep > 1
+    shards = context.graph.strategy.shards
+    return 1 < context.sharers(layer) == shards or context.kind(layer).ep > 1
 
 
 def _own(context: Context, layers: Iterable[int]) -> dict[int, LayerFile]:
@@ -199,18 +201,21 @@ def _own(context: Context, layers: Iterable[int]) -> dict[int, LayerFile]:
     return {file.layer: file for file in files if file.images}
 
 
-def _share(context: Context, layers: Iterable[int]) -> dict[int, LayerFile]:
+def _share(context: Context, layers: Sequence[int]) -> dict[int, LayerFile]:
     """The files that this rank writes: layers dealt out, the largest first, to whom has least.
 
     Where machines share no folder, each place keeps all that its ranks hold.
     """
     strategy, at, apart = context.graph.strategy, context.groups.at, context.groups.apart
-    number = _written_by(at, strategy) if strategy.tp > 1 else None
+    sharers = max((context.sharers(layer) for layer in layers), default=1)
+    alike = range(at.data % sharers, strategy.shards, sharers)
+    split = strategy.tp > 1 or sharers > 1
+    number = _written_by(at, strategy, alike) if split else None
     files = [layer_file(context, layer, number) for layer in layers]
-    peers = [at.data] if apart else list(range(strategy.shards))
+    peers = [at.data] if apart else list(alike)
     for rank in apart.ranks if apart else ():
         other = Coordinates.of(rank, strategy)
-        if other != at and other._replace(data=at.data) == at:
+        if other != at and other._replace(data=at.data) == at and other.data in alike:
             peers.append(other.data)
     loads, mine = dict.fromkeys(sorted(peers), 0), {}
     for file in sorted(files, key=lambda file: (-file.nbytes, file.layer)):
@@ -221,6 +226,6 @@ def _share(context: Context, layers: Iterable[int]) -> dict[int, LayerFile]:
     return mine
 
 
-def _written_by(at: Coordinates, strategy: Strategy) -> int:
+def _written_by(at: Coordinates, strategy: Strategy, alike: Sequence[int]) -> int:
     """The rank that a file is named after: of those with the same state the first."""
-    return at._replace(data=0).rank(strategy)
+    return at._replace(data=alike[0]).rank(strategy)
