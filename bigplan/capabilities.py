@@ -118,6 +118,33 @@ def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, obj
     return None
 
 
+def zero_group_refusal(fixed: Mapping[str, object]) -> str | None:
+    """Why the native runtime does not shard over groups of so many ranks; None: it does.
+
+    `fixed`: values of a strategy, all or some.
+    """
+    ranks = int(str(fixed.get("zero_group", 0)))
+    if not ranks:
+        return None
+    if fixed.get("zero") == 0:
+        return f"zero_group {ranks} with zero 0, which shards nothing: use zero 1, 2 or 3"
+    if int(str(fixed.get("ep", 1))) > 1:
+        return (
+            f"zero_group {ranks} with ep {fixed['ep']}: experts that are spread over ranks are "
+            "shared by all ranks that have them; use ep 1, or leave zero_group out"
+        )
+    if ranks == 1:
+        return "zero_group 1 shards nothing: use zero 0, or a zero_group of several ranks"
+    dp = fixed.get("dp")
+    shards = dp * int(str(fixed.get("cp", 1))) if isinstance(dp, int) else ranks
+    if shards % ranks:
+        return (
+            f"zero_group {ranks} does not divide the {shards} ranks with the same parameters "
+            "(dp x cp): use a divisor"
+        )
+    return None
+
+
 def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
     """Why a stage does not have so many chunks of layers; None: it may have."""
     if str(chunks) == "1" or not model.dense_blocks:

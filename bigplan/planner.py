@@ -13,6 +13,7 @@ from bigplan.capabilities import (
     native_refusal,
     spread_refusal,
     virtual_stages_refusal,
+    zero_group_refusal,
 )
 from bigplan.cost import Costs
 from bigplan.cost.band import error_band
@@ -107,6 +108,8 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     if request.training.lora is not None:
         refuse_of_trained(fixed, pins)
     if why := spread_refusal(request.model, request.training, fixed):
+        raise RefusedError(why)
+    if why := zero_group_refusal(fixed):
         raise RefusedError(why)
     if why := virtual_stages_refusal(fixed.get("vpp", 1), request.model):
         raise RefusedError(why)

@@ -136,7 +136,10 @@ RATES = Rates(
 )
 RERUN = {Recompute.SELECTIVE: 0.25, Recompute.MLP: 0.5, Recompute.FULL: 1.0}
 COSTS = Costs(
-    kinds={name: KindCost(1.0, 2.0, 0.5, 0.3, RERUN, tensor_reduce=0.2) for name in KINDS},
+    kinds={
+        name: KindCost(1.0, 2.0, 0.5, 0.3, RERUN, tensor_reduce=0.2, sum_replicas=0.4)
+        for name in KINDS
+    },
     rates=RATES,
     send=0.1,
     capacity=ROOMY,
@@ -266,6 +269,9 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
     if not frozen and strategy.tp == strategy.cp == 1 and strategy.dp == 2:
         dp, ep = draw(st.sampled_from(((2, 1), (2, 2), (4, 2))))
         strategy = strategy.model_copy(update={"dp": dp, "ep": ep})
+    if strategy.zero and strategy.ep == 1 and draw(st.booleans()):
+        several = {"dp": 2 * strategy.dp, "zero_group": strategy.shards}
+        strategy = strategy.model_copy(update=several)
     return toy_graph(
         strategy,
         blocks=blocks,
@@ -295,6 +301,7 @@ def prices(draw: st.DrawFn) -> Costs:
                 draw(zero),
                 dict(zip(RERUN, draw(again), strict=True)),
                 tensor_reduce=draw(zero),
+                sum_replicas=draw(zero),
             )
             for name in KINDS
         },
@@ -419,7 +426,7 @@ def rows_moved(case: Case, stage: int, tier: Tier) -> float:
     moved = 0.0
     for name, rows in case.placement.stages[stage].kinds.items():
         kind = case.graph.kinds[name]
-        ranks = case.graph.strategy.shards if case.graph.strategy.zero else 1
+        ranks = case.graph.strategy.zero_ranks
         share = rows.optimizer.get(tier, 0.0) * kind.owned(ranks)
         each = _pieces(case.graph, rows, kind, [s for s in Share if s.tier is tier])
         moved += sum(each) - share
@@ -431,6 +438,6 @@ def _pieces(
 ) -> list[int]:
     """Elements that a rank owns of every layer in each of the shares."""
     table = layer_table(rows, frugal_first=graph.strategy.vpp > 1)
-    ranks = graph.strategy.shards if graph.strategy.zero else 1
+    ranks = graph.strategy.zero_ranks
     each = [pieces(kind, at, ranks) for at in table]
     return [len(cut[share]) for cut in each for share in shares]

@@ -14,7 +14,6 @@ from bigplan.cost.collective import (
     all_gather,
     all_reduce,
     beside_compute,
-    data_group,
     dispatched_seconds,
     expert_data_group,
     exposed_seconds,
@@ -68,13 +67,13 @@ class KindCost:
     backward: float  # without recomputation
     reduce: float = 0.0
     gather: float = 0.0
-    sum_replicas: float = 0.0  # a rank's part of the gradients over zero groups
     reruns: Mapping[Recompute, float] = field(default_factory=dict)
     forward_waits: GpuWaits = NO_WAITS  # included in the seconds above
     backward_waits: GpuWaits = NO_WAITS
     rerun_waits: Mapping[Recompute, GpuWaits] = field(default_factory=dict)
     slowed: float = 0.0  # compute a micro-batch, by gradient reductions beside it
     tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
+    sum_replicas: float = 0.0  # a rank's part of the gradients over zero groups
     update_launch: UpdateLaunch = NO_LAUNCH  # the least that an update on the GPU takes
     launched: KindCost | None = None  # without CUDA graphs, if the seconds above count on them
 
@@ -126,6 +125,14 @@ class Costs:
         kinds = {name: kind.launched or kind for name, kind in self.kinds.items()}
         return replace(self, kinds=kinds)
 
+    def without_sharing(self) -> Costs:
+        """The same if data-parallel ranks exchanged nothing."""
+        kinds = {
+            name: replace(kind, reduce=0.0, gather=0.0, sum_replicas=0.0, slowed=0.0)
+            for name, kind in self.kinds.items()
+        }
+        return replace(self, kinds=kinds)
+
     def beside(self, host: int) -> Mapping[Tier, int]:
         """The capacities where a rank has `host` bytes in host memory."""
         left = self.capacity[Tier.GPU] - ceil(self.page_tables * host)
@@ -173,7 +180,7 @@ def _adapters(graph: Graph, training: Training, nodes: NodeGroup, framework: Fra
     return KindCost(
         0.0,
         0.0,
-        reduce=all_reduce(most.elements * reduced, data_group(graph.strategy, nodes)),
+        reduce=sum(all_reduce(most.elements * reduced, group) for group in _summing(graph, nodes)),
         tensor_reduce=_summed(
             most.repeated, graph.strategy.tp, graph.sizes.gradient, groups.tensor
         ),
@@ -181,6 +188,12 @@ def _adapters(graph: Graph, training: Training, nodes: NodeGroup, framework: Fra
             [tensor for _, tensor in most.tensors], nodes.gpu, framework, training
         ),
     )
+
+
+def _summing(graph: Graph, nodes: NodeGroup) -> tuple[Group, ...]:
+    """The groups that sum whole gradients in turn: of zero groups, and of their replicas."""
+    strategy = graph.strategy
+    return shard_group(strategy, nodes), replica_group(strategy, nodes)
 
 
 def _largest_tensor(graph: Graph, gpu: Gpu) -> int:
@@ -216,9 +229,8 @@ def memory_of_torch(
         between, ends = (2, 2) if around else (min(2, strategy.pp - 1), min(1, strategy.pp - 1))
         messages = 2 * max(between, ends + lends_table)
         experts = (strategy.ep, strategy.expert_shards) if strategy.ep > 1 else ()
-        hybrid = (strategy.zero_group, strategy.zero_copies)
-        sharing = hybrid if strategy.zero_group else (strategy.shards,)
-        groups = (*sharing, strategy.tp, strategy.cp, *experts)
+        of_data = strategy.zero_group or strategy.shards, strategy.zero_copies
+        groups = (*of_data, strategy.tp, strategy.cp, *experts)
         communicators = sum(n > 1 for n in groups) + messages
         taken += communicators * gpu.communicator_memory + ceil(PAGE_TABLES * locked)
     return gpu.memory - taken

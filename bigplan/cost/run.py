@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bigplan.cost.collective import Group, all_reduce, data_group
+from bigplan.cost.collective import data_group
 from bigplan.cost.framework import Framework
-from bigplan.cost.price import Costs, price
+from bigplan.cost.price import price
 from bigplan.cost.step import Execution, framework_step
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
@@ -78,7 +78,9 @@ def graph_of(run: PricedRun) -> Graph:
         graph = replace(graph, strategy=run.strategy.model_copy(update=ranks))
     if run.within_nodes:
         inside = data_group(graph.strategy, run.nodes).per_node
-        graph = replace(graph, strategy=graph.strategy.model_copy(update={"dp": inside}))
+        if 1 < inside < graph.strategy.shards:
+            groups = {"zero_group": inside}
+            graph = replace(graph, strategy=graph.strategy.model_copy(update=groups))
     if run.state_bytes:
         master = run.state_bytes > PURE_STATE_BYTES
         sizes = replace(graph.sizes, state=run.state_bytes, master=master)
@@ -86,27 +88,7 @@ def graph_of(run: PricedRun) -> Graph:
     return graph
 
 
-def costs_of(run: PricedRun, graph: Graph, nodes: NodeGroup) -> Costs:
-    """What its layers and moves take on these nodes. Raises InputError as `price`.
-
-    Where states are sharded within nodes, each rank also sums its part of the gradients over the
-    nodes, which takes turns with the scatter inside them (PyTorch's HYBRID_SHARD).
-    """
-    costs = price(graph, run.training, nodes, run.framework)
-    if not run.within_nodes:
-        return costs
-    inside = graph.strategy.dp
-    copies = run.strategy.dp * run.context_parallel // inside
-    group = Group(copies, 1, nodes.intra_node, nodes.inter_node, 1 / nodes.gpus_per_node)
-
-    def summed(name: str) -> float:
-        return all_reduce(graph.kinds[name].parameters * graph.sizes.gradient // inside, group)
-
-    kinds = {n: replace(k, reduce=k.reduce + summed(n)) for n, k in costs.kinds.items()}
-    return replace(costs, kinds=kinds)
-
-
 def parts_of(run: PricedRun, graph: Graph, nodes: NodeGroup) -> dict[str, float]:
     """Seconds of the run's step by part, on these nodes."""
-    costs = costs_of(run, graph, nodes)
+    costs = price(graph, run.training, nodes, run.framework)
     return framework_step(graph, costs, nodes, run.framework, run.execution)

@@ -95,10 +95,13 @@ class _Stage:
             last_backward += count * backward
             parameters += count * kind.parameters
             whole_experts += count * kind.whole_experts
-            reduces += count * cost.reduce
+            # A rank's sum over zero groups takes turns with the scatter inside its group, as in
+            # PyTorch's HYBRID_SHARD.
+            reducing = cost.reduce + cost.sum_replicas
+            reduces += count * reducing
             gathers += count * cost.gather
             gather = cost.gather if strategy.zero == 3 else 0.0
-            reduce = cost.reduce if strategy.zero >= 2 else 0.0
+            reduce = reducing if strategy.zero >= 2 else 0.0
             before = (gather, framework.gather_exposed)
             again = (gather, framework.regather_exposed)
             beside = (reduce, framework.reduce_exposed)
@@ -114,7 +117,7 @@ class _Stage:
             after += gathers * (framework.reduce_exposed if exposed is None else exposed)
         owned = parameters
         if strategy.zero:
-            owned = -(-(parameters - whole_experts) // strategy.dp)
+            owned = -(-(parameters - whole_experts) // strategy.zero_ranks)
             owned += -(-whole_experts // strategy.expert_shards)
         return cls(compute, compute + communication, after, parameters, owned)
 

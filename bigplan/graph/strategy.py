@@ -120,6 +120,11 @@ class Strategy(Spec):
                 f"(dp {self.dp} x cp {self.cp}) need several groups of several ranks; use a "
                 "divisor between the two, or leave zero_group out for one group of all"
             )
+        if self.replicas:
+            raise ValueError(
+                f"zero_group {self.zero_group} with replicas of unlike micro-batches: leave "
+                "zero_group out"
+            )
         if self.ep > 1:
             raise ValueError(
                 f"zero_group {self.zero_group} with ep {self.ep}: experts that are spread over "
@@ -280,7 +285,7 @@ class Space:
     `fixed` holds values of `Strategy` that the user wants. Any legal value is then in the space,
     even one that would not be tried otherwise. `spreads`: data-parallel ranks may have whole
     experts, as the native runtime has them. `unlike_chunks`: virtual stages may differ in kinds of
-    blocks. `hybrid`: ZeRO may shard over groups of ranks.
+    blocks. `hybrid`: ZeRO may shard over groups of ranks (`hybrids`).
     """
 
     model: ModelSpec
@@ -373,20 +378,26 @@ class Space:
                                 sequence_parallel=bool(self.fixed.get("sequence_parallel", 1)),
                             )
 
-    def _zero_groups(self, family: StrategyFamily, zero: int) -> Iterator[int]:
-        """All ranks in one (0), and where they are on several nodes those of one node or a few.
+    def hybrids(self, strategy: Strategy) -> Iterator[Strategy]:
+        """The strategy with zero groups of a node's ranks, or of a few nodes'.
 
-        A smaller group keeps more on each GPU, and its gathers are no faster than a node's.
+        A smaller group would keep more on each GPU, and gather no faster than over a node's links.
         """
-        shards, pinned = family.dp * family.cp, self.fixed.get("zero_group")
-        if pinned in (None, 0, shards):
-            yield 0
-        if pinned == 0 or not (zero and self.hybrid and family.ep == 1):
+        free = "zero_group" not in self.fixed and not strategy.zero_group
+        if not (free and strategy.zero and self.hybrid and strategy.ep == 1):
             return
-        of_node = self.gpus_per_node // family.tp
-        for ranks in (pinned,) if pinned else (n * of_node for n in NODES_TOGETHER):
-            if 1 < ranks < shards and shards % ranks == 0:
-                yield ranks
+        of_node = self.gpus_per_node // strategy.tp
+        for ranks in (nodes * of_node for nodes in NODES_TOGETHER):
+            if 1 < ranks < strategy.shards and strategy.shards % ranks == 0:
+                yield strategy.model_copy(update={"zero_group": ranks})
+
+    def _zero_groups(self, family: StrategyFamily, zero: int) -> Iterator[int]:
+        """All ranks in one (0), unless another number is wanted and may be."""
+        shards, wanted = family.dp * family.cp, self.fixed.get("zero_group", 0)
+        if wanted in (0, shards):
+            yield 0
+        elif zero and self.hybrid and family.ep == 1 and wanted in divisors(shards)[1:-1]:
+            yield wanted
 
     def strategies(self) -> Iterator[Strategy]:
         """Every strategy, without weights for the ends."""

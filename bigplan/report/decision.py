@@ -143,7 +143,8 @@ def strategy_text(strategy: Strategy) -> str:
     if strategy.tp > 1 and not strategy.sequence_parallel:
         parts.append("no sequence parallelism")
     if strategy.zero:
-        parts.append(f"ZeRO {strategy.zero}")
+        groups = f" in groups of {strategy.zero_group} GPUs" if strategy.zero_group else ""
+        parts.append(f"ZeRO {strategy.zero}{groups}")
     sizes = [group.micro_batch for group in strategy.replicas] or [strategy.micro_batch]
     parts.append(f"micro-batch {listed([str(size) for size in sizes])}")
     if strategy.accumulation_group > 1:

@@ -43,6 +43,23 @@ def cheap_bound(graph: Graph, costs: Costs) -> float:
     return bound
 
 
+def saved_by_groups(graph: Graph, costs: Costs, hybrid: Costs) -> float:
+    """Seconds by which zero groups shorten a step at most, with their prices beside those without.
+
+    Zero groups only add to what is stored, so each of their plans is one without them, too, whose
+    collectives take longer. No path through a step is longer by more than all of these together.
+    """
+    zero, units, saved = graph.strategy.zero, graph.units, 0.0
+    gathers = 2 * units if zero == 3 else 1
+    reductions = units if zero > 1 else 1
+    for name in graph.layers:
+        with_all, of_group = costs.kinds[name], hybrid.kinds[name]
+        saved += gathers * max(0.0, with_all.gather - of_group.gather)
+        saved += reductions * max(0.0, with_all.reduce - of_group.reduce)
+        saved += graph.micro_batches * max(0.0, with_all.slowed - of_group.slowed)
+    return saved
+
+
 def lacks_room(graph: Graph, costs: Costs, least: Rings = ROOMY) -> bool:
     """Whether nothing fits, wherever tensors are and whatever is recomputed.
 

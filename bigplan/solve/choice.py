@@ -102,6 +102,10 @@ class Choice:
             every = self.space.members(family, self.pricing.ends(sample))
             yield from filter(self.scope.allowed, every)
 
+    def hybrids(self, strategy: Strategy) -> list[Strategy]:
+        """The same with zero groups, those in scope."""
+        return list(filter(self.scope.allowed, self.space.hybrids(strategy)))
+
     def candidates(self) -> list[Candidate]:
         """Every strategy, priced. Raises InputError where there is none."""
         every = [self.pricing.candidate(s) for f in self.families() for s in self.members(f)]

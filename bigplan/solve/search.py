@@ -15,15 +15,15 @@ answer can be at most. A stopped search answers with the best plan and the least
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 
 from bigplan.effort import Effort
 from bigplan.errors import InfeasibleError, InputError
-from bigplan.graph.strategy import StrategyFamily
+from bigplan.graph.strategy import Strategy, StrategyFamily
 from bigplan.placement import Rings
-from bigplan.solve.bounds import cheap_bound, family_bound, lacks_room
+from bigplan.solve.bounds import cheap_bound, family_bound, lacks_room, saved_by_groups
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, verified
 from bigplan.solve.choice import Choice, Scope
 from bigplan.solve.decisions import decisions_of
@@ -131,6 +131,8 @@ class _Entry:
     of: StrategyFamily | Candidate
     bound: float
     estimate: float | None = None  # of the simulated step, once its linear programs are solved
+    # The same strategy with zero groups: once it is refined, those that may gain enough follow it.
+    hybrids: tuple[Strategy, ...] = ()
 
 
 class _State:
@@ -196,7 +198,7 @@ class _State:
                 self._open(entry, entry.of)
             elif entry.estimate is None:
                 heapq.heappush(self._queue, (self._refine(entry, entry.of), index))
-            else:
+            elif not entry.of.strategy.zero_group or expected < before * (1 - WITHIN):
                 self._resolve(entry.of)
                 progress = self.best < before * (1 - NOISE)
                 idle = 0 if progress else idle + bool(self.trials)
@@ -251,12 +253,14 @@ class _State:
         self._entries.append(entry)
 
     def _open(self, entry: _Entry, family: StrategyFamily) -> None:
-        """Let the family's strategies take its place."""
+        """Let the family's strategies take its place, those with zero groups as one of others."""
         for strategy in entry.choice.members(family):
             candidate = entry.choice.pricing.candidate(strategy)
-            bound = max(entry.bound, cheap_bound(candidate.graph, candidate.costs))
-            self._add(_Entry(entry.choice, candidate, bound))
-            self.strategies += 1
+            hybrids = tuple(entry.choice.hybrids(strategy))
+            costs = candidate.costs.without_sharing() if hybrids else candidate.costs
+            least = cheap_bound(candidate.graph, costs)
+            self._add(_Entry(entry.choice, candidate, max(entry.bound, least), hybrids=hybrids))
+            self.strategies += 1 + len(hybrids)
         entry.bound = inf
 
     def _refine(self, entry: _Entry, candidate: Candidate) -> float:
@@ -268,9 +272,24 @@ class _State:
             entry.bound = entry.estimate = inf
             return inf
         found = model_outlook(bounding_problem(candidate, pins), self.best)
-        entry.bound = max(entry.bound, found.bound)
+        bounds = [found.bound, *self._hybrids(entry, candidate, found.bound)]
+        entry.bound = max(entry.bound, min(bounds))
         entry.estimate = max(entry.bound, found.estimate)
         return entry.estimate
+
+    def _hybrids(self, entry: _Entry, candidate: Candidate, bound: float) -> Iterator[float]:
+        """Add what shards over zero groups; bounds of what gains next to nothing by them.
+
+        A plan with a mechanism more is not taken for that.
+        """
+        for strategy in entry.hybrids:
+            hybrid = entry.choice.pricing.candidate(strategy)
+            saved = saved_by_groups(candidate.graph, candidate.costs, hybrid.costs)
+            least = max(bound - saved, cheap_bound(hybrid.graph, hybrid.costs))
+            if saved < WITHIN * bound:
+                yield least
+            else:
+                self._add(_Entry(entry.choice, hybrid, least))
 
     def _resolve(self, candidate: Candidate) -> None:
         """Simulate the strategy's plans."""

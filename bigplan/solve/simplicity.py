@@ -30,6 +30,7 @@ def simplest(
     and improved before they are judged.
     """
     most = trials[0].expected * (1 + WITHIN)
+    trials = _sharded_plainly(trials, most)
     if DRIVE in mechanisms(trials[0].placement):
         sparing = (*pins, *without_drives(trials[0].candidate.graph.kinds))
         spared = improved(list(_spared(trials, sparing, most)), sparing, budget)
@@ -40,6 +41,17 @@ def simplest(
     chosen, forbidden = _simpler(trials[0], pins, most)
     still = (trial for trial in trials if not trial.moves and trial.expected <= most)
     return (next(still, chosen) if chosen.moves else chosen), forbidden
+
+
+def _sharded_plainly(trials: Sequence[Trial], most: float) -> Sequence[Trial]:
+    """The trials, first one without zero groups that does no more beside and takes `most` s."""
+    first = trials[0]
+    if not first.candidate.strategy.zero_group:
+        return trials
+    plain = (trial for trial in trials if not trial.candidate.strategy.zero_group)
+    simpler = (t for t in plain if t.expected <= most and complexity(t) < complexity(first))
+    found = next(simpler, first)
+    return [found, *(trial for trial in trials if trial is not found)]
 
 
 def _simpler(
@@ -58,10 +70,11 @@ def _simpler(
 def complexity(trial: Trial) -> tuple[bool, int, bool]:
     """Whether a plan moves, its mechanisms, and whether drives are one of them.
 
-    Experts that are spread over ranks are a mechanism more.
+    Experts that are spread over ranks are a mechanism more, and so are zero groups.
     """
-    used, spread = mechanisms(trial.placement), trial.candidate.strategy.ep > 1
-    return trial.moves, len(used) + spread, DRIVE in used
+    used, strategy = mechanisms(trial.placement), trial.candidate.strategy
+    split = (strategy.ep > 1) + (strategy.zero_group > 0)
+    return trial.moves, len(used) + split, DRIVE in used
 
 
 def mechanisms(placement: Placement) -> frozenset[str]:

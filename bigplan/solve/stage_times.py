@@ -51,7 +51,12 @@ class StageTimes:
 
     def final_reduce(self, kind: LayerKind) -> float:
         """Seconds of a layer's last reduction in a step, over zero groups too."""
-        return self.reduce(kind) + self.costs.kinds[kind.name].sum_replicas
+        return self.reduce(kind) + self.sum_replicas(kind)
+
+    def sum_replicas(self, kind: LayerKind) -> float:
+        """Seconds of summing a rank's part of a layer's gradients over zero groups."""
+        several = self.stage.graph.strategy.zero_group and not kind.frozen
+        return self.costs.kinds[kind.name].sum_replicas if several else 0.0
 
     @cached_property
     def forward_compute(self) -> float:

@@ -295,7 +295,7 @@ def _collectives(times: StageTimes, kinds: Kinds) -> Linear:
             parts.append(Linear(constant=times.units * n * reduce))
         else:
             parts.append(often * reduce * away + n * reduce)
-        if summed := prices[k.name].sum_replicas:  # once, or in every unit if gradients leave
+        if summed := times.sum_replicas(k):  # once, or in every unit if gradients leave
             parts.append(often * summed * away + n * summed)
         if stage.sharded(k, 1) > 1 and stage.sharded(k, 3) == 1 and not k.frozen:
             parts.append(Linear(constant=n * prices[k.name].gather))

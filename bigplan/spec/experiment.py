@@ -192,6 +192,11 @@ def _refuse_unplanned(settings: Mapping[str, str | int | float], engine: str) ->
     for key, value in settings.items():
         if key == "ep" and engine in SPREADS_EXPERTS:
             continue  # these know whether the model has experts
+        if key == "zero_group" and str(value) != "0" and engine not in ("auto", "any", "native"):
+            raise RefusedError(
+                f"set {key}={value}: bigplan plans sharding over groups of ranks for its own "
+                f"runtime alone, not for {engine}; leave it out, or plan with --engine native"
+            )
         if str(value) != "1" and (refusal := unplanned(key)):
             raise RefusedError(f"set {key}={value}: {refusal}")
 

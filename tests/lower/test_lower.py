@@ -58,7 +58,7 @@ def test_any_legal_placement_verifies_and_simulates(case: Case) -> None:
 @given(cases(free=True))
 def test_every_row_is_updated_once_and_moves_match_the_layout(case: Case) -> None:
     graph, sizes = case.graph, case.graph.sizes
-    split = graph.strategy.shards if graph.strategy.zero else 1
+    split = graph.strategy.zero_ranks
     for program in case.programs:
         updated: Counter[tuple[int, Share]] = Counter()
         moved: Counter[tuple[int, Op]] = Counter()

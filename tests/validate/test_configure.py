@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from bigplan.cost.memory import framework_memory
-from bigplan.cost.run import costs_of, graph_of
+from bigplan.cost.price import price
+from bigplan.cost.run import graph_of
 from bigplan.graph.graph import Recompute
 from bigplan.validate.configure import SkippedError, completed, run_of
 from bigplan.validate.rows import read_rows
@@ -409,14 +408,15 @@ def test_states_that_are_sharded_within_nodes(notes: str, within: bool) -> None:
     run = run_of(row(framework=TITAN, notes=notes))
     assert run.within_nodes == within
     assert run.strategy.dp == 16
-    assert graph_of(run).strategy.dp == (8 if within else 16)
+    assert graph_of(run).strategy.zero_group == (8 if within else 0)
 
 
 def test_shards_within_nodes_are_gathered_there_and_summed_over_nodes() -> None:
     whole, within = (run_of(row(framework=TITAN, notes=notes)) for notes in ("", "HSDP"))
-    inside = replace(within, within_nodes=False, strategy=graph_of(within).strategy)
-    far, near, alone = (
-        costs_of(run, graph_of(run), run.nodes).kinds["block"] for run in (whole, within, inside)
+    far, near = (
+        price(graph_of(run), run.training, run.nodes, run.framework).kinds["block"]
+        for run in (whole, within)
     )
-    assert near.gather == alone.gather < far.gather
-    assert alone.reduce < near.reduce
+    assert near.gather < far.gather
+    assert near.reduce < far.reduce
+    assert far.sum_replicas == 0 < near.sum_replicas
