@@ -85,6 +85,18 @@ def _change(op: Op, layer: int | None = None, **fields: Any) -> Edit:
     return edit
 
 
+def _before(op: Op, last: Op, layer: int) -> Edit:
+    """The layer's action comes before the last of others of its."""
+
+    def edit(actions: Actions) -> Actions:
+        i = _find(actions, op, layer)
+        j = max(at for at, a in enumerate(actions) if a.op is last and a.layer == layer)
+        assert j < i
+        return (*actions[:j], actions[i], *actions[j:i], *actions[i + 1 :])
+
+    return edit
+
+
 def _move_to_end(op: Op, layer: int) -> Edit:
     def edit(actions: Actions) -> Actions:
         i = _find(actions, op, layer)
@@ -137,6 +149,7 @@ PLAIN = toy_graph(blocks=2, units=3)
 PARALLEL = toy_graph(Strategy(dp=2), blocks=2, units=3)
 SPLIT = toy_graph(Strategy(dp=2, tp=2), blocks=2, units=3)
 SHARDED = toy_graph(Strategy(dp=2, zero=1), blocks=2, units=3)
+HYBRID = toy_graph(Strategy(dp=4, zero=3, zero_group=2), blocks=2, units=3)
 PIPELINE = toy_graph(Strategy(dp=1, pp=2), blocks=4, units=3)
 LENT = toy_graph(Strategy(dp=2, pp=2, zero=1), blocks=4, units=3, tied=True)
 UNCLIPPED = toy_graph(blocks=2, units=3, deferred=False)
@@ -211,6 +224,24 @@ BROKEN = {
     ),
     "gradients reduced twice": Broken(
         "partial gradients of layer 1 are reduced twice", _repeat(Op.REDUCE, 1), PARALLEL
+    ),
+    "gradients not summed over zero groups": Broken(
+        "gradients of layer 1 are not reduced yet",
+        _drop(Op.SUM_REPLICAS, 1),
+        HYBRID,
+        placed(HYBRID),
+    ),
+    "gradients summed over zero groups twice": Broken(
+        "gradients of layer 1 are reduced twice",
+        _repeat(Op.SUM_REPLICAS, 1),
+        HYBRID,
+        placed(HYBRID),
+    ),
+    "gradients summed over zero groups before the last are added": Broken(
+        "adds gradients of layer 1 of this zero group to those of all groups",
+        _before(Op.SUM_REPLICAS, Op.ACCUMULATE, 1),
+        HYBRID,
+        placed(HYBRID),
     ),
     "repeated gradients not summed": Broken(
         "partial gradients of layer 1 are not reduced yet", _drop(Op.TENSOR_REDUCE, 1), SPLIT

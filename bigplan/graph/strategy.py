@@ -394,7 +394,7 @@ class Space:
     def _zero_groups(self, family: StrategyFamily, zero: int) -> Iterator[int]:
         """All ranks in one (0), unless another number is wanted and may be."""
         shards, wanted = family.dp * family.cp, self.fixed.get("zero_group", 0)
-        if wanted in (0, shards):
+        if not wanted or (zero and wanted == shards):
             yield 0
         elif zero and self.hybrid and family.ep == 1 and wanted in divisors(shards)[1:-1]:
             yield wanted
