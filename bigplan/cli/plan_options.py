@@ -211,6 +211,14 @@ class PlanOptions:
             "PATH",
         ),
     ] = None
+    isolate_documents: Annotated[
+        bool | None,
+        _option(
+            "training.isolate_documents",
+            "A token attends to its own document alone (default: to all before it).",
+            STEP,
+        ),
+    ] = None
     weights: Annotated[
         str | None,
         _option(

@@ -63,7 +63,19 @@ def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
         deferred=training.deferred_updates,
         tied=model.tied_embeddings,
         loss_chunk=chunk,
+        document_bytes=_document_bytes(training, strategy),
     )
+
+
+def _document_bytes(training: Training, strategy: Strategy) -> int:
+    """Bytes on each GPU of two 32-bit places for each token of its sequences in a step.
+
+    See runtime/documents.py. Ranks that split sequences have them of whole ones.
+    """
+    if not training.isolate_documents:
+        return 0
+    sequences = strategy.micro_batches(training) * strategy.micro_batch
+    return 2 * 4 * sequences * training.sequence_length
 
 
 MOST_LOGITS = 2**31 - 1  # at once: kernels count them with 32 bits
