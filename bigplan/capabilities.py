@@ -28,12 +28,12 @@ ISOLATES_ALONE = (
 )
 # Tools that keep documents apart themselves, but by their own data, which bigplan does not write.
 OTHERS_ISOLATE = {
-    "megatron": "bigplan does not plan for Megatron-LM with it, whose data set tells where documents "
-    "are (--reset-attention-mask, --reset-position-ids, --eod-mask-loss): plan with --engine native, "
-    "or leave it off and add these options yourself",
-    "torchtitan": "bigplan does not plan for torchtitan with it, whose attention finds documents by "
-    "their end tokens (attn_mask_type block_causal): plan with --engine native, or leave it off and "
-    "set that yourself",
+    "megatron": "bigplan does not plan for Megatron-LM with it, which finds documents by their end "
+    "tokens (--reset-attention-mask, --reset-position-ids, --eod-mask-loss): plan with --engine "
+    "native, or leave it off and add these options yourself",
+    "torchtitan": "bigplan does not plan for torchtitan with it, which finds documents by their "
+    "end tokens (attn_mask_type block_causal): plan with --engine native, or leave it off and set "
+    "that yourself",
 }
 NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2")
 # Keys of a training, each with the values that the native runtime executes. Other values can be

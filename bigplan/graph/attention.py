@@ -47,7 +47,7 @@ def attention(shape: RankShape) -> Passes:
     """
     if shape.training.attention != "flash":
         return _materialised(shape)
-    length, parts = shape.training.sequence_length, dict[int | None, float]()
+    length, parts = shape.attended_length, dict[int | None, float]()
     for one, part in shape.model.attention_shares.items():
         window = one.window if one.window is not None and one.window < length else None
         parts[window] = parts.get(window, 0.0) + part
@@ -59,7 +59,7 @@ def attention(shape: RankShape) -> Passes:
         kernel = replace(kernel, name=f"{named}attention", launches=int(not forward))
         flops = products_again(shape) * kernel.flops
         again = replace(kernel, flops=flops, nbytes=2 * kernel.nbytes, backward=True)
-        more = _capped(shape, window, part) if shape.caps_scores else ((), ())
+        more = _in_blocks(shape, window, part) if shape.attends_in_blocks else ((), ())
         forward += [kernel, *more[0]]
         backward += [again, *more[1]]
     widened, widened_back = _padded(shape)
@@ -92,7 +92,7 @@ def _flash(shape: RankShape, window: int | None, part: float) -> Attention:
     window leaves of it. The backward recomputes the scores: five products for the forward's two.
     """
     tokens, heads, keys = shape.mixed_tokens, shape.heads, shape.model.head_dim
-    length, values = shape.training.sequence_length, computed_columns(shape)
+    length, values = shape.attended_length, computed_columns(shape)
     moved = 1.0 * tokens * (heads + shape.kv_heads) * (keys + values) * shape.element
     bound: FlashKernel | None = "flash2" if shape.pads_values and shape.fused else None
     if shape.attends_in_own_kernel:
@@ -102,7 +102,10 @@ def _flash(shape: RankShape, window: int | None, part: float) -> Attention:
         keys, bound = _flash_columns(keys + ALIBI_COLUMNS), "flash2"
         values = keys
     flops = 1.0 * tokens * doubled_reach(length, window) * heads * (keys + values)
-    return Attention("attention", part * flops, part * moved, False, keys, length, bound, window)
+    edges = 2 if shape.training.isolate_documents else 1
+    return Attention(
+        "attention", part * flops, part * moved, False, keys, length, bound, window, edges=edges
+    )
 
 
 def computed_columns(shape: RankShape) -> int:
@@ -133,18 +136,15 @@ def products_again(shape: RankShape) -> float:
     return (3 * keys + 2 * values) / (keys + values)
 
 
-def _capped(shape: RankShape, window: int | None, part: float) -> Passes:
-    """What plain torch moves beside the products to cap scores (runtime/capped.py).
+def _in_blocks(shape: RankShape, window: int | None, part: float) -> Passes:
+    """What plain torch moves beside the products to cap or hide scores (runtime/in_blocks.py).
 
     Each score is fp32 but for the products' own results. The forward reads and writes it about 12
     times, and the backward 24 times. Blocks of queries see half a block more than a query does.
     """
-    if shape.caps_in_kernel:
-        return (), ()
-    length = shape.training.sequence_length
-    seen = doubled_reach(length, window) / 2 + CAPPED_BLOCK / 2
+    seen = doubled_reach(shape.attended_length, window) / 2 + CAPPED_BLOCK / 2
     scores = 4.0 * shape.mixed_tokens * shape.heads * seen
-    blocks = -(-length // CAPPED_BLOCK)
+    blocks = -(-shape.training.sequence_length // CAPPED_BLOCK)
     ahead, back = CAPPED_PASSES
     launches = round(part * CAPPED_LAUNCHES * blocks)
     return (
@@ -175,8 +175,8 @@ def _materialised(shape: RankShape) -> Passes:
     )
 
 
-# Counted on runtime/capped.py: reads and writes of scores, forward and backward, and kernels of a
-# block of queries forward.
+# Counted on runtime/in_blocks.py: reads and writes of scores, forward and backward, and kernels of
+# a block of queries forward.
 CAPPED_PASSES, CAPPED_LAUNCHES = (12, 24), 14
 
 
@@ -229,7 +229,7 @@ def flash_gradients(shape: RankShape) -> int:
     gradients = (heads + key_values) * (model.head_dim + model.value_width) * element
     if shape.attends_in_own_kernel:
         return tokens * (gradients + 4 * heads)
-    if shape.caps_scores:
+    if shape.attends_in_blocks:
         # Three fp32 copies of the scores of some queries, two in 16 bits, and fp32 sums.
         block = shape.strategy.micro_batch * heads * CAPPED_BLOCK * tokens
         sums = 2 * 4 * key_values * model.head_dim

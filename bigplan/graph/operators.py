@@ -106,10 +106,11 @@ class Attention:
     nbytes: float = 0.0
     backward: bool = False
     head_dim: int = 128
-    length: int = 1 << 20  # tokens of the sequence
+    length: int = 1 << 20  # tokens of the sequence, or of its documents that are kept apart
     kernel: FlashKernel | None = None  # the kernel that does it; None: the run's choice
     window: int | None = None  # tokens that a token attends to at most; None: all before it
     launches: int = 1
+    edges: int = 1  # between scores that are wanted and others, of sequences without a window
 
 
 @dataclass(frozen=True, slots=True)

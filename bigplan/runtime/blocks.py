@@ -69,8 +69,9 @@ def embedding(
 
     They are multiplied by the model's embedding_scale. Learned positions add row
     `position_offset + i` of embed_positions.weight to token i of a sequence, of which `context` has
-    a part; with `begins`, as in `looked_up`, to token i of a document. If ranks share out the table, each looks up its own
-    words, and one adds the positions. If the model has a norm of the sum, that is `embedding_norm`.
+    a part; with `begins`, as in `looked_up`, to token i of a document. If ranks share out the
+    table, each looks up its own words, and one adds the positions. If the model has a norm of the
+    sum, that is `embedding_norm`.
     """
     table = p[TABLE]
     if ranks.alone:

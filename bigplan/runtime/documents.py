@@ -36,5 +36,5 @@ class Documents:
         return self._there[micro_batch]
 
     def begins_here(self, micro_batch: int) -> Tensor:
-        """Where each token's document begins, int32 [micro_batch, sequence_length] in host memory."""
+        """Where each token's document begins, int32 [micro_batch, s] in host memory."""
         return self._here[micro_batch, :, 0]

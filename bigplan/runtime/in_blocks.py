@@ -30,7 +30,7 @@ Heads = tuple[Tensor, Tensor, Tensor]  # queries [b, s, heads, d], keys and valu
 
 
 def forward(inputs: Heads, scores: Scores) -> tuple[Tensor, Tensor]:
-    """The result [b, s, heads, columns of values], and softmax's log of sums, fp32 [b, heads, s]."""
+    """The result [b, s, heads, e] of values of e columns; log of sums, fp32 [b, heads, s]."""
     q, k, v = inputs
     output = q.new_empty(*q.shape[:3], v.shape[-1])
     lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
@@ -78,7 +78,7 @@ def _blocks(length: int, scores: Scores) -> Iterator[tuple[slice, slice]]:
 
 
 def _hidden(rows: slice, seen: slice, scores: Scores, device: torch.device) -> Tensor:
-    """Where a query does not see a key, [queries, keys], or with documents [b, 1, queries, keys]."""
+    """Where a query does not see a key, [queries, keys]; of documents [b, 1, queries, keys]."""
     i = torch.arange(rows.start, rows.stop, device=device)[:, None]
     j = torch.arange(seen.start, seen.stop, device=device)
     hidden = (j > i) | (j <= i - scores.window) if scores.window else j > i
@@ -90,7 +90,7 @@ def _hidden(rows: slice, seen: slice, scores: Scores, device: torch.device) -> T
 def _scores(
     q: Tensor, k: Tensor, rows: slice, seen: slice, scores: Scores
 ) -> tuple[Tensor, Tensor | None]:
-    """Of queries and keys, fp32 [b, heads, queries, keys]; with a cap, tanh(score / cap) besides."""
+    """fp32 [b, heads, queries, keys], and of a score s with a cap tanh(s / cap) besides."""
     found, tanh = (q.transpose(1, 2) @ _repeated(k, q).mT).float(), None
     if scores.cap is None:
         found.mul_(scores.scale)
