@@ -10,20 +10,26 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from bigplan.data.prepared import Tokens
+from bigplan.data.prepared import Tokens, check_length, open_tokens
 from bigplan.errors import InputError
+from bigplan.spec.files.reading import user_path
+from bigplan.spec.training import Training
 
 SAMPLED = 1024  # windows that a mean is taken over, at equal distances
+
+
+def no_documents(data: object) -> str:
+    """Why documents of this data cannot be kept apart."""
+    return (
+        f"isolate_documents: data {data} is plain text, in which no document ends; run `bigplan "
+        "data prepare` on text and name its folder, or leave isolate_documents off"
+    )
 
 
 def check_documents(tokens: Tokens) -> None:
     """Raise InputError where it is not known which documents the tokens are of."""
     if tokens.ends is None:
-        raise InputError(
-            f"training.isolate_documents: data {tokens.path} is a text file, in which no document "
-            "ends; run `bigplan data prepare` on it and name that folder, or leave "
-            "isolate_documents off"
-        )
+        raise InputError(no_documents(tokens.path))
 
 
 def pieces(tokens: Tokens, start: int, length: int) -> NDArray[np.int64]:
@@ -51,6 +57,20 @@ def bounds(tokens: Tokens, start: int, length: int) -> NDArray[np.int32]:
 def begins(tokens: Tokens, start: int, stop: int) -> NDArray[np.int64]:
     """Which of the tokens start ... stop - 1 begin a document, counted from `start`."""
     return pieces(tokens, start - 1, stop - start + 1)[:-1] - 1
+
+
+def described(training: Training) -> Training:
+    """With the mean document of its data, where documents are kept apart and the data is here."""
+    if not training.isolate_documents or training.data == "bundled":
+        return training
+    try:
+        tokens = open_tokens(user_path(training.data))
+        check_length(tokens, training.sequence_length)
+        check_documents(tokens)
+    except InputError:  # the plan may be meant for another machine; it is told beside the plan
+        return training
+    mean = mean_piece(tokens, training.sequence_length)
+    return training.model_copy(update={"document_tokens": mean})
 
 
 def mean_piece(tokens: Tokens, length: int) -> float:

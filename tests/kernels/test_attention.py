@@ -17,6 +17,7 @@ from torch import Tensor
 from bigplan.kernels import attention as kernel
 from bigplan.kernels.attention import ScoreRule, Tile, Tiles
 from bigplan.runtime import alibi, capped
+from bigplan.runtime.in_blocks import Scores
 from bigplan.runtime.kept import KeptActivations
 from tests.examples import examples
 from tests.kernels.generated import DEVICE, error, random
@@ -127,7 +128,7 @@ def test_the_runtime_takes_the_kernel_with_its_own_tiles(window: int | None) -> 
 @pytest.mark.parametrize("window", [None, 7])
 def test_capped_scores_of_the_widest_heads_are_those_of_plain_torch(window: int | None) -> None:
     *inputs, gradient = _inputs(40, 4, 2, 256, torch.float16)
-    scores, found = capped.Scores(0.1, 0.9, window), []
+    scores, found = Scores(0.1, 0.9, window), []
     for generated in (False, True):
         leaves = [each.clone().requires_grad_() for each in inputs]
         out = capped.attention(leaves[0], leaves[1], leaves[2], scores, generated=generated)
