@@ -33,9 +33,11 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import TrainingRequest, ValidationSpec, resolve
 from tests.data.texts import write_texts
 from tests.examples import examples
+from tests.runtime.checkpoints import on_device
 from tests.runtime.context_ranks import BLOOM
-from tests.runtime.harness import check, evaluated, execute
+from tests.runtime.harness import check, evaluated, execute, same
 from tests.runtime.plans import LENGTH, placed, plan_of, tiny_model, tiny_training
+from tests.runtime.rounding import check_in_16_bits
 from tests.runtime.sharded_ranks import GEMMA, GPT2, GPT_OSS, LATENT
 from tests.toys import kind_placement
 
@@ -100,6 +102,7 @@ def dense(heads: list[Tensor], scores: Scores, sinks: Tensor | None) -> Tensor:
     return (shares @ v).transpose(1, 2)
 
 
+@pytest.mark.timeout(600)  # on a GPU, kernels are compiled for each case
 @pytest.mark.parametrize("device", DEVICES)
 @given(
     length=st.integers(1, 2 * BLOCK + 50),
@@ -204,6 +207,23 @@ def _plan(folder: Path, *, away: bool = False, **changes: object) -> Plan:
 def test_a_run_trains_as_a_plain_loop_does(folder: Path, away: bool) -> None:
     plan = _plan(folder, away=away, clip_norm=0.5)
     check(plan, execute(plan))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+def test_graphs_find_the_documents_of_every_step(folder: Path, recompute: Recompute) -> None:
+    """Which are others in each: a graph that had those of its capture would have other losses."""
+    plan = _plan(folder, precision="bf16", clip_norm=0.5)
+    block = kind_placement(2, activations=(recompute, Tier.GPU))
+    placement = placed(embedding=kind_placement(1), block=block, head=kind_placement(1))
+    plan = on_device(plan.model_copy(update={"placement": placement}), "cuda")
+    captured = placement.model_copy(update={"captured": True})
+    plain = execute(plan, steps=6)
+    repeated = execute(plan.model_copy(update={"placement": captured}), steps=6)
+    assert repeated.graphs == 2 * 6 * 2
+    assert plain.losses == repeated.losses
+    same("the last step", plain.states[-1], repeated.states[-1])
+    check_in_16_bits(plan, execute(plan))
 
 
 def test_a_validation_is_isolated_too(folder: Path) -> None:
