@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -52,10 +51,6 @@ from bigplan.runtime.ways import PLAIN, Parameters, Ways
 from bigplan.runtime.words import Words, cross_entropy, own_rows
 from bigplan.spec.layers import SINKS, TABLE
 from bigplan.spec.model import ModelSpec
-
-if TYPE_CHECKING:
-    pass
-
 
 def embedding(
     p: Parameters,

@@ -22,12 +22,13 @@ from bigplan.data.tokenizer import BYTE_END
 from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
+from bigplan.mechanics import CAPPED_BLOCK as BLOCK
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.runtime import blocks, isolated
 from bigplan.runtime.data import IGNORED, BatchSource
 from bigplan.runtime.first_values import first_values, whole_values
-from bigplan.runtime.in_blocks import BLOCK, Scores
+from bigplan.runtime.in_blocks import Scores
 from bigplan.runtime.positions import position_tables
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import TrainingRequest, ValidationSpec, resolve
