@@ -52,6 +52,7 @@ from bigplan.runtime.words import Words, cross_entropy, own_rows
 from bigplan.spec.layers import SINKS, TABLE
 from bigplan.spec.model import ModelSpec
 
+
 def embedding(
     p: Parameters,
     tokens: Tensor,
