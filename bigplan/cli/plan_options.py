@@ -219,6 +219,14 @@ class PlanOptions:
             STEP,
         ),
     ] = None
+    document_tokens: Annotated[
+        str | None,
+        _option(
+            "training.document_tokens",
+            "Then: tokens of a token's document, on average (default: as the data has them).",
+            STEP,
+        ),
+    ] = None
     weights: Annotated[
         str | None,
         _option(

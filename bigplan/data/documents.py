@@ -60,8 +60,12 @@ def begins(tokens: Tokens, start: int, stop: int) -> NDArray[np.int64]:
 
 
 def described(training: Training) -> Training:
-    """With the mean document of its data, where documents are kept apart and the data is here."""
-    if not training.isolate_documents or training.data == "bundled":
+    """With the mean document of its data, where documents are kept apart and the data is here.
+
+    What is stated stays.
+    """
+    stated = training.document_tokens is not None
+    if stated or not training.isolate_documents or training.data == "bundled":
         return training
     try:
         tokens = open_tokens(user_path(training.data))

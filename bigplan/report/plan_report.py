@@ -86,7 +86,7 @@ def documents_text(training: Training) -> str:
     if training.document_tokens is None:
         return (
             "Documents are kept apart. Their lengths are not known here, so attention is priced as "
-            "if it saved nothing: name a prepared folder with --data."
+            "if it saved nothing: name a prepared folder with --data, or say `document_tokens`."
         )
     return (
         f"Documents are kept apart. Within sequences of {length:,} tokens a token is in one of "

@@ -93,7 +93,9 @@ class Training(Spec):
     """folder written by `bigplan data prepare`, text file (its bytes are tokens), or 'bundled'"""
     isolate_documents: bool = Field(default=False, exclude_if=lambda isolated: not isolated)
     """a token attends to its own document alone, and the first one of a document is no target"""
-    document_tokens: float | None = Field(default=None, ge=1, exclude_if=lambda mean: mean is None)
+    document_tokens: float | None = Field(
+        default=None, ge=1, le=MOST_TOKENS, exclude_if=lambda mean: mean is None
+    )
     """then: tokens of the document, cut by sequences, that a token is in, on average over the
     tokens of `data`; null: not known, so attention is priced as in whole sequences"""
     validation: ValidationSpec | None = None
@@ -215,6 +217,8 @@ class TrainingRequest(Spec):
     """folder written by `bigplan data prepare`, text file, or 'bundled' (default)"""
     isolate_documents: bool | None = None
     """a token attends to its own document alone; default false"""
+    document_tokens: float | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    """then: tokens of the document that a token is in, on average; default: as `data` has them"""
     validation: ValidationSpec | None = None
     """loss on other data, now and then; default: none"""
     weights: str | None = Field(default=None, min_length=1)
