@@ -23,6 +23,7 @@ from torch import Tensor
 from bigplan.cost.compute import Device, attention_seconds
 from bigplan.data.documents import bounds, mean_piece
 from bigplan.data.prepared import Tokens
+from bigplan.graph.attention import DOCUMENT_EDGES, DOCUMENT_FILLS
 from bigplan.graph.operators import Attention
 from bigplan.runtime import isolated
 from bigplan.runtime.attention import attention
@@ -104,8 +105,10 @@ def measure(document: int, device: Device) -> None:
     apart = autograd(lambda: isolated.attention(heads, scores, generated=CUDA), inputs, gradient)
     mean = round(mean_piece(tokens, LENGTH))
     flops = 2.0 * BATCH * LENGTH * mean * HEADS * WIDTH
-    there = Attention("attention", flops, length=mean, kernel="alibi", edges=2)
-    back = replace(there, flops=2.5 * flops, backward=True)
+    ahead, behind = DOCUMENT_EDGES
+    there = Attention("attention", flops, length=mean, kernel="alibi", edges=ahead)
+    there = replace(there, fills=DOCUMENT_FILLS)
+    back = replace(there, flops=2.5 * flops, backward=True, edges=behind)
     price = [1e3 * attention_seconds(one, device) for one in (there, back)]
     print(f"{document:8d} {mean:6d}  causal {causal[0]:8.3f}            {causal[1]:8.3f}")
     told = "  ".join(f"{f:8.3f} ({p:6.3f})" for f, p in zip(apart, price, strict=True))

@@ -42,16 +42,23 @@ def test_attention_computes_what_documents_leave() -> None:
     for whole, unknown, one in zip(crossing, apart, known, strict=True):
         assert whole.flops == unknown.flops
         assert one.flops == pytest.approx(whole.flops / 16)
-        assert (one.kernel, one.edges, one.length) == ("alibi", 2, 512)
+        assert (one.kernel, one.edges, one.length) == ("alibi", 1.5 + one.backward, 512)
     less = model_flops(MODEL, CROSSING) - model_flops(MODEL, KNOWN)
     assert less == pytest.approx(CROSSING.tokens_per_step * 6 * 32 * 4096 * (8192 - 512))
 
 
 def test_an_edge_more_is_priced() -> None:
-    device = Device(find_cluster("h200-1x").group.gpu, "bf16")
+    gpu = find_cluster("h200-1x").group.gpu
+    device = Device(gpu, "bf16")
     for one in _operators(KNOWN):
-        both, alone = (attention_seconds(replace(one, edges=n), device) for n in (2, 1))
-        assert both / alone == pytest.approx((1 + 256 / 512) / (1 + 128 / 512))
+        some, alone = (attention_seconds(replace(one, edges=n), device) for n in (2.5, 1))
+        assert some / alone == pytest.approx((1 + 320 / 512) / (1 + 128 / 512))
+        once = attention_seconds(replace(one, fills=1.0), device)
+        half = (gpu.attention_backward_half_length if one.backward else
+                gpu.attention_forward_half_length)  # fmt: skip
+        assert half is not None
+        filled = (1 + 1.5 * half["alibi"] / 512) / (1 + half["alibi"] / 512)
+        assert attention_seconds(one, device) / once == pytest.approx(filled)
 
 
 def test_plain_torch_on_a_gpu_skips_no_document() -> None:

@@ -216,8 +216,8 @@ def attention_seconds(attention: Attention, device: Device) -> float:
     softmax of their scores; efficiencies are those of heads of 128.
 
     A sequence has one edge, which adds half a tile to a query's s / 2 keys on average. Documents
-    that are kept apart begin and end within tiles, and so have two each. Beyond the first w tokens,
-    a window has two, which add a tile to w keys: 1 + tile / w either way. A query's row of tiles is
+    that are kept apart begin and end within tiles, and have more. Beyond the first w tokens, a
+    window has two, which add a tile to w keys: 1 + tile / w either way. A query's row of tiles is
     as long as in a whole sequence of twice the keys that it attends to, and of one tile at least:
     within it fewer keys save nothing of a row's filling and draining.
     """
@@ -244,7 +244,7 @@ def attention_seconds(attention: Attention, device: Device) -> float:
     columns = 0.0 if kernel in NARROW_AS_FAST else HEAD_OVERHEAD
     narrow = (1 + columns / attention.head_dim) / (1 + columns / 128)
     window = attention.window and max(attention.window, ATTENTION_TILE)
-    row = doubled_reach(length, window)
+    row = doubled_reach(length, window) / attention.fills
     efficiency = device.flash_efficiency(row, backward=attention.backward, only=bound)
     rate = gpu.peak(device.precision) * efficiency / device.slowest
     return max(attention.flops * edges * narrow / rate, attention.nbytes / device.stream_rate)

@@ -31,6 +31,13 @@ FLASH_COLUMNS, FLASH_NARROW, FLASH_WIDE_COLUMNS = 32, 128, 64
 # third of the usual rate, 1.66 GB in 1.64 ms on an H100 in the same run.
 WIDENED_COPIES = 3.0
 FLASH_ROWS = 128  # its sums have whole groups of so many rows
+# Edges of documents that are kept apart, forward and backward, each half of a tile of 128 keys for
+# every query: counted on kernels/attention.py's tiles of 64 x 64, and of 128 x 64 and 64 x 128. A
+# document begins and ends anywhere within tiles of queries and of keys, so that its queries meet
+# half a tile of keys after them, half a tile before their document, and half a tile's queries meet
+# the document before. Its rows have three loops in place of two, of tiles that are masked before
+# and behind those that are not, and each loop is filled and drained.
+DOCUMENT_EDGES, DOCUMENT_FILLS = (1.5, 2.5), 3 / 2
 LEAST_COLUMNS = 16  # those of Triton's products are powers of two, 16 at least
 EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so many columns
 # Counted on runtime/sinks.py: reads and writes of attention's result, and kernels.
@@ -59,6 +66,8 @@ def attention(shape: RankShape) -> Passes:
         kernel = replace(kernel, name=f"{named}attention", launches=int(not forward))
         flops = products_again(shape) * kernel.flops
         again = replace(kernel, flops=flops, nbytes=2 * kernel.nbytes, backward=True)
+        if shape.isolates_in_kernel:
+            again = replace(again, edges=DOCUMENT_EDGES[1])
         more = _in_blocks(shape, window, part) if shape.attends_in_blocks else ((), ())
         forward += [kernel, *more[0]]
         backward += [again, *more[1]]
@@ -102,10 +111,10 @@ def _flash(shape: RankShape, window: int | None, part: float) -> Attention:
         keys, bound = _flash_columns(keys + ALIBI_COLUMNS), "flash2"
         values = keys
     flops = 1.0 * tokens * doubled_reach(length, window) * heads * (keys + values)
-    edges = 2 if shape.training.isolate_documents else 1
-    return Attention(
-        "attention", part * flops, part * moved, False, keys, length, bound, window, edges=edges
-    )
+    kernel = Attention("attention", part * flops, part * moved, False, keys, length, bound, window)
+    if not shape.isolates_in_kernel:
+        return kernel
+    return replace(kernel, edges=DOCUMENT_EDGES[0], fills=DOCUMENT_FILLS)
 
 
 def computed_columns(shape: RankShape) -> int:

@@ -110,7 +110,8 @@ class Attention:
     kernel: FlashKernel | None = None  # the kernel that does it; None: the run's choice
     window: int | None = None  # tokens that a token attends to at most; None: all before it
     launches: int = 1
-    edges: int = 1  # between scores that are wanted and others, of sequences without a window
+    edges: float = 1.0  # of sequences without a window, each half a tile of a query's row
+    fills: float = 1.0  # times that a row of tiles is filled and drained, over a whole sequence's
 
 
 @dataclass(frozen=True, slots=True)

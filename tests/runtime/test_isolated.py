@@ -38,7 +38,7 @@ from tests.runtime.checkpoints import on_device
 from tests.runtime.context_ranks import BLOOM
 from tests.runtime.harness import check, evaluated, execute, same
 from tests.runtime.plans import LENGTH, placed, plan_of, tiny_model, tiny_training
-from tests.runtime.rounding import check_in_16_bits
+from tests.runtime.rounding import check_within_rounding
 from tests.runtime.sharded_ranks import GEMMA, GPT2, GPT_OSS, LATENT
 from tests.toys import kind_placement
 
@@ -224,7 +224,13 @@ def test_graphs_find_the_documents_of_every_step(folder: Path, recompute: Recomp
     assert repeated.graphs == 2 * 6 * 2
     assert plain.losses == repeated.losses
     same("the last step", plain.states[-1], repeated.states[-1])
-    check_in_16_bits(plan, execute(plan))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("away", [False, True])
+def test_an_fp32_run_on_a_gpu_is_the_plain_loop(folder: Path, away: bool) -> None:
+    plan = on_device(_plan(folder, away=away), "cuda")
+    check_within_rounding(plan, execute(plan))
 
 
 def test_a_validation_is_isolated_too(folder: Path) -> None:
