@@ -55,7 +55,7 @@ def bounds(length: int, *documents: list[int]) -> Tensor:
     documents=st.none() | st.lists(st.integers(1, 60), max_size=8),
     tiles=st.sampled_from([WIDE, TALL]),
 )
-@settings(max_examples=examples(40), derandomize=True, deadline=None)
+@settings(max_examples=examples(30), derandomize=True, deadline=None)
 def test_the_result_and_its_gradients(
     length: int,
     heads: tuple[int, int],
