@@ -22,6 +22,19 @@ NATIVE_PARTS = (
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
+ISOLATES_ALONE = (
+    "bigplan keeps documents apart in its own runtime alone, not for {tool}: plan with --engine "
+    "native, or leave isolate_documents off"
+)
+# Tools that keep documents apart themselves, but by their own data, which bigplan does not write.
+OTHERS_ISOLATE = {
+    "megatron": "bigplan does not plan for Megatron-LM with it, which finds documents by their end "
+    "tokens (--reset-attention-mask, --reset-position-ids, --eod-mask-loss): plan with --engine "
+    "native, or leave it off and add these options yourself",
+    "torchtitan": "bigplan does not plan for torchtitan with it, which finds documents by their "
+    "end tokens (attn_mask_type block_causal): plan with --engine native, or leave it off and set "
+    "that yourself",
+}
 NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2")
 # Keys of a training, each with the values that the native runtime executes. Other values can be
 # planned, but not run.
@@ -50,6 +63,8 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
             f"bigplan stores moments in {moments} in its own runtime alone, not for {tool}: plan "
             "with --engine native, or with moments fp32"
         )
+    if training is not None and training.isolate_documents:
+        return f"isolate_documents: {OTHERS_ISOLATE.get(tool, ISOLATES_ALONE.format(tool=tool))}"
     usual = ModelSpec.model_fields
     known = MEGATRON_PARTS if tool == "megatron" else ()
     parts = [

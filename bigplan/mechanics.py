@@ -125,6 +125,11 @@ def caps_in_kernel(element_bytes: int, head_dim: int) -> bool:
     return element_bytes == 2 and head_dim <= CAPPED_COLUMNS
 
 
+def isolates_in_kernel(element_bytes: int, head_dim: int) -> bool:
+    """Whether it also keeps documents apart (runtime/isolated.py)."""
+    return caps_in_kernel(element_bytes, head_dim)
+
+
 # Columns of keys and of values that flash attention takes without padding, where a GPU's does
 # (Gpu.narrow_values): DeepSeek-V2's and V3's. Other unlike widths are padded.
 NARROW_WIDTHS = (192, 128)

@@ -73,7 +73,7 @@ class Request:
         """The experiment with its names looked up. Raises InputError."""
         return cls(
             experiment.model_spec(),
-            experiment.resolved_training(),
+            _described(experiment.resolved_training()),
             experiment.cluster_spec(),
             experiment.set,
             experiment.engine,
@@ -88,6 +88,15 @@ class Request:
         A plan does not say what was pinned, so all decisions are free.
         """
         return cls(plan.model, plan.training, _asked(plan), engine=plan.engine)
+
+
+def _described(training: Training) -> Training:
+    """With what its data says of documents that are kept apart."""
+    if not training.isolate_documents:
+        return training
+    from bigplan.data.documents import described
+
+    return described(training)
 
 
 def _asked(plan: Plan) -> Cluster:

@@ -49,6 +49,7 @@ class Op(StrEnum):
     CKPT = "ckpt"  # write a piece of a layer's state to the checkpoint
 
 
+DOCUMENTS = "documents"  # the buffer that says where they are: no action reads or writes it
 # Names of the rings of rows that are looked up in tables in host memory.
 ROWS, STAGED_ROWS = "rows", "stage.r"
 

@@ -388,7 +388,9 @@ def placements(draw: st.DrawFn, graph: Graph, *, free: bool = False) -> Placemen
 def cases(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4), *, free: bool = False) -> Case:
     """A graph with prices and a placement."""
     graph = draw(graphs(stages))
-    return Case(graph, draw(prices()), draw(placements(graph, free=free)))
+    prices_and_placement = draw(prices()), draw(placements(graph, free=free))
+    documents = draw(st.sampled_from((0, 640)))  # bytes of where they are
+    return Case(replace(graph, document_bytes=documents), *prices_and_placement)
 
 
 def instructions(program: Program) -> Iterator[Action | Repeat]:

@@ -93,7 +93,8 @@ def prepare(
 ) -> None:
     """Turn texts into packed token files that training reads without conversion.
 
-    Each document is followed by an end token; attention crosses it. A prompt and a response are
+    Each document is followed by an end token; attention crosses it, unless a training has
+    --isolate-documents. A prompt and a response are
     tokenised separately. Of a text file the last lines are held out; of other files, documents
     chosen by their text.
     """
@@ -117,6 +118,8 @@ def prepare(
         return
     for part, index in indices.items():
         print(f"{out / part}: {_described(index)}")
+    if options.messages_field is not None:
+        print("Attention crosses conversations unless a training has --isolate-documents.")
 
 
 @data.command()

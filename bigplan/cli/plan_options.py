@@ -211,6 +211,22 @@ class PlanOptions:
             "PATH",
         ),
     ] = None
+    isolate_documents: Annotated[
+        bool | None,
+        _option(
+            "training.isolate_documents",
+            "A token attends to its own document alone (default: to all before it).",
+            STEP,
+        ),
+    ] = None
+    document_tokens: Annotated[
+        str | None,
+        _option(
+            "training.document_tokens",
+            "Then: tokens of a token's document, on average (default: as the data has them).",
+            STEP,
+        ),
+    ] = None
     weights: Annotated[
         str | None,
         _option(

@@ -215,14 +215,15 @@ def attention_seconds(attention: Attention, device: Device) -> float:
     """Fused attention: tiles on the edges are computed in whole, narrow heads wait longer for the
     softmax of their scores; efficiencies are those of heads of 128.
 
-    A sequence has one edge, which adds half a tile to a query's s / 2 keys on average. Beyond the
-    first w tokens, a window has two, which add a tile to w keys: 1 + tile / w either way. A query's
-    row of tiles is as long as in a whole sequence of twice the keys that it attends to, and of one
-    tile at least: within it fewer keys save nothing of a row's filling and draining.
+    A sequence has one edge, which adds half a tile to a query's s / 2 keys on average. Documents
+    that are kept apart begin and end within tiles, and have more. Beyond the first w tokens, a
+    window has two, which add a tile to w keys: 1 + tile / w either way. A query's row of tiles is
+    as long as in a whole sequence of twice the keys that it attends to, and of one tile at least:
+    within it fewer keys save nothing of a row's filling and draining.
     """
     gpu, length, bound = device.gpu, attention.length, attention.kernel
     reach = min(length, attention.window or length)
-    edges, biased = 1 + ATTENTION_TILE / reach, bound == "alibi"
+    edges, biased = 1 + attention.edges * ATTENTION_TILE / reach, bound == "alibi"
     if biased and bound != device.flash_kernel(backward=attention.backward, only=bound):
         bound = "flash2"
         edges *= PRODUCTS_AGAIN if attention.backward else 1.0
@@ -243,7 +244,7 @@ def attention_seconds(attention: Attention, device: Device) -> float:
     columns = 0.0 if kernel in NARROW_AS_FAST else HEAD_OVERHEAD
     narrow = (1 + columns / attention.head_dim) / (1 + columns / 128)
     window = attention.window and max(attention.window, ATTENTION_TILE)
-    row = doubled_reach(length, window)
+    row = doubled_reach(length, window) / attention.fills
     efficiency = device.flash_efficiency(row, backward=attention.backward, only=bound)
     rate = gpu.peak(device.precision) * efficiency / device.slowest
     return max(attention.flops * edges * narrow / rate, attention.nbytes / device.stream_rate)

@@ -89,6 +89,7 @@ class Tokens:
     ids: NDArray[Any]
     bits: NDArray[np.uint8] | None  # a bit a token: whether the loss counts it; None: every token
     largest: int  # the largest id
+    ends: NDArray[np.uint64] | None = None  # of each document, behind its end token; None: unknown
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -158,7 +159,8 @@ def _open_folder(folder: Path) -> Tokens:
                 "not whole; copy or prepare it again"
             )
     bits = np.memmap(folder / MASK, dtype=np.uint8, mode="r") if index.masked else None
-    return Tokens(folder, _mapped(folder / TOKENS, index.dtype), bits, index.largest)
+    ends = np.memmap(folder / DOCUMENTS, dtype="<u8", mode="r")
+    return Tokens(folder, _mapped(folder / TOKENS, index.dtype), bits, index.largest, ends)
 
 
 def read_index(folder: Path) -> PreparedIndex:

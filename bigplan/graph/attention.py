@@ -31,6 +31,13 @@ FLASH_COLUMNS, FLASH_NARROW, FLASH_WIDE_COLUMNS = 32, 128, 64
 # third of the usual rate, 1.66 GB in 1.64 ms on an H100 in the same run.
 WIDENED_COPIES = 3.0
 FLASH_ROWS = 128  # its sums have whole groups of so many rows
+# Edges of documents that are kept apart, forward and backward, each half of a tile of 128 keys for
+# every query: counted on kernels/attention.py's tiles of 64 x 64, and of 128 x 64 and 64 x 128. A
+# document begins and ends anywhere within tiles of queries and of keys, so that its queries meet
+# half a tile of keys after them, half a tile before their document, and half a tile's queries meet
+# the document before. Its rows have three loops in place of two, of tiles that are masked before
+# and behind those that are not, and each loop is filled and drained.
+DOCUMENT_EDGES, DOCUMENT_FILLS = (1.5, 2.5), 3 / 2
 LEAST_COLUMNS = 16  # those of Triton's products are powers of two, 16 at least
 EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so many columns
 # Counted on runtime/sinks.py: reads and writes of attention's result, and kernels.
@@ -47,7 +54,7 @@ def attention(shape: RankShape) -> Passes:
     """
     if shape.training.attention != "flash":
         return _materialised(shape)
-    length, parts = shape.training.sequence_length, dict[int | None, float]()
+    length, parts = shape.attended_length, dict[int | None, float]()
     for one, part in shape.model.attention_shares.items():
         window = one.window if one.window is not None and one.window < length else None
         parts[window] = parts.get(window, 0.0) + part
@@ -59,7 +66,9 @@ def attention(shape: RankShape) -> Passes:
         kernel = replace(kernel, name=f"{named}attention", launches=int(not forward))
         flops = products_again(shape) * kernel.flops
         again = replace(kernel, flops=flops, nbytes=2 * kernel.nbytes, backward=True)
-        more = _capped(shape, window, part) if shape.caps_scores else ((), ())
+        if shape.isolates_in_kernel:
+            again = replace(again, edges=DOCUMENT_EDGES[1])
+        more = _in_blocks(shape, window, part) if shape.attends_in_blocks else ((), ())
         forward += [kernel, *more[0]]
         backward += [again, *more[1]]
     widened, widened_back = _padded(shape)
@@ -92,7 +101,7 @@ def _flash(shape: RankShape, window: int | None, part: float) -> Attention:
     window leaves of it. The backward recomputes the scores: five products for the forward's two.
     """
     tokens, heads, keys = shape.mixed_tokens, shape.heads, shape.model.head_dim
-    length, values = shape.training.sequence_length, computed_columns(shape)
+    length, values = shape.attended_length, computed_columns(shape)
     moved = 1.0 * tokens * (heads + shape.kv_heads) * (keys + values) * shape.element
     bound: FlashKernel | None = "flash2" if shape.pads_values and shape.fused else None
     if shape.attends_in_own_kernel:
@@ -102,7 +111,10 @@ def _flash(shape: RankShape, window: int | None, part: float) -> Attention:
         keys, bound = _flash_columns(keys + ALIBI_COLUMNS), "flash2"
         values = keys
     flops = 1.0 * tokens * doubled_reach(length, window) * heads * (keys + values)
-    return Attention("attention", part * flops, part * moved, False, keys, length, bound, window)
+    kernel = Attention("attention", part * flops, part * moved, False, keys, length, bound, window)
+    if not shape.isolates_in_kernel:
+        return kernel
+    return replace(kernel, edges=DOCUMENT_EDGES[0], fills=DOCUMENT_FILLS)
 
 
 def computed_columns(shape: RankShape) -> int:
@@ -133,18 +145,15 @@ def products_again(shape: RankShape) -> float:
     return (3 * keys + 2 * values) / (keys + values)
 
 
-def _capped(shape: RankShape, window: int | None, part: float) -> Passes:
-    """What plain torch moves beside the products to cap scores (runtime/capped.py).
+def _in_blocks(shape: RankShape, window: int | None, part: float) -> Passes:
+    """What plain torch moves beside the products to cap or hide scores (runtime/in_blocks.py).
 
     Each score is fp32 but for the products' own results. The forward reads and writes it about 12
     times, and the backward 24 times. Blocks of queries see half a block more than a query does.
     """
-    if shape.caps_in_kernel:
-        return (), ()
-    length = shape.training.sequence_length
-    seen = doubled_reach(length, window) / 2 + CAPPED_BLOCK / 2
+    seen = doubled_reach(shape.attended_length, window) / 2 + CAPPED_BLOCK / 2
     scores = 4.0 * shape.mixed_tokens * shape.heads * seen
-    blocks = -(-length // CAPPED_BLOCK)
+    blocks = -(-shape.training.sequence_length // CAPPED_BLOCK)
     ahead, back = CAPPED_PASSES
     launches = round(part * CAPPED_LAUNCHES * blocks)
     return (
@@ -175,8 +184,8 @@ def _materialised(shape: RankShape) -> Passes:
     )
 
 
-# Counted on runtime/capped.py: reads and writes of scores, forward and backward, and kernels of a
-# block of queries forward.
+# Counted on runtime/in_blocks.py: reads and writes of scores, forward and backward, and kernels of
+# a block of queries forward.
 CAPPED_PASSES, CAPPED_LAUNCHES = (12, 24), 14
 
 
@@ -229,7 +238,7 @@ def flash_gradients(shape: RankShape) -> int:
     gradients = (heads + key_values) * (model.head_dim + model.value_width) * element
     if shape.attends_in_own_kernel:
         return tokens * (gradients + 4 * heads)
-    if shape.caps_scores:
+    if shape.attends_in_blocks:
         # Three fp32 copies of the scores of some queries, two in 16 bits, and fp32 sums.
         block = shape.strategy.micro_batch * heads * CAPPED_BLOCK * tokens
         sums = 2 * 4 * key_values * model.head_dim

@@ -63,7 +63,19 @@ def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
         deferred=training.deferred_updates,
         tied=model.tied_embeddings,
         loss_chunk=chunk,
+        document_bytes=_document_bytes(training, strategy),
     )
+
+
+def _document_bytes(training: Training, strategy: Strategy) -> int:
+    """Bytes on each GPU of two 32-bit places for each token of its sequences in a step.
+
+    See runtime/documents.py. Ranks that split sequences have them of whole ones.
+    """
+    if not training.isolate_documents:
+        return 0
+    sequences = strategy.micro_batches(training) * strategy.micro_batch
+    return 2 * 4 * sequences * training.sequence_length
 
 
 MOST_LOGITS = 2**31 - 1  # at once: kernels count them with 32 bits
@@ -104,7 +116,8 @@ def model_flops(model: ModelSpec, training: Training) -> float:
 
     Frozen weights have no gradient and count four. Then adapters count six.
 
-    Within a sliding window, attention counts the tokens that it sees. Of experts, those that a
+    Within a sliding window, attention counts the tokens that it sees, and within documents that are
+    kept apart those of documents, where their lengths are known. Of experts, those that a
     token passes count; their biases, which are added by products, do not.
 
     The embedding look-up is no matrix product and does not count. The LM head counts even where its
@@ -123,7 +136,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     )
     each = 6.0 if training.lora is None else 4.0
     adapted = trained_count(model, training.lora) if training.lora else 0
-    length = training.sequence_length
+    length = training.attended_length
     rows = sum(doubled_reach(length, one.window) for one in model.attentions)
     attention = 3.0 * rows * model.heads * (model.head_dim + model.value_width)
     return tokens * (each * matrices + 6.0 * adapted + attention)
@@ -136,6 +149,7 @@ def _embedding(shape: RankShape) -> LayerKind:
     gradient = _gradient_by_rows(shape, tensors) if shape.fused else _dense_gradient(shape, tensors)
     learned = shape.model.positions == "learned"
     added = (Stream("positions", 3 * shape.whole_hidden),) if learned else ()
+    restarted = learned and shape.training.isolate_documents  # positions' rows are gathered
     steps = shape.every_step("embedding")
     scales = tuple(Stream(step.name, 2 * shape.hidden) for step in steps if step.op is StepOp.SCALE)
     norms = tuple(norm(shape, step) for step in steps if step.op is StepOp.NORM)
@@ -163,7 +177,7 @@ def _embedding(shape: RankShape) -> LayerKind:
         saved=token_bytes + (0 if shape.frozen else kept),
         boundary=token_bytes,
         reruns={},
-        forward_workspace=shape.whole_hidden * (learned + len(scales)) + shape.gathered,
+        forward_workspace=shape.whole_hidden * (learned + restarted + len(scales)) + shape.gathered,
         backward_workspace=(
             0
             if shape.frozen

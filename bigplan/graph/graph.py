@@ -235,6 +235,7 @@ class Graph:
     tied: bool = False  # the last layer reads the first layer's tensors; see `lends_table`
     recomputes: tuple[Recompute, ...] = tuple(Recompute)  # what the engine can execute
     loss_chunk: int = LOSS_CHUNK_TOKENS  # tokens that the loss layer takes at a time
+    document_bytes: int = 0  # of where documents are in a step; 0: they are not kept apart
     _chunks: tuple[range, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

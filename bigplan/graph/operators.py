@@ -106,10 +106,12 @@ class Attention:
     nbytes: float = 0.0
     backward: bool = False
     head_dim: int = 128
-    length: int = 1 << 20  # tokens of the sequence
+    length: int = 1 << 20  # tokens of the sequence, or of its documents that are kept apart
     kernel: FlashKernel | None = None  # the kernel that does it; None: the run's choice
     window: int | None = None  # tokens that a token attends to at most; None: all before it
     launches: int = 1
+    edges: float = 1.0  # of sequences without a window, each half a tile of a query's row
+    fills: float = 1.0  # times that a row of tiles is filled and drained, over a whole sequence's
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from bigplan.mechanics import (
     biases_in_kernel,
     caps_in_kernel,
     groups_in_one,
+    isolates_in_kernel,
     repeats_heads,
     sums_in_products,
 )
@@ -66,8 +67,12 @@ class RankShape:
 
     @property
     def linear_biases(self) -> bool:
-        """Whether fused attention adds linear biases (ALiBi) to its scores."""
-        return self.model.positions == "alibi" and self.training.attention == "flash"
+        """Whether fused attention adds linear biases (ALiBi) to its scores.
+
+        What keeps documents apart adds them as well, at no price of their own.
+        """
+        biased = self.model.positions == "alibi" and self.training.attention == "flash"
+        return biased and not self.training.isolate_documents
 
     @property
     def biases_in_kernel(self) -> bool:
@@ -87,9 +92,29 @@ class RankShape:
         return ours and caps_in_kernel(self.element, self.model.head_dim)
 
     @property
+    def isolates_in_kernel(self) -> bool:
+        """Whether a generated kernel keeps documents apart, which takes biases and caps as well."""
+        ours = self.generated and self.training.isolate_documents
+        return ours and isolates_in_kernel(self.element, self.model.head_dim)
+
+    @property
     def attends_in_own_kernel(self) -> bool:
         """Whether the attention kernel is a generated one."""
-        return self.biases_in_kernel or self.caps_in_kernel
+        return self.biases_in_kernel or self.caps_in_kernel or self.isolates_in_kernel
+
+    @property
+    def attends_in_blocks(self) -> bool:
+        """Whether plain torch has scores of some queries at a time (runtime/in_blocks.py)."""
+        if self.training.isolate_documents:
+            return not self.isolates_in_kernel
+        return self.caps_scores and not self.caps_in_kernel
+
+    @property
+    def attended_length(self) -> int:
+        """Tokens of sequences in which attention has as much to do, windows aside."""
+        if self.attends_in_blocks and self.fused:  # the host cuts keys off, and knows no documents
+            return self.training.sequence_length
+        return self.training.attended_length
 
     @property
     def pads_values(self) -> bool:
@@ -97,6 +122,8 @@ class RankShape:
         latent = self.model.latent_attention
         if latent is None or latent.value_dim == latent.head_dim:
             return False
+        if self.training.isolate_documents:
+            return self.isolates_in_kernel
         if self.element == 4:
             return not self.fused  # torch's memory-efficient kernel takes them as they are
         widths = latent.head_dim, latent.value_dim

@@ -1,4 +1,4 @@
-"""Causal attention whose scores are biased (ALiBi) or capped (Gemma 2), by kernels of its own.
+"""Causal attention with biased (ALiBi) or capped (Gemma 2) scores, or within documents.
 
 torch's fused kernels take no bias but a matrix of scores. Heads with eight more columns carry the
 biases through them (runtime/alibi.py), but for 136 columns torch takes FlashAttention-2's kernel of
@@ -13,7 +13,9 @@ probabilities once more. So the same inputs give the same bits.
 
 Tensors are contiguous [b, s, heads, d]; keys and values may have fewer heads. Scores are fp32, in
 powers of two, and no tensor of s x s is in memory. With a window of w, a token sees itself and the
-w - 1 tokens before it.
+w - 1 tokens before it. With bounds (bigplan/data/documents.py) it sees tokens of its own document
+alone: tiles of scores without such pairs are skipped, those with some others are masked. Bounds are
+a tensor of one shape, whatever the number of documents, so that CUDA graphs repeat the kernels.
 """
 
 from __future__ import annotations
@@ -67,7 +69,12 @@ class Tiles(NamedTuple):
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, slopes: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: ScoreRule,
+    slopes: Tensor | None = None,
+    bounds: Tensor | None = None,
 ) -> Tensor:
     """The same in plain torch, in the dtype of q: a score for each pair of tokens in memory."""
     length, heads = q.shape[1:3]
@@ -81,6 +88,8 @@ def reference(
     if slopes is not None:
         scores = scores + slopes.to(q)[:, None, None] * distance
     hidden = (distance > 0) | (distance <= -(rule.window or length))
+    if bounds is not None:
+        hidden = hidden | (place < bounds[:, 0, :, None])[:, None]
     weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
     return (weights @ v).transpose(1, 2)
 
@@ -116,16 +125,29 @@ def _put(
 
 
 @triton.jit
-def _hides(i, j, window, WINDOWED: tl.constexpr):
-    """Where query i does not see key j."""
+def _hides(i, j, begin, window, WINDOWED: tl.constexpr, APART: tl.constexpr):
+    """Where query i, whose document begins at `begin`, does not see key j."""
     hidden = j > i
     if WINDOWED:
         hidden = hidden | (j + window <= i)
+    if APART:
+        hidden = hidden | (j < begin)
     return hidden
 
 
 @triton.jit
-def _seen(first, window, length, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr):
+def _begins(bounds, i, length, APART: tl.constexpr):
+    """Where the documents of queries i begin; without documents, whatever is not read."""
+    if APART:
+        return tl.load(bounds + i, mask=i < length, other=0)
+    return i
+
+
+@triton.jit
+def _seen(
+    first, bounds, window, length, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    WINDOWED: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
     """Keys of a tile of queries: from `start`; `whole` ... `edge` are seen by all; up to `end`."""
     end = tl.minimum(first + QUERIES, length)
     edge = (first + 1) // KEYS * KEYS
@@ -133,19 +155,29 @@ def _seen(first, window, length, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIND
     if WINDOWED:
         start = tl.maximum(first - window + 1, 0) // KEYS * KEYS
         whole = tl.minimum(tl.cdiv(tl.maximum(first + QUERIES - window, 0), KEYS) * KEYS, edge)
+    if APART:
+        # Documents begin the later, the later the query is.
+        start = tl.maximum(start, tl.load(bounds + first) // KEYS * KEYS)
+        latest = tl.cdiv(tl.load(bounds + end - 1), KEYS) * KEYS
+        whole = tl.minimum(tl.maximum(whole, latest), edge)
     return start, whole, edge, end
 
 
 @triton.jit
 def _seeing(
-    first, window, length, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr
-):
+    first, bounds, window, length, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    WINDOWED: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
     """Queries of a tile of keys, likewise."""
     start = first // QUERIES * QUERIES
     end, edge = length, length
     if WINDOWED:
         end = tl.minimum(first + KEYS + window - 1, length)
         edge = tl.minimum((first + window) // QUERIES * QUERIES, end)
+    if APART:
+        last = tl.minimum(first + KEYS, length) - 1
+        end = tl.minimum(end, tl.load(bounds + length + last))
+        edge = tl.minimum(edge, tl.load(bounds + length + first) // QUERIES * QUERIES)
     whole = tl.minimum(tl.cdiv(first + KEYS - 1, QUERIES) * QUERIES, end)
     return start, whole, tl.maximum(edge, whole), end
 
@@ -169,9 +201,9 @@ def _by_products(by_score, score, CAP: tl.constexpr):
 
 @triton.jit
 def _add_values(
-    total, highest, weight, query, k, v, first, start, end, factor, slope, window, stride, length,
-    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
+    total, highest, weight, query, k, v, begin, first, start, end, factor, slope, window, stride,
+    length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, APART: tl.constexpr, CAP: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Values of keys start ... end by their probabilities, as online softmax adds them."""
     i = first + tl.arange(0, QUERIES)
@@ -180,7 +212,8 @@ def _add_values(
         key = _rows(k, at, stride, length, KEYS, WIDTH, D)
         score = _scores(tl.dot(query, tl.trans(key)), factor, CAP) + (slope * (j - first))[None, :]
         if MASKED:
-            score = tl.where(_hides(i[:, None], j[None, :], window, WINDOWED), LEAST, score)
+            hidden = _hides(i[:, None], j[None, :], begin[:, None], window, WINDOWED, APART)
+            score = tl.where(hidden, LEAST, score)
         new = tl.maximum(highest, tl.max(score, 1))
         share = tl.exp2(score - new[:, None])
         before = tl.exp2(highest - new)
@@ -193,8 +226,8 @@ def _add_values(
 
 @triton.jit
 def _result(
-    q, k, v, slopes, out, lse, factor, window, length, heads, groups,
-    WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
+    q, k, v, slopes, bounds, out, lse, factor, window, length, heads, groups,
+    WINDOWED: tl.constexpr, APART: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     # The last queries see most keys. They go first, so that no long program begins late.
@@ -208,19 +241,24 @@ def _result(
     total = tl.zeros((QUERIES, D), tl.float32)
     highest = tl.full((QUERIES,), LEAST, tl.float32)
     weight = tl.zeros((QUERIES,), tl.float32)
-    start, whole, edge, end = _seen(first, window, length, QUERIES, KEYS, WINDOWED)
-    if WINDOWED:
+    bounds += batch * 2 * length
+    begin = _begins(bounds, first + tl.arange(0, QUERIES), length, APART)
+    start, whole, edge, end = _seen(
+        first, bounds, window, length, QUERIES, KEYS, WINDOWED, APART
+    )  # fmt: skip
+    if WINDOWED or APART:
         total, highest, weight = _add_values(
-            total, highest, weight, query, k + others, v + others, first, start, whole, factor,
-            slope, window, narrow, length, True, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
+            total, highest, weight, query, k + others, v + others, begin, first, start, whole,
+            factor, slope, window, narrow, length, True, WINDOWED, APART, CAP, QUERIES, KEYS, WIDTH,
+            D,
         )  # fmt: skip
     total, highest, weight = _add_values(
-        total, highest, weight, query, k + others, v + others, first, whole, edge, factor,
-        slope, window, narrow, length, False, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
+        total, highest, weight, query, k + others, v + others, begin, first, whole, edge, factor,
+        slope, window, narrow, length, False, WINDOWED, APART, CAP, QUERIES, KEYS, WIDTH, D,
     )  # fmt: skip
     total, highest, weight = _add_values(
-        total, highest, weight, query, k + others, v + others, first, edge, end, factor,
-        slope, window, narrow, length, True, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
+        total, highest, weight, query, k + others, v + others, begin, first, edge, end, factor,
+        slope, window, narrow, length, True, WINDOWED, APART, CAP, QUERIES, KEYS, WIDTH, D,
     )  # fmt: skip
     _put(out + own, total / weight[:, None], first, wide, length, QUERIES, WIDTH, D)
     i = first + tl.arange(0, QUERIES)
@@ -231,9 +269,10 @@ def _result(
 
 @triton.jit
 def _add_keys(
-    total, query, gradient, sums, delta, k, v, first, start, end, factor, slope, window, stride,
-    length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
+    total, query, gradient, sums, delta, k, v, begin, first, start, end, factor, slope, window,
+    stride, length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, APART: tl.constexpr,
+    CAP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    D: tl.constexpr,
 ):  # fmt: skip
     """Keys start ... end by the gradients of their scores."""
     i = first + tl.arange(0, QUERIES)
@@ -244,7 +283,8 @@ def _add_keys(
         score = _scores(tl.dot(query, tl.trans(key)), factor, CAP)
         share = tl.exp2(score + (slope * (j - first))[None, :] - sums[:, None])
         if MASKED:
-            share = tl.where(_hides(i[:, None], j[None, :], window, WINDOWED), 0.0, share)
+            hidden = _hides(i[:, None], j[None, :], begin[:, None], window, WINDOWED, APART)
+            share = tl.where(hidden, 0.0, share)
         by_share = tl.dot(gradient, tl.trans(value))
         by_score = _by_products(share * (by_share - delta[:, None]), score, CAP)
         total = tl.dot(by_score.to(key.dtype), key, total)
@@ -253,8 +293,8 @@ def _add_keys(
 
 @triton.jit
 def _by_queries(
-    q, k, v, slopes, out, lse, gradient, deltas, by_q, factor, scale, window, length, heads, groups,
-    WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
+    q, k, v, slopes, bounds, out, lse, gradient, deltas, by_q, factor, scale, window, length, heads,
+    groups, WINDOWED: tl.constexpr, APART: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Gradients by queries, and `deltas`: of each query the result times its gradient, fp32."""
@@ -273,28 +313,34 @@ def _by_queries(
     tl.store(deltas + row, delta, mask=i < length)
     sums = tl.load(lse + row, mask=i < length, other=0.0) + slope * tl.arange(0, QUERIES)
     total = tl.zeros((QUERIES, D), tl.float32)
-    start, whole, edge, end = _seen(first, window, length, QUERIES, KEYS, WINDOWED)
-    if WINDOWED:
+    bounds += batch * 2 * length
+    begin = _begins(bounds, i, length, APART)
+    start, whole, edge, end = _seen(
+        first, bounds, window, length, QUERIES, KEYS, WINDOWED, APART
+    )  # fmt: skip
+    if WINDOWED or APART:
         total = _add_keys(
-            total, query, by_out, sums, delta, k + others, v + others, first, start, whole, factor,
-            slope, window, narrow, length, True, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
+            total, query, by_out, sums, delta, k + others, v + others, begin, first, start, whole,
+            factor, slope, window, narrow, length, True, WINDOWED, APART, CAP, QUERIES, KEYS, WIDTH,
+            D,
         )  # fmt: skip
     total = _add_keys(
-        total, query, by_out, sums, delta, k + others, v + others, first, whole, edge, factor,
-        slope, window, narrow, length, False, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
+        total, query, by_out, sums, delta, k + others, v + others, begin, first, whole, edge,
+        factor, slope, window, narrow, length, False, WINDOWED, APART, CAP, QUERIES, KEYS, WIDTH, D,
     )  # fmt: skip
     total = _add_keys(
-        total, query, by_out, sums, delta, k + others, v + others, first, edge, end, factor,
-        slope, window, narrow, length, True, WINDOWED, CAP, QUERIES, KEYS, WIDTH, D,
+        total, query, by_out, sums, delta, k + others, v + others, begin, first, edge, end, factor,
+        slope, window, narrow, length, True, WINDOWED, APART, CAP, QUERIES, KEYS, WIDTH, D,
     )  # fmt: skip
     _put(by_q + own, total * scale, first, wide, length, QUERIES, WIDTH, D)
 
 
 @triton.jit
 def _add_queries(
-    by_key, by_value, key, value, q, gradient, lse, deltas, first, start, end, factor, slope,
-    window, stride, length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
+    by_key, by_value, key, value, q, gradient, lse, deltas, bounds, first, start, end, factor,
+    slope, window, stride, length, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    APART: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """What queries start ... end add to the gradients. Scores are [keys, queries]."""
     j = first + tl.arange(0, KEYS)
@@ -306,7 +352,9 @@ def _add_queries(
         score = _scores(tl.dot(key, tl.trans(query)), factor, CAP)
         share = tl.exp2(score + bias[:, None] - sums[None, :])
         if MASKED:
-            share = tl.where(_hides(i[None, :], j[:, None], window, WINDOWED), 0.0, share)
+            begin = _begins(bounds, i, length, APART)
+            hidden = _hides(i[None, :], j[:, None], begin[None, :], window, WINDOWED, APART)
+            share = tl.where(hidden, 0.0, share)
         by_out = _rows(gradient, at, stride, length, QUERIES, WIDTH, D)
         by_value = tl.dot(share.to(query.dtype), by_out, by_value)
         delta = tl.load(deltas + i, mask=i < length, other=0.0)
@@ -318,9 +366,9 @@ def _add_queries(
 
 @triton.jit
 def _by_keys(
-    q, k, v, slopes, lse, gradient, deltas, by_k, by_v, factor, scale, window, length, heads,
-    GROUPS: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
+    q, k, v, slopes, bounds, lse, gradient, deltas, by_k, by_v, factor, scale, window, length,
+    heads, GROUPS: tl.constexpr, WINDOWED: tl.constexpr, APART: tl.constexpr, CAP: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * KEYS
     key_head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -330,26 +378,29 @@ def _by_keys(
     value = _rows(v + others, first, narrow, length, KEYS, WIDTH, D)
     by_key = tl.zeros((KEYS, D), tl.float32)
     by_value = tl.zeros((KEYS, D), tl.float32)
-    start, whole, edge, end = _seeing(first, window, length, QUERIES, KEYS, WINDOWED)
+    bounds += batch * 2 * length
+    start, whole, edge, end = _seeing(
+        first, bounds, window, length, QUERIES, KEYS, WINDOWED, APART
+    )  # fmt: skip
     for group in range(GROUPS):
         head = key_head * GROUPS + group
         own, row = batch * length * wide + head * WIDTH, (batch * heads + head) * length
         slope = tl.load(slopes + head) * LOG2E
         by_key, by_value = _add_queries(
-            by_key, by_value, key, value, q + own, gradient + own, lse + row, deltas + row, first,
-            start, whole, factor, slope, window, wide, length, True, WINDOWED, CAP, QUERIES, KEYS,
-            WIDTH, D,
+            by_key, by_value, key, value, q + own, gradient + own, lse + row, deltas + row, bounds,
+            first, start, whole, factor, slope, window, wide, length, True, WINDOWED, APART, CAP,
+            QUERIES, KEYS, WIDTH, D,
         )  # fmt: skip
         by_key, by_value = _add_queries(
-            by_key, by_value, key, value, q + own, gradient + own, lse + row, deltas + row, first,
-            whole, edge, factor, slope, window, wide, length, False, WINDOWED, CAP, QUERIES, KEYS,
-            WIDTH, D,
+            by_key, by_value, key, value, q + own, gradient + own, lse + row, deltas + row, bounds,
+            first, whole, edge, factor, slope, window, wide, length, False, WINDOWED, APART, CAP,
+            QUERIES, KEYS, WIDTH, D,
         )  # fmt: skip
-        if WINDOWED:
+        if WINDOWED or APART:
             by_key, by_value = _add_queries(
                 by_key, by_value, key, value, q + own, gradient + own, lse + row, deltas + row,
-                first, edge, end, factor, slope, window, wide, length, True, WINDOWED, CAP, QUERIES,
-                KEYS, WIDTH, D,
+                bounds, first, edge, end, factor, slope, window, wide, length, True, WINDOWED,
+                APART, CAP, QUERIES, KEYS, WIDTH, D,
             )  # fmt: skip
     _put(by_k + others, by_key * scale, first, narrow, length, KEYS, WIDTH, D)
     _put(by_v + others, by_value, first, narrow, length, KEYS, WIDTH, D)
@@ -400,11 +451,13 @@ def forward(
     rule: ScoreRule,
     slopes: Tensor | None = None,
     tiles: Tiles | None = None,
+    bounds: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The result, as q, and each query's logarithm of its sum, to base 2, fp32 [b, heads, s].
 
     `inputs`: q, k, v. `slopes`: fp32 [heads], by which a key's score falls with each token between
-    it and the query; None: by nothing.
+    it and the query; None: by nothing. `bounds`: int32 [b, 2, s], of each token where its document
+    begins and ends; None: a sequence is one.
     """
     q, k, v = inputs
     batch, length, heads, width = q.shape
@@ -413,9 +466,10 @@ def forward(
     out = torch.empty_like(q)
     lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
     _result[triton.cdiv(length, tile.queries), heads, batch](
-        q, k, v, _slopes(slopes, q), out, lse, rule.factor, rule.window or length, length, heads,
-        groups, WINDOWED=rule.window is not None, CAP=rule.height, QUERIES=tile.queries,
-        KEYS=tile.keys, WIDTH=width, D=columns, num_warps=tile.warps, num_stages=tile.stages,
+        q, k, v, _slopes(slopes, q), lse if bounds is None else bounds, out, lse, rule.factor,
+        rule.window or length, length, heads, groups, WINDOWED=rule.window is not None,
+        APART=bounds is not None, CAP=rule.height, QUERIES=tile.queries, KEYS=tile.keys,
+        WIDTH=width, D=columns, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out, lse
 
@@ -431,6 +485,7 @@ def backward(
     rule: ScoreRule,
     slopes: Tensor | None = None,
     tiles: Tiles | None = None,
+    bounds: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by q, k and v, the `inputs`, of forward's `results`."""
     (q, k, v), (out, lse) = inputs, results
@@ -439,16 +494,17 @@ def backward(
     _, tile, other = tiles or _tiles_on(q.device, columns)
     by_q, by_k, by_v = (torch.empty_like(each) for each in inputs)
     deltas, slopes = torch.empty_like(lse), _slopes(slopes, q)
+    documents = lse if bounds is None else bounds  # without bounds nobody reads it
     _by_queries[triton.cdiv(length, tile.queries), heads, batch](
-        q, k, v, slopes, out, lse, gradient, deltas, by_q, rule.factor, rule.scale,
+        q, k, v, slopes, documents, out, lse, gradient, deltas, by_q, rule.factor, rule.scale,
         rule.window or length, length, heads, groups, WINDOWED=rule.window is not None,
-        CAP=rule.height, QUERIES=tile.queries, KEYS=tile.keys, WIDTH=width, D=columns,
-        num_warps=tile.warps, num_stages=tile.stages,
+        APART=bounds is not None, CAP=rule.height, QUERIES=tile.queries, KEYS=tile.keys,
+        WIDTH=width, D=columns, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     _by_keys[triton.cdiv(length, other.keys), k.shape[2], batch](
-        q, k, v, slopes, lse, gradient, deltas, by_k, by_v, rule.factor, rule.scale,
+        q, k, v, slopes, documents, lse, gradient, deltas, by_k, by_v, rule.factor, rule.scale,
         rule.window or length, length, heads, GROUPS=groups, WINDOWED=rule.window is not None,
-        CAP=rule.height, QUERIES=other.queries, KEYS=other.keys, WIDTH=width, D=columns,
-        num_warps=other.warps, num_stages=other.stages,
+        APART=bounds is not None, CAP=rule.height, QUERIES=other.queries, KEYS=other.keys,
+        WIDTH=width, D=columns, num_warps=other.warps, num_stages=other.stages,
     )  # fmt: skip
     return by_q, by_k, by_v

@@ -16,13 +16,20 @@ def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError
     if training.validation is not None:
         named["training.validation"] = training.validation.data
     for key, data in named.items():
-        if data != "bundled":
+        if data == "bundled" and training.isolate_documents:
+            from bigplan.data.documents import no_documents
+
+            yield InputError(f"{key}: {no_documents(data)}")
+        elif data != "bundled":
+            from bigplan.data.documents import check_documents
             from bigplan.data.prepared import check_length, check_vocabulary, open_tokens
 
             try:
                 tokens = open_tokens(user_path(data))
                 check_length(tokens, training.sequence_length)
                 check_vocabulary(tokens, model.vocab, model.name)
+                if training.isolate_documents:
+                    check_documents(tokens)
             except InputError as error:
                 yield InputError(f"{key}: {error}")
 

@@ -16,6 +16,7 @@ Buffers, by name (l: layer, k: layer kind):
     stream               GPU ring for state that lives in host memory
     stage.c              host ring that checkpoints are written and read through
     data                 host ring of tokens and targets
+    documents            where documents are in a step's sequences, if they are kept apart
     workspace graphs     what a pass makes and drops, and the same of captured passes
     h d                  hidden states and their gradients between layers
 """
@@ -49,7 +50,7 @@ from bigplan.lower.sizes import (
 from bigplan.lower.table import table_buffers
 from bigplan.mechanics import CHUNK_STAGING, GRAPH_BYTES, PAGE, STAGING
 from bigplan.placement import IN_CHUNKS, Share, Tier
-from bigplan.program import ROWS, STAGED_ROWS, Buffer
+from bigplan.program import DOCUMENTS, ROWS, STAGED_ROWS, Buffer
 from bigplan.spec.layers import BLOCKS
 
 
@@ -190,6 +191,8 @@ def _hidden(layout: StageLayout) -> Iterator[Buffer]:
         yield Buffer("d", Tier.GPU, nbytes, "activations", count, dynamic=True)
     if layout.position.takes_batch is not None:
         yield Buffer("data", Tier.HOST, data_staging(layout.graph)[0], "staging", count)
+    if layout.graph.document_bytes:
+        yield Buffer(DOCUMENTS, Tier.GPU, layout.graph.document_bytes, "activations")
     yield from _workspaces(layout)
     for layer in layout.table:
         if not layout.kind(layer).frozen:

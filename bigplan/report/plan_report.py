@@ -26,6 +26,7 @@ from bigplan.report.tables import (
 from bigplan.report.text import seconds_text
 from bigplan.report.today import engines_text, today_text
 from bigplan.runnable import Runnable
+from bigplan.spec.training import Training
 from bigplan.units import counted
 from bigplan.wear import wear_of
 
@@ -57,6 +58,7 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
         memory_table(predicted.memory),
         Text(kept_back(predicted.memory, plan.cluster.group.gpu), style="dim"),
         *([Text(uneven_text(), style="dim")] if spreads(plan) else []),
+        *([Text(apart, style="dim")] if (apart := documents_text(plan.training)) else []),
         homes_table(stages_of(plan)),
         busy_table(predicted.busy_seconds, predicted.critical_path, predicted.step_seconds),
         parts_table(predicted.parts),
@@ -73,6 +75,22 @@ def uneven_text() -> str:
     return (
         "Seconds count on an equal share of the tokens' choices for each GPU's experts; the GPU "
         f"with the most is waited for. Memory has room for {UNEVEN:.0%} more."
+    )
+
+
+def documents_text(training: Training) -> str:
+    """What attention has to do where documents are kept apart; empty: they are not."""
+    if not training.isolate_documents:
+        return ""
+    length, mean = training.sequence_length, training.attended_length
+    if training.document_tokens is None:
+        return (
+            "Documents are kept apart. Their lengths are not known here, so attention is priced as "
+            "if it saved nothing: name a prepared folder with --data, or say `document_tokens`."
+        )
+    return (
+        f"Documents are kept apart. Within sequences of {length:,} tokens a token is in one of "
+        f"{mean:,} on average, so attention computes {mean / length:.1%} of the scores."
     )
 
 

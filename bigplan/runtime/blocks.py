@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
-from bigplan.runtime import alibi, capped, generated, latent, mixture, narrow_values, sinks
+from bigplan.runtime import (
+    alibi,
+    capped,
+    generated,
+    isolated,
+    latent,
+    mixture,
+    narrow_values,
+    sinks,
+)
 from bigplan.runtime.attention import attention
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
+from bigplan.runtime.in_blocks import Scores
 from bigplan.runtime.latent import How
 from bigplan.runtime.norms import (
     norm_alone,
@@ -43,9 +52,6 @@ from bigplan.runtime.words import Words, cross_entropy, own_rows
 from bigplan.spec.layers import SINKS, TABLE
 from bigplan.spec.model import ModelSpec
 
-if TYPE_CHECKING:
-    pass
-
 
 def embedding(
     p: Parameters,
@@ -53,13 +59,15 @@ def embedding(
     model: ModelSpec,
     ranks: TensorParallel = ONE,
     context: ContextParallel = WHOLE,
+    begins: Tensor | None = None,
 ) -> Tensor:
     """Rows of embed_tokens.weight [V, h] for int64 tokens [b, s]: [b, s, h], the table's dtype.
 
     They are multiplied by the model's embedding_scale. Learned positions add row
     `position_offset + i` of embed_positions.weight to token i of a sequence, of which `context` has
-    a part. If ranks share out the table, each looks up its own
-    words, and one adds the positions. If the model has a norm of the sum, that is `embedding_norm`.
+    a part; with `begins`, as in `looked_up`, to token i of a document. If ranks share out the
+    table, each looks up its own words, and one adds the positions. If the model has a norm of the
+    sum, that is `embedding_norm`.
     """
     table = p[TABLE]
     if ranks.alone:
@@ -68,8 +76,12 @@ def embedding(
         rows, others = own_rows(tokens, len(table), ranks)
         output = F.embedding(rows, table).masked_fill_(others[..., None], 0.0)
     if model.positions == "learned" and ranks.first:
-        start = model.position_offset + context.first(tokens.shape[1])
-        output = output + p["embed_positions.weight"][start : start + tokens.shape[1]]
+        table = p["embed_positions.weight"]
+        if begins is None:
+            start = model.position_offset + context.first(tokens.shape[1])
+            output = output + table[start : start + tokens.shape[1]]
+        else:
+            output = output + F.embedding(_places(tokens, model, context, begins), table)
     if not ranks.alone:
         output = ranks.sum(output)()
     return scaled(output, model)
@@ -88,15 +100,32 @@ def embedding_norm(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways | None
 
 
 def looked_up(
-    tokens: Tensor, model: ModelSpec, context: ContextParallel = WHOLE
+    tokens: Tensor,
+    model: ModelSpec,
+    context: ContextParallel = WHOLE,
+    begins: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The rows that `embedding` reads of each of its tables, int64 [b * s]."""
+    """The rows that `embedding` reads of each of its tables, int64 [b * s].
+
+    `begins`, where documents are kept apart: the first token of each token's document, int32 [b, s]
+    of whole sequences.
+    """
     rows = {TABLE: tokens.flatten()}
     if model.positions == "learned":
-        start = model.position_offset + context.first(tokens.shape[1])
-        places = torch.arange(tokens.shape[1], device=tokens.device) + start
-        rows["embed_positions.weight"] = places.expand_as(tokens).flatten()
+        rows["embed_positions.weight"] = _places(tokens, model, context, begins).flatten()
     return rows
+
+
+def _places(
+    tokens: Tensor, model: ModelSpec, context: ContextParallel, begins: Tensor | None
+) -> Tensor:
+    """Rows of the table of positions, int64 [b, s] as tokens."""
+    length = tokens.shape[1]
+    first = context.first(length)
+    places = (torch.arange(length, device=tokens.device) + first).expand_as(tokens)
+    if begins is not None:
+        places = places - begins[:, first : first + length]
+    return places + model.position_offset
 
 
 def block(
@@ -184,7 +213,7 @@ def _attention(
     ways: Ways,
 ) -> Tensor:
     """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
-    tables, attends = positions
+    tables, attends, bounds = positions
     made = _latent_heads if model.latent_attention else _grouped_heads
     q, k, v = made(p, x, model, positions, ways)
     q, k, v = map(ways.context.whole_sequences, (q, k, v))
@@ -192,14 +221,18 @@ def _attention(
         groups = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
     window, by_kernel = attends.window, ways.kernels is not None
-    if model.positions == "alibi":
+    own = sinks.of_rank(p[SINKS], ways.context) if model.attention_sinks else None
+    if bounds is not None:
+        slopes = alibi.Biases(*tables).slopes if model.positions == "alibi" else None
+        scores = Scores(model.scale_of_scores, model.score_cap, window, slopes, bounds)
+        mixed = isolated.attention((q, k, v), scores, own, generated=by_kernel)
+    elif model.positions == "alibi":
         biases = alibi.Biases(*tables)
         mixed = alibi.attention(q, k, v, biases, window, generated=by_kernel)
     elif model.score_cap is not None:
-        scores = capped.Scores(model.scale_of_scores, model.score_cap, window)
+        scores = Scores(model.scale_of_scores, model.score_cap, window)
         mixed = capped.attention(q, k, v, scores, generated=by_kernel)
-    elif model.attention_sinks:
-        own = sinks.of_rank(p[SINKS], ways.context)
+    elif own is not None:
         mixed = sinks.attention((q, k, v), own, window, model.scale_of_scores)
     elif model.latent_attention is not None:
         mixed = narrow_values.attention(q, k, v, model.scale_of_scores)
@@ -225,7 +258,7 @@ def _grouped_heads(
     p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [b, s, heads, head_dim] of x, normed and turned."""
-    tables, attends = positions
+    tables, attends = positions.tables, positions.attends
     # Linear biases are for whole sequences, other tables for the tokens that this rank has.
     parts = ways.context.group.size if model.positions == "alibi" else 1
     shape = len(tables[0]) // parts, model.head_dim

@@ -37,6 +37,12 @@ class Compute:
         finally:
             self.batches, self.step = training
 
+    def begin(self, step: int) -> None:
+        """The step, of training or evaluation, that is played next; nothing runs on the device."""
+        self.step = step
+        if (documents := self._context.documents) is not None:
+            documents.fill(self.batches.bounds(step))
+
     def data(self, action: Action) -> None:
         """A micro-batch, which was read ahead, into the memory that the device copies it from."""
         batch = self.batches.take(self.step, action.micro_batch)

@@ -15,6 +15,7 @@ from bigplan.program import Action, Buffer, Program, Ref, entry
 from bigplan.ranks import Coordinates
 from bigplan.runtime.adapter_rows import adapter_kind, adapter_parameters, adapter_rows
 from bigplan.runtime.context_parallel import ContextParallel
+from bigplan.runtime.documents import Documents
 from bigplan.runtime.expert_parallel import ExpertParallel
 from bigplan.runtime.group import RankGroup
 from bigplan.runtime.groups import Groups
@@ -43,12 +44,15 @@ class Context:
     groups: Groups
     adapters: LayerKind = field(init=False)  # the stage's; without tensors where all is trained
     offsets: Mapping[int, Offsets] = field(init=False)  # by layer, of a borrowed one too
+    documents: Documents | None = field(init=False)  # that are kept apart; None: they are not
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adapters", adapter_kind(self.graph, self.program))
         layers = {*self.rows} | ({0} if self.graph.lends_table else set())
         found = {layer: offsets_of(self.kind(layer)) for layer in layers}
         object.__setattr__(self, "offsets", found)
+        apart = Documents(self.graph, self.memory) if self.training.isolate_documents else None
+        object.__setattr__(self, "documents", apart)
 
     @property
     def device(self) -> torch.device:

@@ -1,10 +1,12 @@
 """Batches of tokens, in an order that depends on the seed and on nothing else.
 
-The tokens are cut into windows of `sequence_length`, whatever documents they belong to: attention
-crosses from one document into the next. Sample number i of a training run is window i of a
-shuffled pass over them (a fresh shuffle each pass). Step s takes samples s * global_batch and
-following, so that the same samples are seen by any number of ranks with any micro-batch, and
-resuming needs no state but the step number.
+The tokens are cut into windows of `sequence_length`, whatever documents they belong to. Attention
+crosses from one document into the next, unless a run keeps documents apart: then `bounds` says
+where they are, and the first token of a document is no target.
+
+Sample number i of a training run is window i of a shuffled pass over them (a fresh shuffle each
+pass). Step s takes samples s * global_batch and following, so that the same samples are seen by any
+number of ranks with any micro-batch, and resuming needs no state but the step number.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from bigplan.data.documents import begins, bounds, check_documents
 from bigplan.data.prepared import Tokens, check_length, check_vocabulary, open_tokens
 from bigplan.data.shuffle import shuffled
 from bigplan.mechanics import MOST_READ_AHEAD, READ_AHEAD_BYTES
@@ -66,9 +70,10 @@ class BatchSource:
     has one of `parts`: `length` consecutive tokens. `global_batch` defaults to one micro-batch a
     rank. Without `batches` steps never end, and the loss is a step's mean. With `batches` there are
     at most that many steps, in at most one pass over the windows in order, and the loss is the mean
-    of all. Samples after the last window exist but do not count.
-    Raises InputError when the data cannot be read or is shorter than one window and its last
-    target.
+    of all. Samples after the last window exist but do not count. `isolated`: documents are kept
+    apart.
+    Raises InputError when the data cannot be read, is shorter than one window and its last target,
+    or has no documents that could be kept apart.
     """
 
     path: Path
@@ -82,6 +87,7 @@ class BatchSource:
     part: int = 0
     parts: int = 1
     sizes: tuple[int, ...] = ()  # sequences in a micro-batch, by replica; empty: all as micro_batch
+    isolated: bool = False
 
     def __post_init__(self) -> None:
         assert 0 <= self.replica < self.replicas and self.micro_batch > 0, self
@@ -90,6 +96,8 @@ class BatchSource:
         assert self.samples % self.together == 0, self
         assert 0 <= self.part < self.parts and self.sequence_length % self.parts == 0, self
         check_length(self.data, self.sequence_length)
+        if self.isolated:
+            check_documents(self.data)
 
     @classmethod
     def of(cls, plan: Plan, shard: int, data: str = "", batches: int | None = None) -> BatchSource:
@@ -111,6 +119,7 @@ class BatchSource:
             part,
             strategy.cp,
             strategy.sizes if strategy.replicas else (),
+            training.isolate_documents,
         )
         check_vocabulary(source.data, model.vocab, model.name)
         return source
@@ -163,7 +172,7 @@ class BatchSource:
     def batch(self, step: int, micro_batch_index: int) -> Batch:
         """The micro-batch of a step; both count from 0."""
         assert step >= 0 and 0 <= micro_batch_index < self.micro_batches, (step, micro_batch_index)
-        first = step * self.samples + micro_batch_index * self.together + self.before
+        first = self._first(step, micro_batch_index)
         shape = self.micro_batch, self.length
         tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
         for row in range(self.micro_batch):
@@ -172,9 +181,36 @@ class BatchSource:
                 start += self.part * self.length
                 stop = start + self.length
                 tokens[row] = self.data.ids[start:stop]
-                seen = self.data.counted(start + 1, stop + 1)
+                seen = self._counted(start + 1, stop + 1)
                 targets[row, seen] = self.data.ids[start + 1 : stop + 1][seen]
         return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), self.counted(step))
+
+    def bounds(self, step: int) -> Tensor:
+        """Where documents are in all of a step's micro-batches, whose sequences are whole.
+
+        int32 [micro-batches, micro_batch, 2, sequence_length]: documents.bounds of each sequence.
+        """
+        shape = self.micro_batches, self.micro_batch, 2, self.sequence_length
+        found = np.empty(shape, np.int32)
+        found[:, :, 0], found[:, :, 1] = 0, self.sequence_length
+        for index in range(self.micro_batches):
+            first = self._first(step, index)
+            for row in range(self.micro_batch):
+                start = self._start(first + row)
+                if start is not None:
+                    found[index, row] = bounds(self.data, start, self.sequence_length)
+        return torch.from_numpy(found)
+
+    def _first(self, step: int, micro_batch_index: int) -> int:
+        """The first sample of a micro-batch."""
+        return step * self.samples + micro_batch_index * self.together + self.before
+
+    def _counted(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Whether the loss counts each of the tokens start, ..., stop - 1 as a target."""
+        counted = self.data.counted(start, stop)
+        if self.isolated:  # a document's first token follows from nothing
+            counted[begins(self.data, start, stop)] = False
+        return counted
 
     def counted(self, step: int) -> int:
         """Targets that the loss of this step is the mean of, over all ranks."""
@@ -185,7 +221,7 @@ class BatchSource:
         return sum(map(self._count, range(self.steps or 0)))
 
     def _count(self, step: int) -> int:
-        if self.data.bits is None and self.batches is None:
+        if self._all_count and self.batches is None:
             return self.samples * self.sequence_length
         if step not in self._counts:
             self._counts.clear()  # a step's micro-batches follow each other
@@ -201,9 +237,14 @@ class BatchSource:
         start = self._start(number)
         if start is None:
             return 0
-        if self.data.bits is None:
+        if self._all_count:
             return self.sequence_length
-        return int(self.data.counted(start + 1, start + self.sequence_length + 1).sum())
+        return int(self._counted(start + 1, start + self.sequence_length + 1).sum())
+
+    @property
+    def _all_count(self) -> bool:
+        """Whether every token is a target."""
+        return self.data.bits is None and not self.isolated
 
     def _start(self, number: int) -> int | None:
         """The first token of a sample's window; None behind the only pass."""
@@ -229,6 +270,7 @@ class Prefetcher:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._order = _order(source, first_step)
         self._ahead: deque[tuple[tuple[int, int], Future[Batch]]] = deque()
+        self._bounds: dict[int, Future[Tensor]] = {}  # by step, the next one ahead
         for _ in range(depth):
             self._start_next()
 
@@ -245,6 +287,12 @@ class Prefetcher:
         self._ahead.popleft()
         self._start_next()
         return batch
+
+    def bounds(self, step: int) -> Tensor:
+        """`source.bounds(step)`, found while the step before ran."""
+        found = self._bounds.pop(step, None) or self._pool.submit(self._source.bounds, step)
+        self._bounds = {step + 1: self._pool.submit(self._source.bounds, step + 1)}
+        return found.result()
 
     def close(self) -> None:
         """Drop what is ahead and join the thread. May be called again."""

@@ -148,7 +148,8 @@ class Embedding:
     def _embedded(self, visit: Visit, tokens: Tensor) -> Tensor:
         if visit.by_rows:
             return blocks.scaled(visit.embedded_rows(), self._model)
-        return blocks.embedding(visit.parameters(), tokens, self._model, self._ranks, self._context)
+        p, model = visit.parameters(), self._model
+        return blocks.embedding(p, tokens, model, self._ranks, self._context, visit.begins)
 
     def backward(self, visit: Visit, kept: KeptActivations) -> None:
         """Adds rows to the tables' sums, or leaves them for sums in host memory."""
@@ -162,7 +163,7 @@ class Embedding:
             gradient, by_norm = kept.gradients(gradient)
             kept.sums.add(_without(by_norm, self._elsewhere))
         gradient = blocks.scaled(gradient, self._model)
-        tables = blocks.looked_up(tokens, self._model, self._context)
+        tables = blocks.looked_up(tokens, self._model, self._context, visit.begins)
         words = tables.pop(TABLE)
         for name in tables.keys() - self._elsewhere:
             kept.sums.add_rows(name, self._ranks.own(tables[name]), gradient.flatten(0, -2))
@@ -206,7 +207,7 @@ class Block:
         if recompute is Recompute.FULL:
             kept.keep_input(x)
             return self._alone(visit, x)
-        return self.record(self._parameters(visit), x, kept, recompute)
+        return self.record(self._parameters(visit), x, kept, recompute, visit.bounds)
 
     def _parameters(self, visit: Visit) -> dict[str, Tensor]:
         """The block's tensors, and its adapters where it has some."""
@@ -225,16 +226,17 @@ class Block:
 
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
         ways = self._products().ways._replace(context=self._context)
+        positions = self._positions._replace(bounds=visit.bounds)
         with torch.no_grad():
-            return blocks.block(self._parameters(visit), x, self._model, self._positions, ways)
+            return blocks.block(self._parameters(visit), x, self._model, positions, ways)
 
     def backward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Through the graph, which is recorded first where the input alone was kept."""
         gradient = visit.gradient()
         kept.weights = visit.weights()
         if visit.recompute is Recompute.FULL:
-            again = KeptActivations(weights=kept.weights)
-            self.record(self._parameters(visit), kept.fetched_input(), again, Recompute.FULL)
+            again, parameters = KeptActivations(weights=kept.weights), self._parameters(visit)
+            self.record(parameters, kept.fetched_input(), again, Recompute.FULL, visit.bounds)
             kept = again
         visit.open(kept.sums)
         by_input, gradients = kept.gradients(gradient)
@@ -249,8 +251,11 @@ class Block:
         x: Tensor,
         kept: KeptActivations,
         recompute: Recompute,
+        bounds: Tensor | None = None,
     ) -> Tensor:
         """Run x [b, s, h] forward with its graph in `kept`; FULL: just before its backward.
+
+        `bounds` of documents that are kept apart.
 
         Under FULL the block's output is never computed, because nothing in the backward reads it.
         """
@@ -261,7 +266,8 @@ class Block:
             }
         kept.parameters = _differentiated(leaves)
         kept.constants = self._constants
-        model, positions, ways = self._model, self._positions, self._ways(kept, recompute)
+        model, ways = self._model, self._ways(kept, recompute)
+        positions = self._positions._replace(bounds=bounds)
         return kept.record(lambda x: blocks.block(leaves, x, model, positions, ways), x)
 
     def _ways(self, kept: KeptActivations, recompute: Recompute) -> Ways:

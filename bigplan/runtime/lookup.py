@@ -59,9 +59,17 @@ def look_up(context: Context, action: Action) -> None:
         StagedRows.of(context, action.writes[0], action),
     )
     for into, (name, rows) in zip(
-        entry.rows, blocks.looked_up(tokens, context.model).items(), strict=True
+        entry.rows, _looked_up(context, action, tokens).items(), strict=True
     ):
         torch.index_select(tables[name], 0, rows, out=into)
+
+
+def _looked_up(context: Context, action: Action, tokens: Tensor) -> dict[str, Tensor]:
+    """The tables' rows for a micro-batch's tokens in host memory."""
+    documents, begins = context.documents, None
+    if documents is not None:
+        begins = documents.begins_here(action.micro_batch)
+    return blocks.looked_up(tokens, context.model, begins=begins)
 
 
 def send_home(context: Context, action: Action, gradient: Tensor, tokens: Tensor) -> None:
@@ -81,7 +89,7 @@ def add_up(context: Context, action: Action) -> None:
     if total not in action.reads:
         for table in sums.values():
             table.zero_()
-    for name, rows in blocks.looked_up(entry.tokens, context.model).items():
+    for name, rows in _looked_up(context, action, entry.tokens).items():
         add_rows(sums[name], rows, entry.rows[0])
 
 

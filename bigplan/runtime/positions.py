@@ -21,6 +21,7 @@ class Positions(NamedTuple):
 
     tables: tuple[Tensor, ...]  # the first has a row for each position
     attends: BlockAttention
+    bounds: Tensor | None = None  # of documents that are kept apart, int32 [b, 2, s]
 
 
 class Sharing(NamedTuple):

@@ -38,6 +38,18 @@ class Visit(NamedTuple):  # one for every action: a dataclass takes three times 
         action = self.action
         return action.reads[0].buffer == ROWS or action.writes[0].buffer == ROWS
 
+    @property
+    def bounds(self) -> Tensor | None:
+        """Of documents that are kept apart, int32 [b, 2, s] of whole sequences."""
+        documents = self.context.documents
+        return None if documents is None else documents.bounds(self.action.micro_batch)
+
+    @property
+    def begins(self) -> Tensor | None:
+        """Of each token where its document begins, int32 [b, s] of whole sequences."""
+        bounds = self.bounds
+        return None if bounds is None else bounds[:, 0]
+
     def weights(self) -> Tensor:
         """The layer's flat parameters as bytes (uint8), where they are now."""
         return self.context.bytes_of(self.action.reads[0], self.action)

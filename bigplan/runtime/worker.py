@@ -211,7 +211,7 @@ class NativeWorker:
         """
         parts = self._running()
         compute, update = parts.compute, parts.update
-        compute.step = self._steps
+        compute.begin(self._steps)
         compute.losses.scale = update.begin(self._steps + 1)
         start = time.perf_counter()
         timeline = parts.executor.play(self._instructions(checkpoint))
@@ -293,7 +293,8 @@ class NativeWorker:
         batches = Prefetcher(source)
         try:
             with parts.compute.evaluating(batches):
-                for parts.compute.step in range(source.steps or 0):
+                for step in range(source.steps or 0):
+                    parts.compute.begin(step)
                     parts.executor.play(self._program.evaluate)
             return mean_loss(parts.compute.losses.parts, parts.context.groups)
         finally:

@@ -110,7 +110,7 @@ def _everything(stage: StageClass) -> float:
     kept = sum(_kept(stage, kind) for kind, _ in kinds)
     workspace = max(kind.workspace(Recompute.NONE) for kind, _ in kinds)
     tensors = sum(_bytes(stage, k, n) for k, n in kinds) + adapter_bytes(stage)
-    return tensors + kept + workspace + hidden_bytes(stage)
+    return tensors + kept + workspace + hidden_bytes(stage) + stage.graph.document_bytes
 
 
 def _kept(stage: StageClass, kind: LayerKind) -> float:

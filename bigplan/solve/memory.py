@@ -112,7 +112,7 @@ def capacities(stage: StageClass, costs: Costs) -> Iterator[Capacity]:
     kinds, capacity, ranks = list(stage.kinds), costs.capacity, costs.sharing.ranks
     gpu = total([_gpu_bytes(stage, kind, count) for kind, count in kinds])
     gpu += GIB * var(f"{stage.name}.stage.gib.workspace") + hidden_bytes(stage)
-    gpu += float(table_bytes(stage) + adapter_bytes(stage))
+    gpu += float(table_bytes(stage) + adapter_bytes(stage) + stage.graph.document_bytes)
     ring = streaming_entries(stage.graph) * streaming_bytes(stage.graph)
     gpu += float(ring) * stage.switch(None, "streaming")
     if any(stage.shares(kind) for kind, _ in kinds):

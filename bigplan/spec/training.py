@@ -91,6 +91,13 @@ class Training(Spec):
     """of the whole training, for days, dollars and kWh; how many steps a launch runs is `steps`"""
     data: str = Field(default="bundled", min_length=1)
     """folder written by `bigplan data prepare`, text file (its bytes are tokens), or 'bundled'"""
+    isolate_documents: bool = Field(default=False, exclude_if=lambda isolated: not isolated)
+    """a token attends to its own document alone, and the first one of a document is no target"""
+    document_tokens: float | None = Field(
+        default=None, ge=1, le=MOST_TOKENS, exclude_if=lambda mean: mean is None
+    )
+    """then: tokens of the document, cut by sequences, that a token is in, on average over the
+    tokens of `data`; null: not known, so attention is priced as in whole sequences"""
     validation: ValidationSpec | None = None
     """loss on other data, now and then; null: none"""
     weights: str | None = Field(default=None, min_length=1)
@@ -114,6 +121,11 @@ class Training(Spec):
             )
         if self.lora is not None:
             self._check_lora()
+        if self.isolate_documents and self.attention != "flash":
+            raise InputError(
+                f"isolate_documents does not go with attention {self.attention}; use attention: "
+                "flash, or leave isolate_documents off"
+            )
         if self.tokens_per_step > MOST_TOKENS:
             raise InputError(
                 f"global_batch {self.global_batch} of {self.sequence_length} tokens each is "
@@ -134,6 +146,13 @@ class Training(Spec):
     def deferred_updates(self) -> bool:
         """Whether updates wait for all gradients, to know their norm or to look for overflow."""
         return self.clip_norm is not None or self.precision == "fp16"
+
+    @property
+    def attended_length(self) -> int:
+        """Tokens of sequences in which attention has as much to do, without a window."""
+        if not self.isolate_documents or self.document_tokens is None:
+            return self.sequence_length
+        return min(self.sequence_length, round(self.document_tokens))
 
     @property
     def tokens_per_step(self) -> int:
@@ -196,6 +215,10 @@ class TrainingRequest(Spec):
     """of the whole training, such as 1 T: a plan tells its days, dollars and kWh"""
     data: str | None = Field(default=None, min_length=1)
     """folder written by `bigplan data prepare`, text file, or 'bundled' (default)"""
+    isolate_documents: bool | None = None
+    """a token attends to its own document alone; default false"""
+    document_tokens: float | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    """then: tokens of the document that a token is in, on average; default: as `data` has them"""
     validation: ValidationSpec | None = None
     """loss on other data, now and then; default: none"""
     weights: str | None = Field(default=None, min_length=1)
@@ -206,7 +229,7 @@ class TrainingRequest(Spec):
 
 # Keys that may change while a run goes on: none of them enters the arithmetic of a step. Of `data`
 # the place may change: a checkpoint knows the content (Manifest.data).
-FREE_IN_A_RUN = frozenset({"tokens", "validation", "data"})
+FREE_IN_A_RUN = frozenset({"tokens", "validation", "data", "document_tokens"})
 
 
 def resolve(request: TrainingRequest, model: ModelSpec) -> Training:

@@ -13,9 +13,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bigplan.kernels import moments, turning
+from bigplan.kernels import attention, moments, turning
+from bigplan.kernels.attention import Tile
 from bigplan.spec.moments import BLOCK, FIRST_BITS, SECOND_BITS
 
+WIDE = ("*bf16", "*fp32", "*i32", "i32")
 HOPPER = GPUTarget("cuda", 90, 32)
 
 
@@ -23,6 +25,7 @@ class _Kernel(NamedTuple):
     function: Any
     types: Mapping[str, str]  # of arguments that are no 32-bit integers
     constants: Mapping[str, object]
+    tile: Tile | None = None  # how it is launched
 
 
 def _kernels() -> Iterator[_Kernel]:
@@ -52,15 +55,35 @@ def _kernels() -> Iterator[_Kernel]:
             yield _Kernel(moments._adamw, types | {"copy": "*bf16", "starts": "*i64"}, constants)
 
 
+def _attention() -> Iterator[_Kernel]:
+    """Attention that keeps documents apart, with the tiles of its widest heads and the usual."""
+    names = ("q", "k", "v", "out", "gradient", "by_q", "by_k", "by_v")
+    types = dict.fromkeys(names, "*bf16") | dict.fromkeys(("slopes", "lse", "deltas"), "*fp32")
+    types |= {"bounds": "*i32", "factor": "fp32", "scale": "fp32"}
+    kernels = attention._result, attention._by_queries, attention._by_keys
+    for columns, windowed in ((128, False), (256, True)):
+        for function, tile in zip(kernels, attention.HOPPER[columns], strict=True):
+            constants: dict[str, object] = {"WINDOWED": windowed, "APART": True, "CAP": 0.0}
+            constants |= {"QUERIES": tile.queries, "KEYS": tile.keys}
+            constants |= {"WIDTH": columns, "D": columns}
+            if function is attention._by_keys:
+                constants["GROUPS"] = 4
+            yield _Kernel(function, types, constants, tile)
+
+
 def main() -> None:
     """Compile all to a GPU's code; the first that fails ends it."""
-    for function, types, constants in _kernels():
+    for function, types, constants, tile in (*_kernels(), *_attention()):
         names = function.arg_names
         signature = {name: types.get(name, "i32") for name in names}
         signature |= dict.fromkeys(constants, "constexpr")
         places = {(names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(fn=function, signature=signature, constexprs=places)
-        compiled = triton.compile(source, target=HOPPER)
+        # As launched with addresses and lengths that are multiples of 16: loads are wide.
+        wide = [names.index(name) for name, kind in signature.items() if kind in WIDE]
+        attributes = {(place,): [["tt.divisibility", 16]] for place in wide} if tile else None
+        source = ASTSource(function, signature, constexprs=places, attrs=attributes)
+        options = {"num_warps": tile.warps, "num_stages": tile.stages} if tile else None
+        compiled = triton.compile(source, target=HOPPER, options=options)
         print(function.__name__, len(compiled.asm["cubin"]))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import pytest
 
 pytest.importorskip("torch")
@@ -15,6 +17,7 @@ from torch import Tensor
 from bigplan.kernels import attention as kernel
 from bigplan.kernels.attention import ScoreRule, Tile, Tiles
 from bigplan.runtime import alibi, capped
+from bigplan.runtime.in_blocks import Scores
 from bigplan.runtime.kept import KeptActivations
 from tests.examples import examples
 from tests.kernels.generated import DEVICE, error, random
@@ -32,6 +35,16 @@ def _inputs(length: int, heads: int, kv_heads: int, width: int, dtype: torch.dty
     return [random(i, 2, length, n, width).to(dtype) for i, n in enumerate(counts)]
 
 
+def bounds(length: int, *documents: list[int]) -> Tensor:
+    """Of sequences of documents so long, int32 [sequences, 2, length]; a last one fills each up."""
+    rows = []
+    for lengths in documents:
+        ends = [end for end in accumulate(lengths) if end < length] + [length]
+        pairs = [(a, b) for a, b in pairwise([0, *ends]) for _ in range(a, b)]
+        rows.append(torch.tensor(pairs, dtype=torch.int32).T)
+    return torch.stack(rows).to(DEVICE)
+
+
 @given(
     length=st.integers(1, 100),
     heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (2, 1)]),
@@ -39,9 +52,10 @@ def _inputs(length: int, heads: int, kv_heads: int, width: int, dtype: torch.dty
     window=st.none() | st.integers(1, 99),
     cap=st.sampled_from([None, 0.9]),
     biased=st.booleans(),
+    documents=st.none() | st.lists(st.integers(1, 60), max_size=8),
     tiles=st.sampled_from([WIDE, TALL]),
 )
-@settings(max_examples=examples(20), derandomize=True, deadline=None)
+@settings(max_examples=examples(30), derandomize=True, deadline=None)
 def test_the_result_and_its_gradients(
     length: int,
     heads: tuple[int, int],
@@ -49,6 +63,7 @@ def test_the_result_and_its_gradients(
     window: int | None,
     cap: float | None,
     biased: bool,
+    documents: list[int] | None,
     tiles: Tiles,
 ) -> None:
     dtype = torch.float16 if DEVICE == "cuda" else torch.float32
@@ -58,11 +73,12 @@ def test_the_result_and_its_gradients(
     narrow = None if slopes is None else slopes.float()
     rule = ScoreRule(width**-0.5, cap, window)
     wide = [each.double().requires_grad_() for each in inputs]
-    expected = kernel.reference(wide[0], wide[1], wide[2], rule, slopes)
+    apart = None if documents is None else bounds(length, documents, documents[::-1])
+    expected = kernel.reference(wide[0], wide[1], wide[2], rule, slopes, apart)
     theirs = expected, *torch.autograd.grad(expected, wide, gradient.double())
     q, k, v = inputs
-    results = kernel.forward((q, k, v), rule, narrow, tiles)
-    found = kernel.backward(gradient, (q, k, v), results, rule, narrow, tiles)
+    results = kernel.forward((q, k, v), rule, narrow, tiles, apart)
+    found = kernel.backward(gradient, (q, k, v), results, rule, narrow, tiles, apart)
     # Gradients by scores are differences of terms as large as the gradient. Of a token that sees
     # itself alone they cancel.
     least = gradient.double().norm() / 10
@@ -112,7 +128,7 @@ def test_the_runtime_takes_the_kernel_with_its_own_tiles(window: int | None) -> 
 @pytest.mark.parametrize("window", [None, 7])
 def test_capped_scores_of_the_widest_heads_are_those_of_plain_torch(window: int | None) -> None:
     *inputs, gradient = _inputs(40, 4, 2, 256, torch.float16)
-    scores, found = capped.Scores(0.1, 0.9, window), []
+    scores, found = Scores(0.1, 0.9, window), []
     for generated in (False, True):
         leaves = [each.clone().requires_grad_() for each in inputs]
         out = capped.attention(leaves[0], leaves[1], leaves[2], scores, generated=generated)

@@ -86,6 +86,21 @@ def _random(ranks: int, number: int) -> dict[str, Plan]:
     return {f"random-{i}": plan for i, plan in enumerate(found)}
 
 
+def _isolated(ranks: int, data: str) -> dict[str, Plan]:
+    """Documents that are kept apart, in sequences that are split."""
+    found, training = {}, masked_training(4, data, clip_norm=0.5, isolate_documents=True)
+    two = Strategy(dp=1, cp=2, micro_batch=2)
+    others = {
+        f"{MASKED}-isolated-tp": two.model_copy(update={"tp": 2}),
+        "isolated-pp": two.model_copy(update={"pp": 2}),
+    }
+    for name, layout in ({f"{MASKED}-isolated": two} if ranks == 2 else others).items():
+        model = tiny_model(**(GPT2 if ranks == 2 else {"sliding_window": 5}))
+        placement = all_resident(build_graph(model, training, layout))
+        found[name] = plan_of(model, training, layout, placement)
+    return found
+
+
 def plans(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     """By name: every layout, and with two ranks every family and whatever leaves the GPU."""
     found: dict[str, Plan] = {}
@@ -97,6 +112,7 @@ def plans(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     sharded = Strategy(dp=ranks // 2, cp=2, zero=3)
     masked = masked_training(4 * sharded.dp, data, clip_norm=0.5)
     found[f"{MASKED}-z3"] = plan_of(model, masked, sharded, placed_everywhere(3, 5_000))
+    found |= _isolated(ranks, data)
     if ranks == 2:
         for name, changes in FAMILIES.items():
             found |= _resident(tiny_model(**changes), TWO, name)

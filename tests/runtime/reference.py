@@ -165,6 +165,7 @@ class PlainLoop:
                 training.seed,
                 training.global_batch,
                 sizes=plan.strategy.sizes,
+                isolated=training.isolate_documents,
             )
             for rank in range(world)
         ]
@@ -228,7 +229,9 @@ class PlainLoop:
             losses = []
             for number in range(self._graph.micro_batches):
                 batch = source.batch(self._steps, number)
-                total_loss = self._forward(leaves, magnitudes, batch.tokens, batch.targets)
+                bounds = source.bounds(self._steps)[number] if source.isolated else None
+                data = batch.tokens, batch.targets
+                total_loss = self._forward(leaves, magnitudes, *data, bounds)
                 share = total_loss * (1.0 / max(1, batch.counted))
                 torch.autograd.backward(share * self._scale)
                 losses.append(share.detach())
@@ -253,6 +256,7 @@ class PlainLoop:
         magnitudes: Sequence[Tensor],
         tokens: Tensor,
         targets: Tensor,
+        bounds: Tensor | None = None,
     ) -> Tensor:
         """The loss of one micro-batch; what every use adds to a gradient counts in `magnitudes`."""
         kinds, model = self._kinds(), self._plan.model
@@ -271,14 +275,16 @@ class PlainLoop:
 
         first = _Summed.of(_gradient(leaves[0]), kinds[0], magnitudes[0])
         tables = used(0)
-        x = blocks.embedding_norm(tables, first.embedding(tables, tokens, model), model)
+        begins = None if bounds is None else bounds[:, 0]
+        x = blocks.embedding_norm(tables, first.embedding(tables, tokens, model, begins), model)
         for layer in range(1, len(kinds) - 1):
             ways = Ways(linears(layer), experts=self._mixture(summed(layer)))
             p = used(layer)
             if summed(layer) is not None:  # as in _Summed.linears
                 p |= {name: p[name].detach() for name in EXPERTS if name in p}
             seen, attends = model.seen_by(self._graph.layers[layer]), model.attentions[layer - 1]
-            x = blocks.block(p, x, seen, self._positions[attends], ways)
+            positions = self._positions[attends]._replace(bounds=bounds)
+            x = blocks.block(p, x, seen, positions, ways)
         last = len(kinds) - 1
         if model.tied_embeddings:
             return blocks.head_loss(used(last) | used(0), x, targets, model, Ways(linears(0)))
@@ -449,10 +455,13 @@ class _Summed:
         ]
         return products.linears(x, factors)
 
-    def embedding(self, p: Mapping[str, Tensor], tokens: Tensor, model: ModelSpec) -> Tensor:
+    def embedding(
+        self, p: Mapping[str, Tensor], tokens: Tensor, model: ModelSpec, begins: Tensor | None
+    ) -> Tensor:
         """As blocks.embedding; a micro-batch's rows are added up in fp32, then to the sums."""
-        x = blocks.embedding({name: t.detach() for name, t in p.items()}, tokens, model)
-        looked_up = blocks.looked_up(tokens, model)
+        tables = {name: t.detach() for name, t in p.items()}
+        x = blocks.embedding(tables, tokens, model, begins=begins)
+        looked_up = blocks.looked_up(tokens, model, begins=begins)
 
         def add(gradient: Tensor) -> None:
             self._look_up(looked_up, blocks.scaled(gradient, model))

@@ -14,6 +14,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.runtime import capped
+from bigplan.runtime.in_blocks import Scores
 from tests.runtime.harness import execute
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.runtime.rounding import check_within_rounding
@@ -36,7 +37,7 @@ def test_capped_scores_at_the_kernels_own_tiles(width: int, window: int | None) 
         return values.requires_grad_()
 
     leaves, by_out = [draw(8), draw(4), draw(4)], draw(8).detach()
-    scores, found = capped.Scores(width**-0.5, 2.0, window), []
+    scores, found = Scores(width**-0.5, 2.0, window), []
     for generated in (False, True):
         out = capped.attention(leaves[0], leaves[1], leaves[2], scores, generated=generated)
         found.append((out.detach(), *torch.autograd.grad(out, leaves, by_out)))

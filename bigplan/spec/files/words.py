@@ -71,6 +71,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "final_fraction": "min_lr min_lr_ratio",
     "steps": "max_steps train_iters num_steps iterations",
     "data": "dataset data_path dataset_name train_data",
+    "isolate_documents": "reset_attention_mask padding_free block_causal sample_packing packing",
     "validation": "eval evaluation",
     "weights": "checkpoint pretrained init_from from adapter adapter_name_or_path",
     "rank": "r lora_r lora_rank",
