@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bigplan.graph import attention_kernels
 from bigplan.graph.operators import (
     Attention,
     Collective,
@@ -59,11 +60,11 @@ def attention(shape: RankShape) -> Passes:
         kernel = replace(kernel, name=f"{named}attention", launches=int(not forward))
         flops = products_again(shape) * kernel.flops
         again = replace(kernel, flops=flops, nbytes=2 * kernel.nbytes, backward=True)
-        more = _capped(shape, window, part) if shape.caps_scores else ((), ())
+        more = _capped(shape, window, part) if attention_kernels.caps_scores(shape) else ((), ())
         forward += [kernel, *more[0]]
         backward += [again, *more[1]]
     widened, widened_back = _padded(shape)
-    if shape.linear_biases and shape.fused:
+    if attention_kernels.linear_biases(shape) and shape.fused:
         widened, widened_back = _linear_biases(shape)
     sinks, sinks_back = _sinks(shape)
     return (*forward, *widened, *sinks), (*backward, *widened_back, *sinks_back)
@@ -94,11 +95,12 @@ def _flash(shape: RankShape, window: int | None, part: float) -> Attention:
     tokens, heads, keys = shape.mixed_tokens, shape.heads, shape.model.head_dim
     length, values = shape.training.sequence_length, computed_columns(shape)
     moved = 1.0 * tokens * (heads + shape.kv_heads) * (keys + values) * shape.element
-    bound: FlashKernel | None = "flash2" if shape.pads_values and shape.fused else None
-    if shape.attends_in_own_kernel:
+    padded = shape.fused and attention_kernels.pads_values(shape)
+    bound: FlashKernel | None = "flash2" if padded else None
+    if attention_kernels.is_generated(shape):
         keys, bound = max(LEAST_COLUMNS, 1 << (keys - 1).bit_length()), "alibi"
         values = keys
-    elif shape.linear_biases and shape.fused:
+    elif attention_kernels.linear_biases(shape) and shape.fused:
         keys, bound = _flash_columns(keys + ALIBI_COLUMNS), "flash2"
         values = keys
     flops = 1.0 * tokens * doubled_reach(length, window) * heads * (keys + values)
@@ -107,7 +109,7 @@ def _flash(shape: RankShape, window: int | None, part: float) -> Attention:
 
 def computed_columns(shape: RankShape) -> int:
     """Columns of a head's values within attention, padded or not."""
-    return shape.model.head_dim if shape.pads_values else shape.model.value_width
+    return shape.model.head_dim if attention_kernels.pads_values(shape) else shape.model.value_width
 
 
 def _padded(shape: RankShape) -> Passes:
@@ -115,7 +117,7 @@ def _padded(shape: RankShape) -> Passes:
 
     The backward pads values, the result and the gradient by it, and cuts the gradient by values.
     """
-    if not shape.pads_values:
+    if not attention_kernels.pads_values(shape):
         return (), ()
     both = shape.model.head_dim + shape.model.value_width
     moved = shape.mixed_tokens * shape.heads * both * shape.element
@@ -139,7 +141,7 @@ def _capped(shape: RankShape, window: int | None, part: float) -> Passes:
     Each score is fp32 but for the products' own results. The forward reads and writes it about 12
     times, and the backward 24 times. Blocks of queries see half a block more than a query does.
     """
-    if shape.caps_in_kernel:
+    if attention_kernels.caps_in_kernel(shape):
         return (), ()
     length = shape.training.sequence_length
     seen = doubled_reach(length, window) / 2 + CAPPED_BLOCK / 2
@@ -202,7 +204,7 @@ def _linear_biases(shape: RankShape) -> tuple[tuple[Stream, ...], tuple[Stream, 
 def widened_bytes(shape: RankShape) -> int:
     """Bytes of these copies in a backward; a forward has half of them."""
     model = shape.model
-    if not shape.linear_biases or shape.biases_in_kernel:
+    if not attention_kernels.linear_biases(shape) or attention_kernels.biases_in_kernel(shape):
         return 0
     each = shape.heads + (shape.heads if shape.activation_shape.expanded_kv else shape.kv_heads)
     return 4 * each * (model.head_dim + ALIBI_COLUMNS) * shape.mixed_tokens * shape.element
@@ -227,9 +229,9 @@ def flash_gradients(shape: RankShape) -> int:
     if shape.activation_shape.expanded_kv:
         key_values = heads
     gradients = (heads + key_values) * (model.head_dim + model.value_width) * element
-    if shape.attends_in_own_kernel:
+    if attention_kernels.is_generated(shape):
         return tokens * (gradients + 4 * heads)
-    if shape.caps_scores:
+    if attention_kernels.caps_scores(shape):
         # Three fp32 copies of the scores of some queries, two in 16 bits, and fp32 sums.
         block = shape.strategy.micro_batch * heads * CAPPED_BLOCK * tokens
         sums = 2 * 4 * key_values * model.head_dim

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 from bigplan.graph.activations import BlockShape, boundary_bytes
 from bigplan.graph.graph import Tensor
-from bigplan.graph.operators import Collective, Pattern, Stream
+from bigplan.graph.operators import Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import (
-    NARROW_WIDTHS,
-    biases_in_kernel,
-    caps_in_kernel,
     groups_in_one,
     repeats_heads,
     sums_in_products,
@@ -65,57 +62,9 @@ class RankShape:
         return self.fused and self.training.kernels == "generated"
 
     @property
-    def linear_biases(self) -> bool:
-        """Whether fused attention adds linear biases (ALiBi) to its scores."""
-        return self.model.positions == "alibi" and self.training.attention == "flash"
-
-    @property
-    def biases_in_kernel(self) -> bool:
-        """Whether a generated kernel does, in place of wider heads."""
-        ours = self.generated and self.linear_biases
-        return ours and biases_in_kernel(self.element, self.model.head_dim)
-
-    @property
-    def caps_scores(self) -> bool:
-        """Whether fused attention caps its scores."""
-        return self.model.score_cap is not None and self.training.attention == "flash"
-
-    @property
-    def caps_in_kernel(self) -> bool:
-        """Whether a generated kernel does, in place of plain torch, some queries at a time."""
-        ours = self.generated and self.caps_scores
-        return ours and caps_in_kernel(self.element, self.model.head_dim)
-
-    @property
-    def attends_in_own_kernel(self) -> bool:
-        """Whether the attention kernel is a generated one."""
-        return self.biases_in_kernel or self.caps_in_kernel
-
-    @property
-    def pads_values(self) -> bool:
-        """Whether values narrower than keys are padded for attention (runtime/narrow_values.py)."""
-        latent = self.model.latent_attention
-        if latent is None or latent.value_dim == latent.head_dim:
-            return False
-        if self.element == 4:
-            return not self.fused  # torch's memory-efficient kernel takes them as they are
-        widths = latent.head_dim, latent.value_dim
-        return self.training.deterministic or not (self.narrow and widths == NARROW_WIDTHS)
-
-    @property
-    def loss_in_place(self) -> bool:
-        """Whether the logits' gradient overwrites them; it always does where ranks share logits."""
-        return self.generated or (self.fused and self.tp > 1)
-
-    @property
     def sums_in_products(self) -> bool:
         """Whether the native runtime's products add matrices' gradients to the sums themselves."""
         return self.fused and sums_in_products(self.training.gradient_bytes)
-
-    def new_gradients(self, tensors: tuple[Tensor, ...]) -> int:
-        """Bytes of parameters' gradients that live before they are added to their sums."""
-        made = (t for t in tensors if not self.sums_in_products or t.rows == 1)
-        return self.element * sum(t.elements for t in made)
 
     @property
     def grouped_kernels(self) -> bool:
@@ -167,11 +116,6 @@ class RankShape:
         return self.tokens // (self.tp if self.dispatched else 1)
 
     @property
-    def routed_hidden(self) -> int:
-        """Bytes of a hidden state of the tokens that a rank routes."""
-        return self.whole_hidden // (self.tp if self.dispatched else 1)
-
-    @property
     def experts(self) -> int:
         """Experts of a block that a rank has, whole or a part of each."""
         return self.model.experts // self.strategy.ep
@@ -195,11 +139,6 @@ class RankShape:
     def frozen(self) -> bool:
         """Whether adapters alone are trained."""
         return self.training.lora is not None
-
-    @property
-    def packed(self) -> bool:
-        """Whether the blocks' matrices are stored in 4 bits."""
-        return self.training.lora is not None and self.training.lora.frozen is not None
 
     def every_step(self, kind: str) -> tuple[LayerStep, ...]:
         """What one layer of a kind does, with adapters."""
@@ -232,20 +171,6 @@ class RankShape:
         if any(value.whole for value in product.gives):  # scores of a router
             return self.routed
         return self.tokens // (self.tp if alone and self.sequence_parallel else 1)
-
-    def into_matrix(self, name: str, chunks: int = 1) -> tuple[Collective, ...]:
-        """Before a matrix split by rows: with sequence parallelism the sequence is gathered."""
-        if not self.sequence_parallel:
-            return ()
-        return (Collective(f"{name} gather", "all_gather", self.whole_hidden // chunks, chunks),)
-
-    def out_of_matrix(self, name: str, chunks: int = 1, beside: str = "") -> tuple[Collective, ...]:
-        """After a matrix split by columns: the partial products are summed."""
-        if self.tp == 1:
-            return ()
-        pattern: Pattern = "reduce_scatter" if self.sequence_parallel else "all_reduce"
-        nbytes = self.whole_hidden // chunks
-        return (Collective(f"{name} sum", pattern, nbytes, chunks, beside=beside),)
 
 
 def local_tensor(parameter: Parameter, tp: int) -> Tensor:
@@ -291,3 +216,9 @@ def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:
     grouped = (tensor.elements for tensor in tensors if tensor.experts and unadded)
     read = shape.element * sum(grouped)
     return Stream("gradient sum", 2 * gradient * elements + read, launches, eager=apart)
+
+
+def new_gradients(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
+    """Bytes of parameters' gradients that live before they are added to their sums."""
+    made = (t for t in tensors if not shape.sums_in_products or t.rows == 1)
+    return shape.element * sum(t.elements for t in made)
