@@ -51,8 +51,8 @@ def layouts(ranks: int) -> dict[str, tuple[Strategy, Recompute]]:
     }
 
 
-# Layouts of four ranks of a model with more than experts, by what they do to the rest of it: nothing,
-# a first stage without experts, all of ZeRO, and no rank with experts of its own.
+# Layouts of four ranks of a model with more than experts, by what they do to the rest of it:
+# nothing, a first stage without experts, all of ZeRO, and no rank with experts of its own.
 FEW = ("ep4", "ep2-pp2", "ep2-zero3", "dp4")
 
 
