@@ -107,7 +107,7 @@ def with_host_memory(gib: int) -> Plan:
     return planned("llama-3-8b", cluster, Training(sequence_length=4096, global_batch=64))
 
 
-@pytest.mark.parametrize(("less", "more"), pairwise((24, 32, 40, 56)))
+@pytest.mark.parametrize(("less", "more"), pairwise((24, 40, 56)))
 def test_more_host_memory_never_slows_a_step_down(less: int, more: int) -> None:
     before, after = (with_host_memory(gib).predicted for gib in (less, more))
     assert after.step_seconds <= SEARCHES * before.step_seconds
