@@ -35,6 +35,11 @@ _DOTS1 = {
     "num_experts_per_tok": 3,
     "first_k_dense_replace": 1,
 }
+_FLASH = {
+    "num_key_value_heads": 8,
+    "mlp_layer_types": ["dense", "dense", "sparse"],
+    "q_lora_rank": None,
+}
 _NEOX = {key: value for key, value in _SMALL.items() if key != "num_key_value_heads"}
 _OPT = {key: value for key, value in _NEOX.items() if key != "intermediate_size"} | {
     "ffn_dim": 160,
@@ -63,6 +68,17 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", _SMALL),
     ("glm4_moe", _SMALL | {"n_group": 4, "topk_group": 2, "n_shared_experts": 3}),
     ("dots1", _SMALL | _DOTS1),
+    ("olmoe", _SMALL),
+    ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
+    ("minimax_m2", _SMALL),
+    ("minimax_m2", _SMALL | {"num_local_experts": 8, "head_dim": 16, "rotary_dim": 8}),
+    ("solar_open", _SMALL | {"n_shared_experts": 2}),
+    ("hunyuan_v1_moe", _SMALL | {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
+    ("hunyuan_v1_moe", _SMALL | {"num_experts": 4, "moe_topk": [2] * 3, "head_dim": 8}),
+    ("ernie4_5_moe", _SMALL),
+    ("ernie4_5_moe", _SMALL | {"moe_layer_start_index": 0, "moe_num_shared_experts": 0}),
+    ("glm4_moe_lite", _SMALL | {"num_key_value_heads": 8}),
+    ("glm4_moe_lite", _SMALL | _FLASH),
     ("gpt2", _GPT2),
     ("gpt2", _GPT2 | {"n_inner": 100, "tie_word_embeddings": False}),
     ("gpt_neox", _NEOX),
@@ -490,11 +506,22 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
             {"use_sliding_window": True, "max_window_layers": 2},
             "`max_window_layers` is 2",
         ),
-        ("olmoe", {}, "is not supported: it norms queries and keys over all heads together"),
+        ("olmoe", {"clip_qkv": 8.0}, "`clip_qkv` is 8.0"),
+        ("minimax_m2", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
+        ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [1, 2]}, "`moe_topk` is [1, 2]"),
+        ("hunyuan_v1_moe", {"use_cla": True}, "`use_cla` is True"),
+        ("ernie4_5_moe", {"moe_layer_interval": 2}, "`moe_layer_interval` is 2"),
+        ("ernie4_5_moe", {"moe_layer_end_index": 1}, "`moe_layer_end_index` is 1"),
+        ("solar_open", {"use_qk_norm": True}, "`use_qk_norm` is True"),
+        (
+            "glm4_moe_lite",
+            {"mlp_layer_types": ["dense", "sparse", "dense"], "num_key_value_heads": 8},
+            "`mlp_layer_types` is",
+        ),
+        ("granitemoe", {}, "is not supported: residuals are scaled"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "`topk_method` is 'noaux_tc'"),
         ("deepseek_v3", {"attention_bias": True}, "`attention_bias` is True"),
-        ("deepseek_v2", {"rms_norm_eps": 1e-5}, "`rms_norm_eps` is 1e-05, which is not supported"),
         ("kimi_k2", {"num_key_value_heads": 1}, "`num_key_value_heads` is 1"),
         ("deepseek_v32", {}, "is not supported: its attention sees those tokens alone"),
         ("llama", {"kv_lora_rank": 8}, "`kv_lora_rank` is 8: this changes the architecture"),
@@ -525,7 +552,11 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
             "model_type 'apertus' is not supported: its activation, xIELU, has trained",
         ),
         ("gpt_oss", {"swiglu_limit": 10.0}, "`swiglu_limit` is 10.0, which is not supported"),
-        ("deepseek_v32", {}, "deepseek_v3, deepseek_v2, kimi_k2, gpt_oss, or a dense one"),
+        (
+            "deepseek_v32",
+            {},
+            "hunyuan_v1_moe, ernie4_5_moe, or a dense one",
+        ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),
         ("llama", {"num_experts": 8}, "`num_experts` is 8"),
@@ -786,8 +817,9 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_every_supported_type_is_in_the_docs() -> None:
+    """In a list whose lines say what they have alike, a colon, and the types."""
     usage = (Path(__file__).parents[3] / "docs" / "usage.md").read_text()
-    listed = (
-        usage.partition("bigplan reads ")[2].partition(" (not Falcon-RW")[0].replace(" and ", ", ")
-    )
-    assert set(listed.split(", ")) == set(SUPPORTED_MODEL_TYPES)
+    section = usage.partition("## Hugging Face models\n")[2].partition("Of what their files say")[0]
+    lines = [line.partition(": ")[2] for line in section.splitlines() if line.startswith("- ")]
+    listed = [name.partition(" ")[0] for line in lines for name in line.split(", ")]
+    assert sorted(listed) == sorted(SUPPORTED_MODEL_TYPES)
