@@ -13,6 +13,10 @@ from hypothesis import settings
 from tests.examples import USUAL
 from tests.slow import SLOW
 
+# Workers of `make test` share the cores. Products as small as these wait for a second thread longer
+# than they compute: beside others, blocks and transformers' took 48 s of a core by two, 8 by one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Neighbours on a shared machine stretch single examples several times: no deadline per example.
 # The profile of `make test` tries a third of a test's own number: tests/examples.py says why.
 for name, most in (

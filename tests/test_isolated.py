@@ -9,6 +9,7 @@ import pytest
 from bigplan.capabilities import other_tools_refusal
 from bigplan.cost.compute import Device, attention_seconds
 from bigplan.engines.deepspeed.refusals import refusal
+from bigplan.graph import attention_kernels
 from bigplan.graph.attention import attention
 from bigplan.graph.build import build_graph, model_flops
 from bigplan.graph.operators import Attention
@@ -67,8 +68,8 @@ def test_plain_torch_on_a_gpu_skips_no_document() -> None:
         assert one.flops == whole.flops
     gpu = find_cluster("h200-1x").group.gpu
     shape = RankShape.on(gpu, MODEL, plain, Strategy(dp=1))
-    assert shape.attends_in_blocks
-    assert not RankShape.on(gpu, MODEL, KNOWN, Strategy(dp=1)).attends_in_blocks
+    assert attention_kernels.in_blocks(shape)
+    assert not attention_kernels.in_blocks(RankShape.on(gpu, MODEL, KNOWN, Strategy(dp=1)))
 
 
 @pytest.mark.parametrize("layout", [Strategy(dp=2), Strategy(dp=1, cp=2), Strategy(dp=1, pp=2)])

@@ -8,7 +8,7 @@ import pytest
 
 from bigplan.cost.price import price
 from bigplan.graph.build import build_graph
-from bigplan.graph.shape import RankShape, local_tensors
+from bigplan.graph.shape import RankShape, local_tensors, new_gradients
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
@@ -50,7 +50,7 @@ def test_autograd_makes_the_gradients_that_the_workspace_has_room_for(
     shape = RankShape(model, training, ALONE, fused=True)
     kinds = (local_tensors(shape, kind) for kind in ("block", "head"))
     assert made == {
-        frozenset(tensor.name for tensor in tensors): shape.new_gradients(tensors)
+        frozenset(tensor.name for tensor in tensors): new_gradients(shape, tensors)
         for tensors in kinds
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bigplan.graph import attention_kernels
 from bigplan.graph.operators import (
     Attention,
     Collective,
@@ -54,7 +55,7 @@ def attention(shape: RankShape) -> Passes:
     """
     if shape.training.attention != "flash":
         return _materialised(shape)
-    length, parts = shape.attended_length, dict[int | None, float]()
+    length, parts = attention_kernels.attended_length(shape), dict[int | None, float]()
     for one, part in shape.model.attention_shares.items():
         window = one.window if one.window is not None and one.window < length else None
         parts[window] = parts.get(window, 0.0) + part
@@ -66,13 +67,13 @@ def attention(shape: RankShape) -> Passes:
         kernel = replace(kernel, name=f"{named}attention", launches=int(not forward))
         flops = products_again(shape) * kernel.flops
         again = replace(kernel, flops=flops, nbytes=2 * kernel.nbytes, backward=True)
-        if shape.isolates_in_kernel:
+        if attention_kernels.isolates_in_kernel(shape):
             again = replace(again, edges=DOCUMENT_EDGES[1])
-        more = _in_blocks(shape, window, part) if shape.attends_in_blocks else ((), ())
+        more = _in_blocks(shape, window, part) if attention_kernels.in_blocks(shape) else ((), ())
         forward += [kernel, *more[0]]
         backward += [again, *more[1]]
     widened, widened_back = _padded(shape)
-    if shape.linear_biases and shape.fused:
+    if attention_kernels.linear_biases(shape) and shape.fused:
         widened, widened_back = _linear_biases(shape)
     sinks, sinks_back = _sinks(shape)
     return (*forward, *widened, *sinks), (*backward, *widened_back, *sinks_back)
@@ -101,25 +102,26 @@ def _flash(shape: RankShape, window: int | None, part: float) -> Attention:
     window leaves of it. The backward recomputes the scores: five products for the forward's two.
     """
     tokens, heads, keys = shape.mixed_tokens, shape.heads, shape.model.head_dim
-    length, values = shape.attended_length, computed_columns(shape)
+    length, values = attention_kernels.attended_length(shape), computed_columns(shape)
     moved = 1.0 * tokens * (heads + shape.kv_heads) * (keys + values) * shape.element
-    bound: FlashKernel | None = "flash2" if shape.pads_values and shape.fused else None
-    if shape.attends_in_own_kernel:
+    padded = shape.fused and attention_kernels.pads_values(shape)
+    bound: FlashKernel | None = "flash2" if padded else None
+    if attention_kernels.is_generated(shape):
         keys, bound = max(LEAST_COLUMNS, 1 << (keys - 1).bit_length()), "alibi"
         values = keys
-    elif shape.linear_biases and shape.fused:
+    elif attention_kernels.linear_biases(shape) and shape.fused:
         keys, bound = _flash_columns(keys + ALIBI_COLUMNS), "flash2"
         values = keys
     flops = 1.0 * tokens * doubled_reach(length, window) * heads * (keys + values)
     kernel = Attention("attention", part * flops, part * moved, False, keys, length, bound, window)
-    if not shape.isolates_in_kernel:
+    if not attention_kernels.isolates_in_kernel(shape):
         return kernel
     return replace(kernel, edges=DOCUMENT_EDGES[0], fills=DOCUMENT_FILLS)
 
 
 def computed_columns(shape: RankShape) -> int:
     """Columns of a head's values within attention, padded or not."""
-    return shape.model.head_dim if shape.pads_values else shape.model.value_width
+    return shape.model.head_dim if attention_kernels.pads_values(shape) else shape.model.value_width
 
 
 def _padded(shape: RankShape) -> Passes:
@@ -127,7 +129,7 @@ def _padded(shape: RankShape) -> Passes:
 
     The backward pads values, the result and the gradient by it, and cuts the gradient by values.
     """
-    if not shape.pads_values:
+    if not attention_kernels.pads_values(shape):
         return (), ()
     both = shape.model.head_dim + shape.model.value_width
     moved = shape.mixed_tokens * shape.heads * both * shape.element
@@ -151,7 +153,7 @@ def _in_blocks(shape: RankShape, window: int | None, part: float) -> Passes:
     Each score is fp32 but for the products' own results. The forward reads and writes it about 12
     times, and the backward 24 times. Blocks of queries see half a block more than a query does.
     """
-    seen = doubled_reach(shape.attended_length, window) / 2 + CAPPED_BLOCK / 2
+    seen = doubled_reach(attention_kernels.attended_length(shape), window) / 2 + CAPPED_BLOCK / 2
     scores = 4.0 * shape.mixed_tokens * shape.heads * seen
     blocks = -(-shape.training.sequence_length // CAPPED_BLOCK)
     ahead, back = CAPPED_PASSES
@@ -211,7 +213,7 @@ def _linear_biases(shape: RankShape) -> tuple[tuple[Stream, ...], tuple[Stream, 
 def widened_bytes(shape: RankShape) -> int:
     """Bytes of these copies in a backward; a forward has half of them."""
     model = shape.model
-    if not shape.linear_biases or shape.biases_in_kernel:
+    if not attention_kernels.linear_biases(shape) or attention_kernels.biases_in_kernel(shape):
         return 0
     each = shape.heads + (shape.heads if shape.activation_shape.expanded_kv else shape.kv_heads)
     return 4 * each * (model.head_dim + ALIBI_COLUMNS) * shape.mixed_tokens * shape.element
@@ -236,9 +238,9 @@ def flash_gradients(shape: RankShape) -> int:
     if shape.activation_shape.expanded_kv:
         key_values = heads
     gradients = (heads + key_values) * (model.head_dim + model.value_width) * element
-    if shape.attends_in_own_kernel:
+    if attention_kernels.is_generated(shape):
         return tokens * (gradients + 4 * heads)
-    if shape.attends_in_blocks:
+    if attention_kernels.in_blocks(shape):
         # Three fp32 copies of the scores of some queries, two in 16 bits, and fp32 sums.
         block = shape.strategy.micro_batch * heads * CAPPED_BLOCK * tokens
         sums = 2 * 4 * key_values * model.head_dim

@@ -48,7 +48,7 @@ from bigplan.graph.operators import (
     by_input_and_weight,
 )
 from bigplan.graph.reruns import reruns
-from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
+from bigplan.graph.shape import RankShape, gradient_sum, local_tensors, new_gradients
 from bigplan.graph.shared import (
     added,
     gated_by_score,
@@ -59,6 +59,7 @@ from bigplan.graph.shared import (
     shared_workspace,
 )
 from bigplan.graph.spread import counted
+from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_SUM, SHARED_UP
 from bigplan.spec.step import LayerStep, StepOp
@@ -135,7 +136,7 @@ def _collectives(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator
         *exchanges(shape),
         *into_heads(shape),
         *into_mlp(shape, "mlp input"),
-        *shape.out_of_matrix("attention output"),
+        *out_of_matrix(shape, "attention output"),
         *out_of_mlp(shape, "mlp output"),
         *counted(shape),
         *exchanged(shape),
@@ -146,7 +147,7 @@ def _collectives(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator
         *exchanges(shape),
         *out_of_heads(shape),
         *out_of_mlp(shape, "mlp input", beside="mlp up by weight"),
-        *shape.into_matrix("attention output"),
+        *into_matrix(shape, "attention output"),
         *into_mlp(shape, "mlp output"),
         *_gathered_again(shape),
         *exchanged(shape),
@@ -339,7 +340,7 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
         inside = (2 + plain) * inner + matrix + gathered + beside
     again = 2 * gathered + shape.hidden - inner if gathered else 0
     copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden
-    at_end = shape.new_gradients(tensors) + copies - saved
+    at_end = new_gradients(shape, tensors) + copies - saved
     # Attention. Where scores are materialised, the gradients of dropout and softmax take two of the
     # saved five bytes each. Two saved tensors of the MLP's width are gone by then, but the native
     # runtime's rings keep what they hold.

@@ -17,8 +17,9 @@ from bigplan.graph.operators import (
     by_input_and_weight,
     doubled_reach,
 )
-from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
+from bigplan.graph.shape import RankShape, gradient_sum, local_tensors, new_gradients
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import LOOKED_UP_ROWS
 from bigplan.spec.layers import BLOCK, BLOCKS, DENSE
 from bigplan.spec.lora import trained_count
@@ -158,7 +159,7 @@ def _embedding(shape: RankShape) -> LayerKind:
         *(backward for _, backward in norms),
         *scales,
         *gradient.operators,
-        *shape.into_matrix("embedding"),
+        *into_matrix(shape, "embedding"),
     )
     return LayerKind(
         name="embedding",
@@ -166,7 +167,7 @@ def _embedding(shape: RankShape) -> LayerKind:
         forward=(
             Stream("look-up", 2 * shape.whole_hidden),
             *added,
-            *shape.out_of_matrix("embedding"),
+            *out_of_matrix(shape, "embedding"),
             *scales,
             *(forward for forward, _ in norms),
         ),
@@ -258,13 +259,18 @@ LOGIT_BYTES = 20
 EAGER_LOSS = 3.6
 
 
+def _loss_in_place(shape: RankShape) -> bool:
+    """Whether the logits' gradient overwrites them; it always does where ranks share logits."""
+    return shape.generated or (shape.fused and shape.tp > 1)
+
+
 def _loss(shape: RankShape, logits: int, launches: int) -> Stream:
     """Softmax and cross-entropy; the native kernels read logits twice and write their gradient."""
     if shape.generated and shape.tp == 1:
         # One kernel does both. Its second read comes from memory, too, where the rows under way
         # exceed the L2 cache, as those of large vocabularies do.
         return Stream("loss", 3 * shape.element * logits, launches // 2, generated=True)
-    if shape.loss_in_place:
+    if _loss_in_place(shape):
         return Stream("loss", 3 * shape.element * logits, launches)
     return Stream("loss", LOGIT_BYTES * logits, launches, eager=EAGER_LOSS)
 
@@ -313,9 +319,9 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
     chunks = -(-tokens // chunk)
     gemm = Gemm("lm head", chunk, table.rows, model.hidden, count=chunks)
     logits = chunk * table.rows
-    gradients = shape.new_gradients(written)
+    gradients = new_gradients(shape, written)
     cap = _cap(shape, logits, 1)
-    if shape.loss_in_place:
+    if _loss_in_place(shape):
         workspace = logits * shape.element * (2 if cap else 1) + gradients
     else:
         # Logits in the compute dtype, their fp32 copy and the log-softmax live at once. In the
@@ -341,8 +347,8 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
                 Stream(add.name, chunks * add.nbytes, chunks * add.launches, add.eager)
                 for _ in written[:1]
             ),
-            *shape.into_matrix("lm head", chunks),
-            *shape.out_of_matrix("lm head", chunks, beside="lm head by weight"),
+            *into_matrix(shape, "lm head", chunks),
+            *out_of_matrix(shape, "lm head", chunks, beside="lm head by weight"),
             *_shared_loss(shape, chunk, chunks),
         ),
         frozen=shape.frozen,
@@ -351,6 +357,6 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
         reruns={},
         forward_workspace=0,
         backward_workspace=workspace + 3 * shape.whole_hidden,
-        largest=logits * (shape.element if shape.loss_in_place else 4),
+        largest=logits * (shape.element if _loss_in_place(shape) else 4),
         stores_activations=False,
     )

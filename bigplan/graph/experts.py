@@ -40,7 +40,7 @@ PLACES_LAUNCHES = 4  # the numbers that say where a row comes from, or goes to
 
 def row_bytes(shape: RankShape) -> int:
     """Bytes of the rows that experts read, or give: a hidden state for each expert of a token."""
-    return shape.model.experts_per_token * shape.routed_hidden
+    return shape.model.experts_per_token * spread.routed_hidden(shape)
 
 
 def inner_bytes(shape: RankShape) -> int:
@@ -76,13 +76,13 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     """
     rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
     chosen, launches = _choosing(shape)
-    hidden = shape.routed_hidden
+    hidden = spread.routed_hidden(shape)
     there, back = 2 * rows, _summed(shape, hidden, both=True) + 2 * rows
     if shape.spreads_experts:  # tokens are copied for ranks and added up by them besides
         came = spread.came_bytes(shape)
         there, back = there + 2 * came, _summed(shape, came, both=True) + 2 * rows + came + hidden
     if shape.dispatched:
-        there = back = rows + shape.routed_hidden + _sorted(shape)
+        there = back = rows + spread.routed_hidden(shape) + _sorted(shape)
     return (
         (
             Stream("route", chosen * scores, launches),
@@ -108,13 +108,13 @@ def _choosing(shape: RankShape) -> tuple[int, int]:
 
 def combining(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """Adding up the rows of a token, and copying the gradient of their sum to all of them."""
-    hidden, copied, made = shape.routed_hidden, 2 * row_bytes(shape), shape.generated
+    hidden, copied, made = spread.routed_hidden(shape), 2 * row_bytes(shape), shape.generated
     summed = _summed(shape, hidden)
     if shape.spreads_experts:
         came = spread.came_bytes(shape)
         summed, copied = _summed(shape, came) + came + hidden, copied + 2 * came
     if shape.dispatched:
-        summed = copied = row_bytes(shape) + shape.routed_hidden + _sorted(shape)
+        summed = copied = row_bytes(shape) + spread.routed_hidden(shape) + _sorted(shape)
     return (
         Stream(step.name, summed, PLACES_LAUNCHES, generated=made),
         Stream(step.name, copied, PLACES_LAUNCHES, generated=made),
@@ -247,6 +247,6 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     eager = 7 if shape.model.mlp == "clamped_swiglu" else 4
     by_kernel = shape.generated and not (shape.spreads_experts and eager == 7)
     within = rows + (2 if by_kernel or shape.dispatched else eager) * inner
-    projection = rows + 2 * inner + made + shape.routed_hidden
-    adding = 2 * inner + 2 * rows + shape.routed_hidden
+    projection = rows + 2 * inner + made + spread.routed_hidden(shape)
+    adding = 2 * inner + 2 * rows + spread.routed_hidden(shape)
     return max(within, projection, adding) + shape.gathered

@@ -19,9 +19,15 @@ def _matrices(step: LayerStep) -> list[Parameter]:
     return [parameter for parameter in step.parameters if is_packed(parameter)]
 
 
+def _packed(shape: RankShape) -> bool:
+    """Whether the blocks' matrices are stored in 4 bits."""
+    lora = shape.training.lora
+    return lora is not None and lora.frozen is not None
+
+
 def unpacking(shape: RankShape, products: Iterable[LayerStep]) -> tuple[Stream, ...]:
     """One pass over what each product reads, before its forward as before its backward."""
-    return tuple(_unpacked(shape, step) for step in products if shape.packed and _matrices(step))
+    return tuple(_unpacked(shape, step) for step in products if _packed(shape) and _matrices(step))
 
 
 def _unpacked(shape: RankShape, step: LayerStep) -> Stream:
@@ -36,7 +42,7 @@ def _unpacked(shape: RankShape, step: LayerStep) -> Stream:
 
 def unpacked_bytes(shape: RankShape) -> int:
     """Bytes of the largest matrix that a product unpacks; each is gone before the next."""
-    if not shape.packed:
+    if not _packed(shape):
         return 0
     steps = shape.steps(StepOp.PRODUCT)
     largest = max(local_tensor(m, shape.tp).elements for step in steps for m in _matrices(step))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bigplan.graph.attention_kernels import pads_values
 from bigplan.graph.operators import Collective, Pattern, Stream
 from bigplan.graph.shape import RankShape
+from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.spec.latent_heads import HEADS, KEYS, LATENTS
 from bigplan.spec.step import LayerStep, StepOp, StepValue
 
@@ -27,7 +29,7 @@ def into_heads(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
     if shape.model.latent_attention is None:
         (qkv, *_) = shape.steps(StepOp.PRODUCT)
         named = f"attention input {again}".strip()
-        return shape.into_matrix(named) if qkv.saves or not again else ()
+        return into_matrix(shape, named) if qkv.saves or not again else ()
     if not shape.sequence_parallel:
         return ()
     read = [step.reads[0] for step in _of_heads(shape) if step.saves or not again]
@@ -41,7 +43,7 @@ def into_heads(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
 def out_of_heads(shape: RankShape) -> tuple[Collective, ...]:
     """In the backward: sums over ranks of the gradients by what was gathered."""
     if shape.model.latent_attention is None:
-        return shape.out_of_matrix("attention input", beside="query, key, value by weight")
+        return out_of_matrix(shape, "attention input", beside="query, key, value by weight")
     if shape.tp == 1:
         return ()
     pattern: Pattern = "reduce_scatter" if shape.sequence_parallel else "all_reduce"
@@ -109,7 +111,7 @@ def forward_bytes(shape: RankShape) -> int:
     if latent is None:
         return 0
     of_plain = shape.tokens * -(-shape.model.heads // shape.tp) * latent.plain_dim
-    padded = 2 * shape.mixed_tokens * shape.heads * latent.head_dim if shape.pads_values else 0
+    padded = 2 * shape.mixed_tokens * shape.heads * latent.head_dim if pads_values(shape) else 0
     return max(of_plain, padded) * shape.element
 
 
@@ -122,6 +124,6 @@ def backward_bytes(shape: RankShape) -> int:
     gradients by queries (`flash_gradients`), which are wider, are gone.
     """
     latent = shape.model.latent_attention
-    if latent is None or not shape.pads_values:
+    if latent is None or not pads_values(shape):
         return 0
     return 4 * latent.head_dim * shape.mixed_tokens * shape.heads * shape.element

@@ -16,6 +16,7 @@ from bigplan.graph.operators import Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.shared import into_mlp, out_of_mlp
 from bigplan.graph.spread import counted, places_bytes
+from bigplan.graph.sums import out_of_matrix
 from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.layers import SHARED_ACTIVATION
 from bigplan.spec.step import LayerStep, StepOp, StepValue
@@ -61,7 +62,7 @@ def reruns(
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
     summed = into_heads(shape)
     if all(op.name != "attention output" for op in left_out):
-        summed += shape.out_of_matrix("attention output")
+        summed += out_of_matrix(shape, "attention output")
     if all(op.name != "mlp down" for op in left_out):
         summed += out_of_mlp(shape, "mlp output")
     exchanged_again = (*exchanges(shape), *wide_norms(shape))

@@ -6,14 +6,10 @@ from dataclasses import dataclass
 
 from bigplan.graph.activations import BlockShape, boundary_bytes
 from bigplan.graph.graph import Tensor
-from bigplan.graph.operators import Collective, Pattern, Stream
+from bigplan.graph.operators import Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import (
-    NARROW_WIDTHS,
-    biases_in_kernel,
-    caps_in_kernel,
     groups_in_one,
-    isolates_in_kernel,
     repeats_heads,
     sums_in_products,
 )
@@ -66,83 +62,9 @@ class RankShape:
         return self.fused and self.training.kernels == "generated"
 
     @property
-    def linear_biases(self) -> bool:
-        """Whether fused attention adds linear biases (ALiBi) to its scores.
-
-        What keeps documents apart adds them as well, at no price of their own.
-        """
-        biased = self.model.positions == "alibi" and self.training.attention == "flash"
-        return biased and not self.training.isolate_documents
-
-    @property
-    def biases_in_kernel(self) -> bool:
-        """Whether a generated kernel does, in place of wider heads."""
-        ours = self.generated and self.linear_biases
-        return ours and biases_in_kernel(self.element, self.model.head_dim)
-
-    @property
-    def caps_scores(self) -> bool:
-        """Whether fused attention caps its scores."""
-        return self.model.score_cap is not None and self.training.attention == "flash"
-
-    @property
-    def caps_in_kernel(self) -> bool:
-        """Whether a generated kernel does, in place of plain torch, some queries at a time."""
-        ours = self.generated and self.caps_scores
-        return ours and caps_in_kernel(self.element, self.model.head_dim)
-
-    @property
-    def isolates_in_kernel(self) -> bool:
-        """Whether a generated kernel keeps documents apart, which takes biases and caps as well."""
-        ours = self.generated and self.training.isolate_documents
-        return ours and isolates_in_kernel(self.element, self.model.head_dim)
-
-    @property
-    def attends_in_own_kernel(self) -> bool:
-        """Whether the attention kernel is a generated one."""
-        return self.biases_in_kernel or self.caps_in_kernel or self.isolates_in_kernel
-
-    @property
-    def attends_in_blocks(self) -> bool:
-        """Whether plain torch has scores of some queries at a time (runtime/in_blocks.py)."""
-        if self.training.isolate_documents:
-            return not self.isolates_in_kernel
-        return self.caps_scores and not self.caps_in_kernel
-
-    @property
-    def attended_length(self) -> int:
-        """Tokens of sequences in which attention has as much to do, windows aside."""
-        if self.attends_in_blocks and self.fused:  # the host cuts keys off, and knows no documents
-            return self.training.sequence_length
-        return self.training.attended_length
-
-    @property
-    def pads_values(self) -> bool:
-        """Whether values narrower than keys are padded for attention (runtime/narrow_values.py)."""
-        latent = self.model.latent_attention
-        if latent is None or latent.value_dim == latent.head_dim:
-            return False
-        if self.training.isolate_documents:
-            return self.isolates_in_kernel
-        if self.element == 4:
-            return not self.fused  # torch's memory-efficient kernel takes them as they are
-        widths = latent.head_dim, latent.value_dim
-        return self.training.deterministic or not (self.narrow and widths == NARROW_WIDTHS)
-
-    @property
-    def loss_in_place(self) -> bool:
-        """Whether the logits' gradient overwrites them; it always does where ranks share logits."""
-        return self.generated or (self.fused and self.tp > 1)
-
-    @property
     def sums_in_products(self) -> bool:
         """Whether the native runtime's products add matrices' gradients to the sums themselves."""
         return self.fused and sums_in_products(self.training.gradient_bytes)
-
-    def new_gradients(self, tensors: tuple[Tensor, ...]) -> int:
-        """Bytes of parameters' gradients that live before they are added to their sums."""
-        made = (t for t in tensors if not self.sums_in_products or t.rows == 1)
-        return self.element * sum(t.elements for t in made)
 
     @property
     def grouped_kernels(self) -> bool:
@@ -194,11 +116,6 @@ class RankShape:
         return self.tokens // (self.tp if self.dispatched else 1)
 
     @property
-    def routed_hidden(self) -> int:
-        """Bytes of a hidden state of the tokens that a rank routes."""
-        return self.whole_hidden // (self.tp if self.dispatched else 1)
-
-    @property
     def experts(self) -> int:
         """Experts of a block that a rank has, whole or a part of each."""
         return self.model.experts // self.strategy.ep
@@ -222,11 +139,6 @@ class RankShape:
     def frozen(self) -> bool:
         """Whether adapters alone are trained."""
         return self.training.lora is not None
-
-    @property
-    def packed(self) -> bool:
-        """Whether the blocks' matrices are stored in 4 bits."""
-        return self.training.lora is not None and self.training.lora.frozen is not None
 
     def every_step(self, kind: str) -> tuple[LayerStep, ...]:
         """What one layer of a kind does, with adapters."""
@@ -259,20 +171,6 @@ class RankShape:
         if any(value.whole for value in product.gives):  # scores of a router
             return self.routed
         return self.tokens // (self.tp if alone and self.sequence_parallel else 1)
-
-    def into_matrix(self, name: str, chunks: int = 1) -> tuple[Collective, ...]:
-        """Before a matrix split by rows: with sequence parallelism the sequence is gathered."""
-        if not self.sequence_parallel:
-            return ()
-        return (Collective(f"{name} gather", "all_gather", self.whole_hidden // chunks, chunks),)
-
-    def out_of_matrix(self, name: str, chunks: int = 1, beside: str = "") -> tuple[Collective, ...]:
-        """After a matrix split by columns: the partial products are summed."""
-        if self.tp == 1:
-            return ()
-        pattern: Pattern = "reduce_scatter" if self.sequence_parallel else "all_reduce"
-        nbytes = self.whole_hidden // chunks
-        return (Collective(f"{name} sum", pattern, nbytes, chunks, beside=beside),)
 
 
 def local_tensor(parameter: Parameter, tp: int) -> Tensor:
@@ -318,3 +216,9 @@ def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:
     grouped = (tensor.elements for tensor in tensors if tensor.experts and unadded)
     read = shape.element * sum(grouped)
     return Stream("gradient sum", 2 * gradient * elements + read, launches, eager=apart)
+
+
+def new_gradients(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
+    """Bytes of parameters' gradients that live before they are added to their sums."""
+    made = (t for t in tensors if not shape.sums_in_products or t.rows == 1)
+    return shape.element * sum(t.elements for t in made)

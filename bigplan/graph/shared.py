@@ -9,6 +9,7 @@ from __future__ import annotations
 from bigplan.graph.experts import weighting
 from bigplan.graph.operators import Collective, Stream
 from bigplan.graph.shape import RankShape
+from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.spec.layers import SHARED_ACTIVATION
 from bigplan.spec.step import LayerStep, StepOp
 
@@ -21,7 +22,7 @@ def shared_inner_bytes(shape: RankShape) -> int:
 
 def into_shared(shape: RankShape, name: str) -> tuple[Collective, ...]:
     """As `into_matrix`, where there is such an MLP; `name` and `beside` are the experts'."""
-    return shape.into_matrix(name.replace("mlp", "shared")) if shape.model.shared_ffn else ()
+    return into_matrix(shape, name.replace("mlp", "shared")) if shape.model.shared_ffn else ()
 
 
 def out_of_shared(shape: RankShape, name: str, beside: str) -> tuple[Collective, ...]:
@@ -29,19 +30,19 @@ def out_of_shared(shape: RankShape, name: str, beside: str) -> tuple[Collective,
     if not shape.model.shared_ffn:
         return ()
     name, beside = (one.replace("mlp", "shared") for one in (name, beside))
-    return shape.out_of_matrix(name, beside=beside)
+    return out_of_matrix(shape, name, beside=beside)
 
 
 def into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
     """As `into_matrix`, and of a shared MLP; ranks with whole experts have no matrix in parts."""
     beside = into_shared(shape, name)
-    return beside if shape.dispatched else (*beside, *shape.into_matrix(name))
+    return beside if shape.dispatched else (*beside, *into_matrix(shape, name))
 
 
 def out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
     """As `out_of_matrix`, likewise."""
     shared = out_of_shared(shape, name, beside)
-    return shared if shape.dispatched else (*shared, *shape.out_of_matrix(name, beside=beside))
+    return shared if shape.dispatched else (*shared, *out_of_matrix(shape, name, beside=beside))
 
 
 def added(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:

@@ -39,9 +39,14 @@ def ranks_reached(shape: RankShape) -> float:
     return shape.strategy.ep * (1 - missed)
 
 
+def routed_hidden(shape: RankShape) -> int:
+    """Bytes of a hidden state of the tokens that a rank routes."""
+    return shape.whole_hidden // (shape.tp if shape.dispatched else 1)
+
+
 def came_bytes(shape: RankShape) -> int:
     """Bytes of tokens that come to a rank: as many as it sends, experts being equally busy."""
-    return int(ranks_reached(shape) * shape.routed_hidden)
+    return int(ranks_reached(shape) * routed_hidden(shape))
 
 
 def brought(shape: RankShape) -> tuple[Collective, ...]:

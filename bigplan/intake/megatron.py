@@ -108,7 +108,7 @@ def read(path: Path, given: Given) -> Setup:
     split = _split(found, pp)
     setup = Setup(
         "megatron",
-        _training(found, given),
+        _training(found),
         BatchSizes(
             found.whole("micro-batch-size"), None, found.whole("global-batch-size"), alone=True
         ),
@@ -119,7 +119,7 @@ def read(path: Path, given: Given) -> Setup:
         {name: value for name, value in model.items() if value is not None},
         behaviour=_behaviour(found, split),
     )
-    unpriced = [*told, *_unpriced(found, split)]
+    unpriced = [*told, *_unpriced(found)]
     left = sorted(set(found.options) - found.seen)
     ignored = [f"--{name}" for name in left if name.startswith(_HARMLESS)]
     unknown = [f"--{name}: bigplan does not know it" for name in left if f"--{name}" not in ignored]
@@ -168,7 +168,7 @@ def _zero(found: ArgumentLines) -> int:
     return int(distributed)
 
 
-def _training(found: ArgumentLines, given: Given) -> dict[str, Any]:
+def _training(found: ArgumentLines) -> dict[str, Any]:
     bf16, fp16, low = (found.flag(name) for name in ("bf16", "fp16", "grad-reduce-in-bf16"))
     precision = "bf16" if bf16 else "fp16" if fp16 else "fp32"
     whole = found.flag("accumulate-allreduce-grads-in-fp32")
@@ -256,7 +256,7 @@ def _behaviour(found: ArgumentLines, split: dict[str, int]) -> dict[str, float]:
     return behaviour
 
 
-def _unpriced(found: ArgumentLines, split: dict[str, int]) -> Iterator[str]:
+def _unpriced(found: ArgumentLines) -> Iterator[str]:
     for name, what in _UNPRICED.items():
         if found.flag(name):
             yield f"--{name}: {what}"

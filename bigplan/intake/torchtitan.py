@@ -66,7 +66,7 @@ def read(path: Path, given: Given) -> Setup:
         _processes(parts["parallelism"], split),
         behaviour=_behaviour(parts),
     )
-    more = [*_more(parts, split), *told, *unpriced]
+    more = [*_more(parts), *told, *unpriced]
     for name, part in parts.items():
         if name not in _HARMLESS:
             more += [f"{key}: bigplan does not know it" for key in part.left(_HARMLESS_KEYS)]
@@ -206,7 +206,7 @@ def _behaviour(parts: dict[str, Section]) -> dict[str, float | bool]:
     return found
 
 
-def _more(parts: dict[str, Section], split: dict[str, int]) -> Iterator[str]:
+def _more(parts: dict[str, Section]) -> Iterator[str]:
     training, optimizer = parts["training"], parts["optimizer"]
     if training.text("dtype", _DTYPES) == "bfloat16":
         yield f"{training.path('dtype')} bfloat16: master weights and moments are priced in fp32"

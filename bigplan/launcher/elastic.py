@@ -105,7 +105,7 @@ def find_nodes(run: LaunchInProgress, lost: BigplanError | None = None) -> None:
     if run.address is None:
         return
     end, told = time.monotonic() + NODE_SECONDS, False
-    while not (_adapted(run, lost) if run.how.elastic else enough(run.plan)):
+    while not (_adapted(run) if run.how.elastic else enough(run.plan)):
         if time.monotonic() > end:
             before = f"{lost}. " if lost else ""
             raise LostError(
@@ -118,7 +118,7 @@ def find_nodes(run: LaunchInProgress, lost: BigplanError | None = None) -> None:
         time.sleep(1.0)
 
 
-def _adapted(run: LaunchInProgress, lost: BigplanError | None) -> bool:
+def _adapted(run: LaunchInProgress) -> bool:
     """Whether the plan is now for the nodes that there are."""
     there = len(usable(run.plan))
     nodes = Layout.of(run.plan).nodes

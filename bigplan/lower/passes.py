@@ -70,7 +70,7 @@ class Emitter:
             # layer's forward, gradients of later layers would wait too.
             yield from self._update_until(max(self.layout.table))
         for layer in visiting[:ahead]:
-            yield from self._bring(layer, unit)
+            yield from self._bring(layer)
         for layer in layers:
             # Gradients of the next layer leave before the activations of this layer.
             yield from self._update_until(layer, ahead=True)
@@ -82,7 +82,7 @@ class Emitter:
                 yield from self._forward_layer(layer, unit)
             if layer in visiting:
                 for coming in visiting[visiting.index(layer) + ahead :][:1]:
-                    yield from self._bring(coming, unit)
+                    yield from self._bring(coming)
 
     def backward(self, unit: AccumulationGroup) -> Iterator[Instruction]:
         """A chunk's layers in reverse on all micro-batches of the unit."""
@@ -101,7 +101,7 @@ class Emitter:
             for item in range(min(free, len(order) * self._group)):
                 yield from self._fetch(order, item, unit)
         for layer in visiting[:ahead]:
-            yield from self._bring(layer, unit)
+            yield from self._bring(layer)
         if unit.last and unit.turn < len(position.chunks) - 1:
             # Gradients of the chunk after this one were reduced while this one ran backward.
             yield from self._use_whole()
@@ -109,7 +109,7 @@ class Emitter:
             yield from self._backward_layer(layer, unit)
             if layer in visiting:
                 for coming in visiting[visiting.index(layer) + ahead :][:1]:
-                    yield from self._bring(coming, unit)
+                    yield from self._bring(coming)
         yield from self._after_reduction([])
 
     def finish(self) -> Iterator[Action]:
@@ -165,7 +165,7 @@ class Emitter:
         if self.saves:
             yield from checkpoint_layer(self.layout, layer)
 
-    def _bring(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
+    def _bring(self, layer: int) -> Iterator[Instruction]:
         """Fill the layer's slot, unless it still holds the layer."""
         layout, slot = self.layout, self.refs.weights(layer)
         if self.pending or self.begun:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from bigplan.graph.graph import Graph
 from bigplan.lower.adapters import save_adapters, update_adapters
@@ -24,21 +25,33 @@ def lower(graph: Graph, placement: Placement) -> tuple[Program, ...]:
 
 def lower_buffers(graph: Graph, placement: Placement) -> tuple[Program, ...]:
     """The programs without any action, which is enough for memory."""
-    layouts = (StageLayout.of(graph, placement, stage) for stage in range(graph.strategy.pp))
-    return tuple(_program(layout) for layout in layouts)
+    return tuple(map(_without_actions, _layouts(graph, placement)))
 
 
-def lower_steady(graph: Graph, placement: Placement) -> tuple[Program, ...]:
-    """The programs with their steady step alone, which is enough for memory and simulation."""
-    layouts = (StageLayout.of(graph, placement, stage) for stage in range(graph.strategy.pp))
-    return tuple(
-        _program(layout, tuple(_step(layout, deferred=graph.deferred))) for layout in layouts
-    )
+def lower_steady(
+    graph: Graph, placement: Placement, fit: Callable[[Sequence[Program]], bool]
+) -> tuple[Program, ...] | None:
+    """The programs with their steady step alone, which is enough for memory and simulation.
+
+    None where they do not `fit`. Their buffers say so, before any action is made.
+    """
+    layouts = _layouts(graph, placement)
+    programs = tuple(map(_without_actions, layouts))
+    return tuple(map(_steady, layouts, programs)) if fit(programs) else None
 
 
-def _program(layout: StageLayout, step: tuple[Instruction, ...] = ()) -> Program:
+def _layouts(graph: Graph, placement: Placement) -> tuple[StageLayout, ...]:
+    stages = range(graph.strategy.pp)
+    return tuple(StageLayout.of(graph, placement, stage) for stage in stages)
+
+
+def _without_actions(layout: StageLayout) -> Program:
     stage, buffers = layout.position.stage, stage_buffers(layout)
-    return Program(stage, buffers, layers=layout.table, first=(), step=step, flush=())
+    return Program(stage, buffers, layers=layout.table, first=(), step=(), flush=())
+
+
+def _steady(layout: StageLayout, program: Program) -> Program:
+    return replace(program, step=tuple(_step(layout, deferred=layout.graph.deferred)))
 
 
 def lower_stage(graph: Graph, placement: Placement, stage: int) -> Program:

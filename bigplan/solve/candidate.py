@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 
 from bigplan.cost import Costs, price
@@ -261,13 +262,14 @@ def _simulated(candidate: Candidate, placement: Placement, below: float) -> Tria
     costs = candidate.costs
     if placement.captured:
         placement = placement.model_copy(update={"captured": False})
-    programs = lower_steady(candidate.graph, placement)
-    if not _fit(programs, costs):
+    fit = partial(_fit, costs)
+    programs = lower_steady(candidate.graph, placement, fit)
+    if programs is None:
         return inf
     if candidate.capturing(placement):
         captured = placement.model_copy(update={"captured": True})
-        others = lower_steady(candidate.graph, captured)
-        if _fit(others, costs):
+        others = lower_steady(candidate.graph, captured, fit)
+        if others is not None:
             placement, programs = captured, others
     if candidate.captured and not placement.captured:
         return inf
@@ -289,7 +291,7 @@ def _simulated(candidate: Candidate, placement: Placement, below: float) -> Tria
     return Trial(candidate, placement, seconds, expected, totals, instructions)
 
 
-def _fit(programs: Sequence[Program], costs: Costs) -> bool:
+def _fit(costs: Costs, programs: Sequence[Program]) -> bool:
     capacity = capacity_beside(programs, costs)
     return all(used_bytes(programs, tier, costs.sharing) <= capacity[tier] for tier in Tier)
 

@@ -52,11 +52,7 @@ WEAR = ": written to drives"  # how the rule is called that limits it
 
 
 def formulate(
-    graph: Graph,
-    costs: Costs,
-    pins: tuple[Pin, ...] = (),
-    most: Rings = ROOMY,
-    least: Rings | None = None,
+    graph: Graph, costs: Costs, most: Rings = ROOMY, least: Rings | None = None
 ) -> Problem:
     """Variables, rules, capacities and times of `graph` at `costs`.
 
@@ -64,7 +60,7 @@ def formulate(
     plans with any number of rings between the two.
     """
     every = [StageTimes(stage, costs) for stage in stage_classes(graph, most, least)]
-    problem = replace(
+    return replace(
         untimed(graph, costs, most, least),
         times=(
             *_times(every, costs),
@@ -72,7 +68,6 @@ def formulate(
         ),
         serial=total([_surcharged(lane_seconds(times)) + _waited_for(times) for times in every]),
     )
-    return pinned(problem, graph, costs, pins)
 
 
 def untimed(graph: Graph, costs: Costs, most: Rings = ROOMY, least: Rings | None = None) -> Problem:

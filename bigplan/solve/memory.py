@@ -117,7 +117,7 @@ def capacities(stage: StageClass, costs: Costs) -> Iterator[Capacity]:
     gpu += float(ring) * stage.switch(None, "streaming")
     if any(stage.shares(kind) for kind, _ in kinds):
         gpu += GIB * total([_shared_gib(stage, name) for name in SHARED])
-    host = total([_host_bytes(stage, kind, count) for kind, count in kinds])
+    host = total([_host_bytes(stage, kind) for kind, _ in kinds])
     host += CHUNK_STAGING * staged_chunk_bytes(stage.graph) * stage.switch(None, "state_chunks")
     host += float(STAGING * checkpoint_staging(stage.graph))
     if {kind.name for kind, _ in kinds} & {stage.graph.layers[0], stage.graph.layers[-1]}:
@@ -201,7 +201,7 @@ def _gpu_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
     return total([_home_bytes(stage, kind, Tier.GPU), *rings])
 
 
-def _host_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
+def _host_bytes(stage: StageClass, kind: LayerKind) -> Linear:
     sizes = stage.graph.sizes
     weights = owned(stage, kind) * sizes.parameter * stage.switch(kind, "staged_weights")
     gradients = owned(stage, kind) * sizes.gradient * stage.switch(kind, "staged_gradients")

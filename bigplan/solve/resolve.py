@@ -105,7 +105,7 @@ def problem_of(
         if pins:
             known[key] = pinned(problem_of(candidate, (), *key[1:]), graph, costs, pins)
         else:
-            known[key] = formulate(graph, costs, (), rings, least)
+            known[key] = formulate(graph, costs, rings, least)
     return known[key]
 
 

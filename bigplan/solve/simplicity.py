@@ -58,7 +58,7 @@ def _simpler(
     chosen: Trial, forbidden: tuple[Pin, ...], most: float
 ) -> tuple[Trial, tuple[Pin, ...]]:
     """A plan with fewer mechanisms that takes `most` s at most, and pins that forbid these."""
-    for used, without in _ways(chosen):
+    for used, without in _ways():
         if used & mechanisms(chosen.placement):
             simpler = _resolved(chosen, (*forbidden, *without), most)
             late = chosen.expected > most
@@ -97,7 +97,7 @@ def _mechanisms(kind: KindPlacement) -> Iterator[str]:
         yield RECOMPUTE
 
 
-def _ways(trial: Trial) -> Iterator[tuple[frozenset[str], tuple[Pin, ...]]]:
+def _ways() -> Iterator[tuple[frozenset[str], tuple[Pin, ...]]]:
     """Mechanisms, and the pins that forbid them."""
     still = {name: Pin(None, name, Tier.GPU, None) for name in MOVED}
     yield frozenset(MOVED), tuple(still.values())

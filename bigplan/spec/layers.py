@@ -259,56 +259,52 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     Biases of all experts are one matrix with a column for each, by which a row's choice of an
     expert is multiplied; after the last product, a token's weights are.
     """
+    routing = _routing(model, x)
+    sent, weights = routing[-1].gives
+    each = model.experts_per_token
+    gate, up, inner = (StepValue(name, model.ffn, each) for name in ("gate", "up", "inner"))
+    returned = sent._replace(name="returned")
+    first, last = _of_experts(model, "gate_proj", "up_proj"), _of_experts(model, "down_proj")
+    activation = LayerStep(
+        StepOp.ACTIVATION,
+        "activation",
+        (gate, up, weights),
+        (inner,),
+        saves=(gate, up),
+        statistics=(weights,),
+        cheap=True,
+    )
+    return [
+        *routing,
+        LayerStep(StepOp.PRODUCT, "mlp up", (sent,), (gate, up), first),
+        activation,
+        LayerStep(StepOp.PRODUCT, "mlp down", (inner,), (returned,), last, saves=(inner,)),
+        LayerStep(StepOp.COMBINE, "combine", (returned,), (_hidden(model, "mlp output"),)),
+    ]
+
+
+def _routing(model: Architecture, x: StepValue) -> list[LayerStep]:
+    """Scores of experts, and the rows that are sent to those chosen, with their weights."""
     each = model.experts_per_token
     scores = StepValue("router scores", model.experts, split=False, whole=True)
-    router = Parameter(ROUTER, (model.experts, model.hidden), "replicated", True)
+    routers = [Parameter(ROUTER, (model.experts, model.hidden), "replicated", True)]
+    if model.routed_by.score_bias:
+        routers.append(Parameter(SCORE_BIAS, (model.experts,), "replicated", False))
     sent = StepValue("sent", model.hidden, each, split=False, whole=True)
     weights = StepValue("router weights", 1, each, split=False, whole=True)
     places = tuple(weights._replace(name=name) for name in ("chosen experts", "order of rows"))
-    routers = [router]
-    if model.routed_by.score_bias:
-        routers.append(Parameter(SCORE_BIAS, (model.experts,), "replicated", False))
     bias = Parameter(ROUTER_BIAS, (TERMS, model.experts), "replicated", False, constant=True)
     in_fp32 = model.routed_by.scores == "sigmoid"
-    gate, up, inner = (StepValue(name, model.ffn, each) for name in ("gate", "up", "inner"))
-    returned = sent._replace(name="returned")
-    return [
-        LayerStep(StepOp.PRODUCT, "router", (x,), (scores,), tuple(routers), saves=(x,)),
-        LayerStep(
-            StepOp.ROUTE,
-            "route",
-            (x, scores),
-            (sent, weights),
-            (bias,) if model.routed_by.bias else (),
-            saves=(x,) if in_fp32 else (x, scores),
-            statistics=(weights, *places, scores) if in_fp32 else (weights, *places),
-        ),
-        LayerStep(
-            StepOp.PRODUCT,
-            "mlp up",
-            (sent,),
-            (gate, up),
-            _of_experts(model, "gate_proj", "up_proj"),
-        ),
-        LayerStep(
-            StepOp.ACTIVATION,
-            "activation",
-            (gate, up, weights),
-            (inner,),
-            saves=(gate, up),
-            statistics=(weights,),
-            cheap=True,
-        ),
-        LayerStep(
-            StepOp.PRODUCT,
-            "mlp down",
-            (inner,),
-            (returned,),
-            _of_experts(model, "down_proj"),
-            saves=(inner,),
-        ),
-        LayerStep(StepOp.COMBINE, "combine", (returned,), (_hidden(model, "mlp output"),)),
-    ]
+    route = LayerStep(
+        StepOp.ROUTE,
+        "route",
+        (x, scores),
+        (sent, weights),
+        (bias,) if model.routed_by.bias else (),
+        saves=(x,) if in_fp32 else (x, scores),
+        statistics=(weights, *places, scores) if in_fp32 else (weights, *places),
+    )
+    return [LayerStep(StepOp.PRODUCT, "router", (x,), (scores,), tuple(routers), saves=(x,)), route]
 
 
 def _of_experts(model: Architecture, *modules: str) -> tuple[Parameter, ...]:

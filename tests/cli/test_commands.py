@@ -319,7 +319,7 @@ def test_interrupt_stops_a_launch_cleanly(tmp_path: Path) -> None:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         try:
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=100)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)  # the output then says what every thread was at
             output, _ = process.communicate()

@@ -18,7 +18,7 @@ from bigplan.graph.operators import (
     Stream,
     by_input_and_weight,
 )
-from bigplan.graph.shape import RankShape, local_tensor
+from bigplan.graph.shape import RankShape, local_tensor, new_gradients
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.model import ModelSpec
@@ -204,7 +204,7 @@ def test_native_products_add_to_no_sum_of_16_bits(gradients: str, nbytes: int) -
     shape = replace(_shape(gradient_precision=gradients), fused=True)
     kind = block(shape)
     assert _stream(kind.backward, "gradient sum").nbytes == nbytes * kind.parameters
-    assert (shape.new_gradients(kind.tensors) >= 2 * kind.parameters) == (gradients == "bf16")
+    assert (new_gradients(shape, kind.tensors) >= 2 * kind.parameters) == (gradients == "bf16")
 
 
 # --- attention

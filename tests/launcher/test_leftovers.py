@@ -109,7 +109,7 @@ def test_what_a_killed_launch_left_is_named_and_removed(run: Path, tmp_path: Pat
         assert str(run / "scratch") in str(left)
         assert "1 process of its Ray" in str(left)
         clean(left)
-        assert left_behind.wait(10) == -9
+        assert left_behind.wait(100) == -9
         assert reads.poll() is None
     assert run.is_dir()
     assert not (run / "scratch").exists()

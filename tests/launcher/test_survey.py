@@ -31,22 +31,22 @@ def shrunk(wish: Wish) -> Profile:
         return small.profiled(wish)[0]
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch, warm: None) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def cluster(warm: None) -> Iterator[Any]:
     """A head without cores, and two nodes with one each."""
     from ray.cluster_utils import Cluster as Nodes
 
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     kept = {"object_store_memory": 80 << 20, "include_dashboard": False}
-    made = Nodes(
-        head_node_args={"node_ip_address": "127.0.0.2", "num_cpus": 0, **kept}, initialize_head=True
-    )
-    try:
-        for number in (3, 4):
-            made.add_node(node_ip_address=f"127.0.0.{number}", num_cpus=1, **kept)
-        yield made
-    finally:
-        made.shutdown()
+    head = {"node_ip_address": "127.0.0.2", "num_cpus": 0, **kept}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        made = Nodes(head_node_args=head, initialize_head=True)
+        try:
+            for number in (3, 4):
+                made.add_node(node_ip_address=f"127.0.0.{number}", num_cpus=1, **kept)
+            yield made
+        finally:
+            made.shutdown()
 
 
 def test_two_nodes_become_a_cluster_with_a_network(cluster: Any) -> None:

@@ -58,15 +58,12 @@ def test_work_that_runs_twice_counts_only_in_the_hardware_s_share() -> None:
     assert shares["recomputed"] > 1.2 * shares["resident"]
 
 
-STREAMED = planned("streamed")
-
-
 def lane_event(lane: Lane, start: float, end: float, stage: int = 0) -> Event:
     return Event(stage, lane, "copy", 0, -1, start, end)
 
 
 def test_what_shares_a_link_is_told_as_one() -> None:
-    predicted = STREAMED.predicted
+    predicted = planned("streamed").predicted
     assert {Lane.H2D, Lane.D2H} <= set(predicted.busy_seconds)
     assert not set(LINKS) & {*predicted.busy_seconds, *predicted.moved_bytes}
     assert Lane.GPU_UPDATE not in predicted.moved_bytes  # it moves nothing
@@ -90,7 +87,8 @@ def test_copies_that_take_turns_on_a_link_are_not_counted_twice() -> None:
 
 
 def test_a_simulated_step_works_as_long_as_the_plan_says() -> None:
-    played, promised = simulate_plan(STREAMED), STREAMED.predicted.busy_seconds
+    plan = planned("streamed")
+    played, promised = simulate_plan(plan), plan.predicted.busy_seconds
     worked = resource_seconds(played)
     told = {name: seconds for name, seconds in promised.items() if name in worked}
     told[Lane.COMPUTE] += sum(promised.values()) - sum(told.values())  # waits within its passes

@@ -51,12 +51,22 @@ def layouts(ranks: int) -> dict[str, tuple[Strategy, Recompute]]:
     }
 
 
+# Layouts of four ranks of a model with more than experts, by what they do to the rest of it:
+# nothing, a first stage without experts, all of ZeRO, and no rank with experts of its own.
+FEW = ("ep4", "ep2-pp2", "ep2-zero3", "dp4")
+
+
+def names(ranks: int, kind: str) -> list[str]:
+    """Layouts of a kind of training, in their order."""
+    return [name for name in layouts(ranks) if ranks == 2 or kind == "plain" or name in FEW]
+
+
 def plans(ranks: int) -> dict[str, Plan]:
     """By name, those of one training with experts, and of one with what may lie beside them."""
     return {
-        f"{kind}-{name}": plan_for(kind, strategy, recompute)
+        f"{kind}-{name}": plan_for(kind, *layouts(ranks)[name])
         for kind in KINDS
-        for name, (strategy, recompute) in layouts(ranks).items()
+        for name in names(ranks, kind)
     }
 
 

@@ -262,7 +262,7 @@ def test_the_thread_stays_within_its_depth_and_ends(
     monkeypatch.setattr(BatchSource, "batch", batch)
     before = set(threading.enumerate())  # a worker of another test may not be collected yet
     prefetcher = Prefetcher(BatchSource(text, LENGTH, 1, 0, 1, 0), depth=3)
-    assert enough.wait(10)
+    assert enough.wait(100)
     (thread,) = set(threading.enumerate()) - before
     prefetcher.close()
     assert made == [(0, 0), (1, 0), (2, 0)]

@@ -19,6 +19,7 @@ from tests.runtime.expert_courses import (
     KINDS,
     STEPS,
     layouts,
+    names,
     plan_for,
     plans,
     played,
@@ -69,7 +70,7 @@ def test_they_train_as_one_does(
     ran: Ran, alone: dict[str, Course], kind: str, subtests: pytest.Subtests
 ) -> None:
     ranks, folder = ran
-    for number, name in enumerate(layouts(ranks)):
+    for number, name in enumerate(names(ranks, kind)):
         with subtests.test(name):
             courses = [played(folder, f"{kind}-{name}", rank) for rank in range(ranks)]
             assert {one.first for one in courses} == {number}
@@ -83,7 +84,7 @@ def test_they_train_as_one_does(
 def test_they_go_on_where_others_stopped(ran: Ran, kind: str, subtests: pytest.Subtests) -> None:
     """With the same bits, whoever had which experts."""
     ranks, folder = ran
-    for before, name in pairwise(layouts(ranks)):
+    for before, name in pairwise(names(ranks, kind)):
         with subtests.test(f"{before} then {name}"):
             old, new = (
                 [played(folder, f"{kind}-{one}", rank) for rank in range(ranks)]

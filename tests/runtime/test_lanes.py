@@ -82,7 +82,7 @@ def test_actions_start_after_their_lane_and_their_waits(
 
 def test_lanes_run_beside_each_other() -> None:
     """Each of two actions waits for the other to have started."""
-    meeting = threading.Barrier(2, timeout=30)
+    meeting = threading.Barrier(2, timeout=100)
 
     def run(_: Action) -> None:
         meeting.wait()
@@ -233,25 +233,24 @@ def test_a_lane_queues_a_few_actions_ahead_of_the_device() -> None:
     assert 1 < max(ahead) < ACTIONS_AHEAD + 1
 
 
-@pytest.mark.timeout(30)
 def test_closing_with_work_queued_does_not_wait_for_ever() -> None:
     """An action of one lane waits for one of another that never ran."""
     running, release = threading.Event(), threading.Event()
 
     def run(_: Action) -> None:
         running.set()
-        release.wait(20)
+        release.wait(100)
 
     lanes = _lanes(run)
     first, queued = Done(_action(Lane.COMPUTE, 0)), Done(_action(Lane.COMPUTE, 1))
     waiting = Done(_action(Lane.H2D, 2), [queued])
     lanes.start([first, queued, waiting])
-    running.wait(20)
+    assert running.wait(100)
     closing = threading.Thread(target=lanes.close)
     closing.start()
     time.sleep(0.05)
     release.set()
-    closing.join(20)
+    closing.join(50)
     assert not closing.is_alive()
     first.check()
     for done in (queued, waiting):

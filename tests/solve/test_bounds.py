@@ -78,7 +78,7 @@ def test_there_is_no_room_only_where_nothing_fits(
     other = Tier.GPU if tier is not Tier.GPU else Tier.HOST
     for room in (0, gib * 2**30, ROOMY[other]):
         scarce = with_capacity(quickened(costs), **{tier: 0, other: room})
-        problem = formulate(graph, scarce, (), rings[0], rings[-1])
+        problem = formulate(graph, scarce, rings[0], rings[-1])
         for short in shortages(problem, (tier,)):
             least = {tier: int(short.nbytes * SOLVER) + 1, other: room}
             tight = with_capacity(quickened(costs), **least)

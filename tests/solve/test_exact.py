@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations_with_replacement, product
 
 import pytest
@@ -58,7 +59,7 @@ def _blocks(layers: int, policies: Policies, homes: tuple[Tier, ...]) -> Iterato
             )
 
 
-def _fits(programs: tuple[Program, ...], costs: Costs) -> bool:
+def _fits(programs: Sequence[Program], costs: Costs) -> bool:
     return all(used_bytes(programs, tier, costs.sharing) <= costs.capacity[tier] for tier in Tier)
 
 
@@ -66,7 +67,7 @@ def brute_force(
     graph: Graph, costs: Costs, policies: Policies, parameters: tuple[Tier, ...]
 ) -> float | None:
     """Seconds of the fastest placement of the blocks that fits, the ends staying on the GPU."""
-    best, each = None, []
+    best, each, fit = None, [], partial(_fits, costs=costs)
     for stage in range(graph.strategy.pp):
         layers = [graph.layers[layer] for layer in graph.stage_layers(stage)]
         choices = {
@@ -80,8 +81,8 @@ def brute_force(
         )
     for chosen in product(*each):
         stages = [StagePlacement(kinds=kinds) for kinds in chosen]
-        programs = lower_steady(graph, Placement(stages=tuple(stages)))
-        if _fits(programs, costs):
+        programs = lower_steady(graph, Placement(stages=tuple(stages)), fit)
+        if programs is not None:
             seconds = simulate(programs, graph, costs).seconds
             best = seconds if best is None else min(best, seconds)
     return best
@@ -121,12 +122,13 @@ def _two_ends(graph: Graph) -> Iterator[Placement]:
 
 
 # `room`: where GPU memory lies between the least and the most that placements need, so that some
-# tensors must leave. Host bytes: ample; too few for chunks of NVMe state; too few for the block.
+# tensors must leave. Host bytes: ample; too few for chunks of NVMe state; too few for the block, so
+# that nothing fits with any rings.
 @pytest.mark.parametrize(
     ("seed", "room", "host"),
     [
         *((0, 0.0, 10**12), (1, 0.15, 10**12), (2, 0.5, 10**12), (3, 0.85, 10**12)),
-        *((4, 0.3, 10**6), (5, 0.6, 10**6), (6, 0.3, 500), (7, 0.6, 300)),
+        *((4, 0.3, 10**6), (5, 0.6, 10**6), (6, 0.3, 500)),
     ],
 )
 def test_one_block(seed: int, room: float, host: int) -> None:

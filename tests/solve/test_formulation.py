@@ -55,7 +55,7 @@ def _without_zeros(placement: Placement) -> Placement:
 @settings(max_examples=examples(100))
 @given(cases())
 def test_decisions_keep_every_rule_and_lead_back(case: Case) -> None:
-    problem = formulate(case.graph, case.costs, (), Rings.of(case.placement))
+    problem = formulate(case.graph, case.costs, Rings.of(case.placement))
     values = decisions_of(case.graph, case.placement)
     assert set(values) == {variable.name for variable in problem.variables}
     for variable in problem.variables:
@@ -87,10 +87,10 @@ def test_the_relaxation_is_below_every_plan(toy: Case) -> None:
     # shares they stand for, so a row of state (48 MiB) and staged chunks more.
     extra = 2**28 + CHUNK_STAGING * (CHUNK + 2**26)
     tight = with_capacity(case.costs, **{t.value: used[t] + extra for t in Tier})
-    relaxed = solve(formulate(case.graph, tight, (), Rings.of(case.placement)), relaxed=True)
+    relaxed = solve(formulate(case.graph, tight, Rings.of(case.placement)), relaxed=True)
     assert relaxed is not None
     rings = Rings.of(case.placement)
-    whole_rows = formulate(case.graph, case.costs, (), rings).step_seconds(values_of(case))
+    whole_rows = formulate(case.graph, case.costs, rings).step_seconds(values_of(case))
     assert relaxed.step_seconds <= max(whole_rows, case.timeline.seconds) * SOLVER
 
 

@@ -14,7 +14,7 @@ from bigplan.errors import InputError
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Space, Strategy
-from bigplan.lower import lower, lower_steady
+from bigplan.lower import lower, lower_buffers, lower_steady
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.simulate import simulate
 from bigplan.solve.candidate import Candidate
@@ -64,15 +64,15 @@ def test_the_best_placement_is_that_of_a_brute_force(seed: int) -> None:
     """With a third of the bytes between the most and the least that ways take on the GPU."""
     rng = random.Random(seed)
     graph = toy_graph(blocks=2, units=1 + seed % 2, deferred=seed < 3, frozen=True)
-    programs = [lower_steady(graph, way) for way in _ways(graph)]
-    taken = [used_bytes(each, Tier.GPU, NodeSharing(1)) for each in programs]
+    ways = _ways(graph)
+    taken = [used_bytes(lower_buffers(graph, way), Tier.GPU, NodeSharing(1)) for way in ways]
     room = min(taken) + (max(taken) - min(taken)) // 3
     costs = with_capacity(_random_costs(rng), gpu=room)
-    best = min(
-        simulate(each, graph, costs).seconds
-        for each, used in zip(programs, taken, strict=True)
-        if used <= room
-    )
+    fitting = [
+        lower_steady(graph, way, lambda each: used_bytes(each, Tier.GPU, costs.sharing) <= room)
+        for way in ways
+    ]
+    best = min(simulate(each, graph, costs).seconds for each in fitting if each is not None)
     found = exact_placement(Candidate(graph.strategy, graph, costs), ENDS)
     assert found is not None
     assert found.seconds == best

@@ -39,7 +39,7 @@ def _cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=examples(200))
 @given(_cases())
 def test_the_bound_is_below_the_simulated_step(case: Case) -> None:
-    problem = formulate(case.graph, case.costs, (), Rings.of(case.placement))
+    problem = formulate(case.graph, case.costs, Rings.of(case.placement))
     bound = problem.step_seconds(values_of(case))
     assert 0 < bound <= case.timeline.seconds * ROUNDING
     assert cheap_bound(case.graph, case.costs) <= bound * ROUNDING

@@ -10,7 +10,7 @@ from bigplan.cost import price
 from bigplan.errors import InputError
 from bigplan.graph.build import build_graph, loss_chunks
 from bigplan.graph.strategy import Strategy
-from bigplan.lower import lower, lower_steady
+from bigplan.lower import lower, lower_buffers
 from bigplan.placement import Placement, Tier
 from bigplan.plan import Plan, graph_of
 from bigplan.planner import Request, make_plan, programs_of
@@ -125,7 +125,7 @@ def test_logits_above_the_reserve_are_kept_free_on_all_stages() -> None:
     found = resolve(candidate, ROOMY, ())
     assert candidate.loss is not None
     assert found is not None
-    programs = lower_steady(candidate.graph, found.placement)
+    programs = lower_buffers(candidate.graph, found.placement)
     first, last = (rank_bytes([program], Tier.GPU) for program in programs)
     kind = candidate.loss.kind(candidate.loss.chunks[-1])
     more = kind.backward_workspace - programs[-1].buffers["workspace"].nbytes

@@ -35,7 +35,7 @@ from tests.toys import (
 def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
     values = decisions_of(case.graph, case.placement)
     programs = case.programs
-    problem = formulate(case.graph, case.costs, (), Rings.of(case.placement))
+    problem = formulate(case.graph, case.costs, Rings.of(case.placement))
     classes = {stage.name: stage for stage in stage_classes(case.graph)}
     assert len(problem.capacities) == len(classes) * len(Tier)
     for row in problem.capacities:
@@ -66,7 +66,7 @@ def test_page_tables_of_host_memory_are_the_gpus() -> None:
     plain, found = (
         {
             row.tier: row.used.at(values)
-            for row in formulate(graph, each, (), Rings.of(placement)).capacities
+            for row in formulate(graph, each, Rings.of(placement)).capacities
         }
         for each in (replace(costs, page_tables=0.0), costs)
     )

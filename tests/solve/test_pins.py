@@ -10,7 +10,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Rings, Tier
 from bigplan.solve.decisions import decisions_of
-from bigplan.solve.formulation import formulate, placement_of
+from bigplan.solve.formulation import formulate, pinned, placement_of
 from bigplan.solve.ilp import solve
 from bigplan.solve.pins import POSITIVE, SWITCHES, Pin, parse_pins, pin_rules
 from bigplan.solve.stage import stage_classes
@@ -84,7 +84,7 @@ def test_unknown_kinds_are_refused_where_the_kinds_are_known() -> None:
 def test_a_pin_without_a_kind_holds_for_all_that_can_move(tensor: str, tier: Tier) -> None:
     graph = toy_graph(tied=True)
     pins = parse_pins({tensor: tier.value})[1]
-    solution = solve(formulate(graph, COSTS, pins))
+    solution = solve(pinned(formulate(graph, COSTS), graph, COSTS, pins))
     assert solution is not None
     kinds = placement_of(graph, solution.values).stages[0].kinds
     for name, rows in kinds.items():
@@ -95,7 +95,7 @@ def test_a_pin_without_a_kind_holds_for_all_that_can_move(tensor: str, tier: Tie
 def test_counts_without_a_kind_speak_of_the_repeated_layers() -> None:
     graph = toy_graph(Strategy(dp=1, pp=2), blocks=8)
     pins = parse_pins({"parameters.host": 3, "recompute.full": 1, "optimizer.nvme": 0.5})[1]
-    solution = solve(formulate(graph, COSTS, pins))
+    solution = solve(pinned(formulate(graph, COSTS), graph, COSTS, pins))
     assert solution is not None
     for stage in placement_of(graph, solution.values).stages:
         block = stage.kinds["block"]
@@ -122,7 +122,8 @@ def test_pinning_a_placement_gives_that_placement(case: Case) -> None:
             kept = sum(tiers.get(tier, 0) for tiers in rows.activations.values())
             settings[f"{name}.activations.{tier}"] = kept
     pins = parse_pins(settings)[1]
-    problem = formulate(case.graph, case.costs, pins, Rings.of(case.placement))
+    problem = formulate(case.graph, case.costs, Rings.of(case.placement))
+    problem = pinned(problem, case.graph, case.costs, pins)
     values = decisions_of(case.graph, case.placement)
     assert all(abs(rule.expression.at(values)) < 1e-9 for rule in problem.rules if rule.equal)
     solution = solve(problem)
@@ -142,7 +143,7 @@ def test_pinning_a_placement_gives_that_placement(case: Case) -> None:
 def test_what_is_streamed_is_pinned_for_all_kinds() -> None:
     graph = toy_graph(tied=True)
     pins = parse_pins({"optimizer": "host", "streamed": 0.5})[1]
-    solution = solve(formulate(graph, COSTS, pins))
+    solution = solve(pinned(formulate(graph, COSTS), graph, COSTS, pins))
     assert solution is not None
     for rows in placement_of(graph, solution.values).stages[0].kinds.values():
         assert rows.streamed == pytest.approx(rows.layers / 2)
@@ -150,7 +151,8 @@ def test_what_is_streamed_is_pinned_for_all_kinds() -> None:
 
 def test_pins_that_contradict_each_other_fit_nothing() -> None:
     pins = parse_pins({"parameters": "host", "optimizer": "gpu"})[1]
-    assert solve(formulate(toy_graph(), COSTS, pins)) is None
+    graph = toy_graph()
+    assert solve(pinned(formulate(graph, COSTS), graph, COSTS, pins)) is None
 
 
 def test_pins_keep_a_solution_that_obeys_them() -> None:
@@ -158,7 +160,10 @@ def test_pins_keep_a_solution_that_obeys_them() -> None:
     away = placed(graph, block=kind_placement(4, Tier.HOST, Tier.NVME, optimizer=Tier.HOST))
     pins = parse_pins({"block.parameters": "host", "block.gradients": "nvme"})[1]
     values = decisions_of(graph, away)
-    assert all(rule.expression.at(values) <= 1e-9 for rule in formulate(graph, COSTS, pins).rules)
+    assert all(
+        rule.expression.at(values) <= 1e-9
+        for rule in pinned(formulate(graph, COSTS), graph, COSTS, pins).rules
+    )
 
 
 @pytest.mark.parametrize("key", POSITIVE)

@@ -98,7 +98,7 @@ def test_a_placement_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     candidate, placement = Candidate.of(_workload(), best.candidate.strategy), best.placement
     lowered = list[int]()
 
-    def counting(*given: object) -> tuple[Program, ...]:
+    def counting(*given: object) -> tuple[Program, ...] | None:
         lowered.append(1)
         return lower_steady(*given)  # type: ignore[arg-type]
 

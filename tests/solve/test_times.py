@@ -31,7 +31,7 @@ ROUNDING = 1 + 1e-9  # sums of thousands of floats in another order
 @settings(max_examples=examples(400))
 @given(cases())
 def test_the_bound_is_below_the_simulated_step(case: Case) -> None:
-    problem = formulate(case.graph, case.costs, (), Rings.of(case.placement))
+    problem = formulate(case.graph, case.costs, Rings.of(case.placement))
     bound = problem.step_seconds(values_of(case))
     simulated = case.timeline.seconds
     assert 0 < bound <= simulated * ROUNDING
@@ -88,7 +88,7 @@ def test_a_surcharge_pays_for_no_empty_slots() -> None:
 def test_every_placement_keeps_the_rules(case: Case) -> None:
     """The rules that rings exist where layers use them, and only there, among them."""
     values = values_of(case)
-    for rule in formulate(case.graph, case.costs, (), Rings.of(case.placement)).rules:
+    for rule in formulate(case.graph, case.costs, Rings.of(case.placement)).rules:
         missed = rule.expression.at(values)
         assert missed <= 1e-9, rule.name
         assert not rule.equal or missed >= -1e-9, rule.name

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    read_attention_bias,
     read_llama_like,
     write_llama_like,
 )
@@ -39,10 +40,8 @@ _NEMOTRON = _ARCEE | {
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.flag("attention_bias")
     return read_llama_like(reader, _SQUARED) | {
-        "qkv_bias": bias,
-        "attention_output_bias": bias,
+        **read_attention_bias(reader),
         "mlp_bias": reader.flag("mlp_bias"),
     }
 
@@ -64,10 +63,7 @@ def _written(model: ModelSpec, model_type: str, architecture: str) -> dict[str, 
         "hidden_act": "relu2",
         "attention_bias": model.qkv_bias,
         "mlp_bias": model.mlp_bias,
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **NO_TOKENS,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily, Tensors
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
@@ -87,9 +87,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "tie_word_embeddings": model.tied_embeddings,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
-        # transformers' defaults would be tokens that a small vocabulary lacks.
-        "bos_token_id": None,
-        "eos_token_id": None,
+        **NO_TOKENS,
     }
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.layer_types import read_layer_types, write_layer_types
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    read_attention_bias,
     read_llama_like,
     write_llama_like,
 )
@@ -34,15 +35,13 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 def _read(reader: ConfigReader) -> dict[str, Any]:
     if reader.flag("use_qk_norm"):
         reader.refuse("use_qk_norm", "false: its LayerNorm has weights of its own for each head")
-    bias = reader.flag("attention_bias")
     return read_llama_like(reader) | {
         "norm": "layernorm",
         "norm_bias": False,
         "norm_epsilon": reader.get("layer_norm_eps"),
         "parallel_residual": True,
         "shared_norm": True,
-        "qkv_bias": bias,
-        "attention_output_bias": bias,
+        **read_attention_bias(reader),
         "logit_scale": reader.number("logit_scale"),
     }
 
@@ -68,10 +67,7 @@ def _written(model: ModelSpec, model_type: str, architecture: str) -> dict[str, 
         "layer_norm_eps": model.norm_epsilon,
         "logit_scale": model.logit_scale,
         "attention_bias": model.qkv_bias,
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **NO_TOKENS,
     }
 
 

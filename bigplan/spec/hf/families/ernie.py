@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    read_bias,
     read_llama_like,
     write_llama_like,
 )
@@ -33,21 +34,13 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.flag("use_bias")
-    return read_llama_like(reader) | {
-        "qkv_bias": bias,
-        "attention_output_bias": bias,
-        "mlp_bias": bias,
-    }
+    return read_llama_like(reader) | read_bias(reader)
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
     return write_llama_like(model, "ernie4_5", "Ernie4_5ForCausalLM") | {
         "use_bias": model.qkv_bias,
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **NO_TOKENS,
     }
 
 

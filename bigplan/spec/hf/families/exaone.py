@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.layer_types import read_layer_types, write_layer_types
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
-    LLAMA_TENSORS,
+    NORMS_AFTER,
     read_llama_like,
     write_llama_like,
 )
@@ -57,23 +56,14 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     return write_llama_like(model, "exaone4", "Exaone4ForCausalLM") | {
         "sliding_window": model.sliding_window,
         "layer_types": write_layer_types(model),
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **NO_TOKENS,
     }
 
 
-_OPENING = ("input_norm", "post_norm")
-_NAMES = {name: there for name, there in LLAMA_TENSORS.names.items() if name not in _OPENING}
-_CLOSING = {
-    "attention_closing_norm": "model.layers.{}.post_attention_layernorm",
-    "mlp_closing_norm": "model.layers.{}.post_feedforward_layernorm",
-}
 EXAONE4 = ModelFamily(
     _read,
     _DEFAULTS,
     _write,
-    replace(LLAMA_TENSORS, names=_NAMES | _CLOSING),
+    NORMS_AFTER,
     LLAMA_KEYS | {"attention_pattern": ("layer_types", "sliding_window_pattern")},
 )

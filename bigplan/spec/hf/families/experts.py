@@ -9,6 +9,7 @@ from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    read_attention_bias,
     read_llama_like,
     write_llama_like,
 )
@@ -100,7 +101,7 @@ def write_dense(model: ModelSpec) -> dict[str, Any]:
 
 
 def _read_qwen3(reader: ConfigReader) -> dict[str, Any]:
-    slides, bias = reader.flag("use_sliding_window"), reader.flag("attention_bias")
+    slides = reader.flag("use_sliding_window")
     if slides and reader.get("max_window_layers"):
         # transformers 4 slides from this block on, transformers 5 in all.
         reader.refuse("max_window_layers", "0, or use_sliding_window false")
@@ -113,8 +114,7 @@ def _read_qwen3(reader: ConfigReader) -> dict[str, Any]:
             # transformers 5 writes one name, and 4 the other.
             "experts": reader.optional_count("num_local_experts") or reader.count("num_experts"),
             "router_normalised": reader.flag("norm_topk_prob"),
-            "qkv_bias": bias,
-            "attention_output_bias": bias,
+            **read_attention_bias(reader),
             "qk_norm": True,
             "sliding_window": reader.optional_count("sliding_window") if slides else None,
         }

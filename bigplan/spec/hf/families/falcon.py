@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import GELUS, ModelFamily, Tensors
+from bigplan.spec.hf.families.family import GELUS, NO_TOKENS, ModelFamily, Tensors
 from bigplan.spec.hf.families.rope import ROPE_KEYS, read_rope, write_scaling
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
@@ -131,9 +131,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "tie_word_embeddings": model.tied_embeddings,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
+        **NO_TOKENS,
     }
 
 

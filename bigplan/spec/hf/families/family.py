@@ -51,3 +51,5 @@ GELUS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+# Of a config.json that is written: transformers' defaults are words that a small vocabulary lacks.
+NO_TOKENS: Mapping[str, None] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))

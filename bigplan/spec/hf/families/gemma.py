@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily, Tensors
-from bigplan.spec.hf.families.layer_types import read_layer_types, write_layer_types
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
+from bigplan.spec.hf.families.layer_types import (
+    read_layer_types,
+    read_ropes,
+    write_layer_types,
+    write_ropes,
+)
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    read_attention_bias,
     read_llama_like,
     write_llama_like,
 )
-from bigplan.spec.hf.families.rope import read_scaling, write_scaling
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
@@ -67,13 +71,12 @@ def _read_gemma(reader: ConfigReader) -> dict[str, Any]:
     """What all have: `hidden_activation` is the name that counts where a file has both."""
     if reader.flag("use_bidirectional_attention"):
         reader.refuse("use_bidirectional_attention", "false: tokens see those before them")
-    newer, bias = reader.config.get("hidden_activation"), reader.flag("attention_bias")
+    newer = reader.config.get("hidden_activation")
     named = replace(reader, config={**reader.config, "hidden_act": newer}) if newer else reader
     return read_llama_like(named, _ACTIVATIONS) | {
         "norm_plus_one": True,
         "embedding_scale": reader.count("hidden_size") ** 0.5,
-        "qkv_bias": bias,
-        "attention_output_bias": bias,
+        **read_attention_bias(reader),
     }
 
 
@@ -102,21 +105,7 @@ def _read_third(reader: ConfigReader) -> dict[str, Any]:
         reader.refuse("attn_logit_softcapping", "null: transformers' Gemma 3 caps no scores")
     fields = _read_capped(reader, reader.count("sliding_window_pattern"))
     fields["qk_norm"] = True
-    ropes = reader.mapping("rope_parameters")
-    local, far = (ropes.get(name) for name in ("sliding_attention", "full_attention"))
-    if isinstance(far, Mapping):
-        fields["rope_theta"] = far.get("rope_theta", reader.get("rope_theta"))
-        fields["rope_scaling"] = read_scaling(far, reader)
-    base = reader.get("rope_local_base_freq")
-    if isinstance(local, Mapping):
-        if local.get("rope_type", "default") != "default":
-            reader.refuse("rope_parameters", "rope_type default for sliding_attention")
-        base = local.get("rope_theta", base)
-    if "attention_pattern" in fields:
-        fields["local_rope_theta"] = base
-    elif fields["sliding_window"] is not None:
-        fields |= {"rope_theta": base, "rope_scaling": None}
-    return fields
+    return read_ropes(reader, fields, reader.get("rope_local_base_freq"))
 
 
 def _write_gemma(model: ModelSpec, model_type: str, architecture: str) -> dict[str, Any]:
@@ -125,10 +114,7 @@ def _write_gemma(model: ModelSpec, model_type: str, architecture: str) -> dict[s
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": model.qkv_bias,
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **NO_TOKENS,
     }
 
 
@@ -151,16 +137,7 @@ def _write_second(model: ModelSpec) -> dict[str, Any]:
 
 
 def _write_third(model: ModelSpec) -> dict[str, Any]:
-    config = _write_capped(model, "gemma3_text", "Gemma3ForCausalLM")
-    del config["rope_theta"], config["rope_scaling"]
-    scaling = write_scaling(model.rope_scaling) or {"rope_type": "default"}
-    local = model.local_rope_theta or model.rope_theta
-    return config | {
-        "rope_parameters": {
-            "full_attention": {"rope_theta": model.rope_theta, **scaling},
-            "sliding_attention": {"rope_theta": local, "rope_type": "default"},
-        }
-    }
+    return write_ropes(_write_capped(model, "gemma3_text", "Gemma3ForCausalLM"), model)
 
 
 _AROUND_TENSORS: Tensors = replace(LLAMA_TENSORS, names={**LLAMA_TENSORS.names, **_AROUND})

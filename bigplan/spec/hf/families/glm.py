@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
@@ -51,10 +51,7 @@ def _written(model: ModelSpec, model_type: str, architecture: str) -> dict[str, 
     return write_llama_like(model, model_type, architecture) | {
         "partial_rotary_factor": model.rotary_fraction,
         "attention_bias": model.qkv_bias,
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **NO_TOKENS,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import GELUS, ModelFamily, Tensors
+from bigplan.spec.hf.families.family import GELUS, NO_TOKENS, ModelFamily, Tensors
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
@@ -85,8 +85,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "embd_pdrop": 0.0,
         "resid_pdrop": 0.0,
         # transformers' default would be a token that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
+        **NO_TOKENS,
     }
 
 

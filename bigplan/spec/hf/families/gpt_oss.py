@@ -11,6 +11,7 @@ from bigplan.spec.hf.families.layer_types import read_layer_types, write_layer_t
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_TENSORS,
+    read_attention_bias,
     read_llama_like,
     write_llama_like,
 )
@@ -27,7 +28,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     for key, usual in _CONSTANTS.items():
         if reader.number(key) != usual:
             reader.refuse(key, f"{usual:g}")
-    blocks, bias = range(reader.count("num_hidden_layers")), reader.flag("attention_bias")
+    blocks = range(reader.count("num_hidden_layers"))
     balanced = reader.flag("output_router_logits")
     fields = read_llama_like(reader) | read_layer_types(reader, [n % 2 == 0 for n in blocks])
     return fields | {
@@ -38,8 +39,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
         "mlp": "clamped_swiglu",
         "mlp_bias": True,
         "attention_sinks": True,
-        "qkv_bias": bias,
-        "attention_output_bias": bias,
+        **read_attention_bias(reader),
     }
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    read_attention_bias,
     read_llama_like,
     write_llama_like,
 )
@@ -32,10 +33,8 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
     """Logits are divided by their key; scores are multiplied, in place of 1 / root of head_dim."""
-    bias = reader.flag("attention_bias")
     return read_llama_like(reader) | {
-        "qkv_bias": bias,
-        "attention_output_bias": bias,
+        **read_attention_bias(reader),
         "mlp_bias": reader.flag("mlp_bias"),
         "embedding_scale": reader.number("embedding_multiplier"),
         "residual_scale": reader.number("residual_multiplier"),
@@ -52,10 +51,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "residual_multiplier": model.residual_scale,
         "attention_multiplier": model.scale_of_scores,
         "logits_scaling": 1.0 / model.logit_scale,
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **NO_TOKENS,
     }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    read_attention_bias,
     read_llama_like,
     write_llama_like,
 )
@@ -30,28 +31,20 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
     """Files that scale angles dynamically by an `alpha` have another base, whatever the length."""
-    bias, fields = reader.flag("attention_bias"), read_llama_like(reader)
+    fields = read_llama_like(reader)
     rope = next((found for place in PLACES if (found := reader.mapping(place))), {})
     alpha = rope.get("alpha")
     if (fields["rope_scaling"] or {}).get("name") == "dynamic" and alpha:
         width = fields.get("head_dim") or fields["hidden"] // fields["heads"]
         fields["rope_theta"] *= alpha ** (width / (width - 2))
         fields["rope_scaling"] = None
-    return fields | {
-        "qk_norm": True,
-        "qk_norm_turned": True,
-        "qkv_bias": bias,
-        "attention_output_bias": bias,
-    }
+    return fields | read_attention_bias(reader) | {"qk_norm": True, "qk_norm_turned": True}
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
     return write_llama_like(model, "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM") | {
         "attention_bias": model.qkv_bias,
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **NO_TOKENS,
     }
 
 

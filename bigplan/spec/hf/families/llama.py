@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.family import ModelFamily, Tensors
@@ -27,6 +28,19 @@ LLAMA_TENSORS = Tensors(
         "norm": "model.norm",
         "lm_head": "lm_head",
     }
+)
+_CLOSING = {
+    "attention_closing_norm": "model.layers.{}.post_attention_layernorm",
+    "mlp_closing_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+# Of those that norm what attention and MLP give, and not what they read.
+NORMS_AFTER = replace(
+    LLAMA_TENSORS,
+    names={
+        name: place
+        for name, place in {**LLAMA_TENSORS.names, **_CLOSING}.items()
+        if name not in ("input_norm", "post_norm")
+    },
 )
 LLAMA_KEYS = {
     "layers": ("num_hidden_layers",),
@@ -77,6 +91,17 @@ def read_llama_like(
     }
 
 
+def read_attention_bias(reader: ConfigReader) -> dict[str, Any]:
+    """One key says whether all products of attention have biases."""
+    return dict.fromkeys(("qkv_bias", "attention_output_bias"), reader.flag("attention_bias"))
+
+
+def read_bias(reader: ConfigReader) -> dict[str, Any]:
+    """One key says whether all products of a block have biases."""
+    products = ("qkv_bias", "attention_output_bias", "mlp_bias")
+    return dict.fromkeys(products, reader.flag("use_bias"))
+
+
 def write_llama_like(model: ModelSpec, model_type: str, architecture: str) -> dict[str, Any]:
     """Keys that their config.json files share."""
     return {
@@ -100,10 +125,8 @@ def write_llama_like(model: ModelSpec, model_type: str, architecture: str) -> di
 
 
 def _read_llama(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.flag("attention_bias")
     return read_llama_like(reader) | {
-        "qkv_bias": bias,
-        "attention_output_bias": bias,
+        **read_attention_bias(reader),
         "mlp_bias": reader.flag("mlp_bias"),
     }
 

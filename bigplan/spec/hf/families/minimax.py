@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.experts import routed_tensors
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
@@ -59,10 +59,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
             "num_local_experts": model.experts,
             "num_experts_per_tok": model.experts_per_token,
             "rotary_dim": round(model.head_dim * model.rotary_fraction),
-            # transformers' defaults would be tokens that a small vocabulary lacks
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "pad_token_id": None,
+            **NO_TOKENS,
         }
     )
 

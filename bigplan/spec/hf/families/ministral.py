@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.layer_types import read_layer_types, write_layer_types
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
@@ -38,9 +38,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     return write_llama_like(model, "ministral", "MinistralForCausalLM") | {
         "sliding_window": model.sliding_window,
         "layer_types": write_layer_types(model),
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
+        **NO_TOKENS,
     }
 
 

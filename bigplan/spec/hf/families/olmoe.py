@@ -10,8 +10,13 @@ from bigplan.spec.hf.families.experts import (
     routed_tensors,
     write_router,
 )
-from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.llama import LLAMA_DEFAULTS, read_llama_like, write_llama_like
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
+from bigplan.spec.hf.families.llama import (
+    LLAMA_DEFAULTS,
+    read_attention_bias,
+    read_llama_like,
+    write_llama_like,
+)
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
@@ -19,7 +24,6 @@ from bigplan.spec.model import ModelSpec
 def _read(reader: ConfigReader) -> dict[str, Any]:
     if reader.get("clip_qkv") is not None:
         reader.refuse("clip_qkv", "null: queries, keys and values as they are")
-    bias = reader.flag("attention_bias")
     return (
         read_llama_like(reader)
         | read_router(reader)
@@ -28,8 +32,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
             "router_normalised": reader.flag("norm_topk_prob"),
             "qk_norm": True,
             "qk_norm_whole": True,
-            "qkv_bias": bias,
-            "attention_output_bias": bias,
+            **read_attention_bias(reader),
         }
     )
 
@@ -42,10 +45,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
             "num_experts": model.experts,
             "norm_topk_prob": model.router_normalised,
             "attention_bias": model.qkv_bias,
-            # transformers' defaults would be tokens that a small vocabulary lacks
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "pad_token_id": None,
+            **NO_TOKENS,
         }
     )
 

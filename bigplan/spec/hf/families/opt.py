@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import GELUS, ModelFamily, Tensors
+from bigplan.spec.hf.families.family import GELUS, NO_TOKENS, ModelFamily, Tensors
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
@@ -92,9 +92,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "dropout": 0.0,
         "attention_dropout": 0.0,
         "layerdrop": 0.0,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **NO_TOKENS,
     }
 
 

@@ -10,6 +10,7 @@ from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    read_attention_bias,
     read_llama_like,
     write_llama_like,
 )
@@ -52,10 +53,10 @@ def _write_qwen2(model: ModelSpec) -> dict[str, Any]:
 
 
 def _read_qwen3(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.flag("attention_bias")
     return (
         read_llama_like(reader)
-        | {"qkv_bias": bias, "attention_output_bias": bias, "qk_norm": True}
+        | read_attention_bias(reader)
+        | {"qk_norm": True}
         | _read_window(reader)
     )
 

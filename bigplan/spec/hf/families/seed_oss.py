@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
@@ -44,10 +44,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "attention_out_bias": model.attention_output_bias,
         "mlp_bias": model.mlp_bias,
         "residual_dropout": 0.0,
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **NO_TOKENS,
     }
 
 

@@ -20,7 +20,12 @@ from bigplan.spec.hf.families.experts import (
     write_router,
 )
 from bigplan.spec.hf.families.family import ModelFamily, Tensors
-from bigplan.spec.hf.families.llama import LLAMA_DEFAULTS, read_llama_like, write_llama_like
+from bigplan.spec.hf.families.llama import (
+    LLAMA_DEFAULTS,
+    read_attention_bias,
+    read_llama_like,
+    write_llama_like,
+)
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
@@ -208,8 +213,7 @@ def _read_dots1(reader: ConfigReader) -> dict[str, Any]:
     slides = far is not None and far < reader.count("num_hidden_layers")
     if window is not None and (set(types) != {"full_attention"} if types else slides):
         reader.refuse("sliding_window", "null: all blocks see all tokens")
-    bias = reader.flag("attention_bias")
-    own = {"qkv_bias": bias, "attention_output_bias": bias, "qk_norm": True}
+    own = read_attention_bias(reader) | {"qk_norm": True}
     return read_llama_like(reader) | read_deepseek_experts(reader) | own
 
 

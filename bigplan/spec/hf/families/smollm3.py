@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    read_attention_bias,
     read_llama_like,
     write_llama_like,
 )
@@ -36,15 +37,11 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 def _read(reader: ConfigReader) -> dict[str, Any]:
     if reader.flag("use_sliding_window"):
         reader.refuse("use_sliding_window", "false: blocks with windows would have no rope")
-    bias = reader.flag("attention_bias")
     return (
         read_llama_like(reader)
         | _read_pattern(reader)
-        | {
-            "qkv_bias": bias,
-            "attention_output_bias": bias,
-            "mlp_bias": reader.flag("mlp_bias"),
-        }
+        | read_attention_bias(reader)
+        | {"mlp_bias": reader.flag("mlp_bias")}
     )
 
 
@@ -69,10 +66,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "use_sliding_window": False,
         "attention_bias": model.qkv_bias,
         "mlp_bias": model.mlp_bias,
-        # transformers' defaults would be tokens that a small vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **NO_TOKENS,
     }
 
 

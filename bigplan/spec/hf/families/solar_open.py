@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.llama import LLAMA_DEFAULTS, read_llama_like, write_llama_like
 from bigplan.spec.hf.families.shared_experts import (
     GLM4_MOE,
@@ -33,10 +33,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         | write_deepseek_experts(model)
         | {
             "attention_bias": model.qkv_bias,
-            # transformers' defaults would be tokens that a small vocabulary lacks
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "pad_token_id": None,
+            **NO_TOKENS,
         }
     )
 

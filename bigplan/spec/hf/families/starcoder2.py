@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import GELUS, ModelFamily
+from bigplan.spec.hf.families.family import GELUS, NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
     LLAMA_TENSORS,
+    read_bias,
     read_llama_like,
     write_llama_like,
 )
@@ -33,13 +34,10 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.flag("use_bias")
     return read_llama_like(reader, GELUS) | {
         "norm": "layernorm",
         "norm_epsilon": reader.get("norm_epsilon"),
-        "qkv_bias": bias,
-        "attention_output_bias": bias,
-        "mlp_bias": bias,
+        **read_bias(reader),
         "sliding_window": reader.optional_count("sliding_window"),
     }
 
@@ -54,9 +52,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "sliding_window": model.sliding_window,
         "residual_dropout": 0.0,
         "embedding_dropout": 0.0,
-        # transformers' defaults would be tokens that the vocabulary lacks
-        "bos_token_id": None,
-        "eos_token_id": None,
+        **NO_TOKENS,
     }
 
 
