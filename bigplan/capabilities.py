@@ -50,6 +50,11 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
             f"bigplan stores moments in {moments} in its own runtime alone, not for {tool}: plan "
             "with --engine native, or with moments fp32"
         )
+    if training is not None and training.optimizer.name == "muon":
+        return (
+            f"bigplan runs and plans Muon in its own runtime alone, not for {tool}: plan with "
+            "--engine native, or with optimizer adamw"
+        )
     usual = ModelSpec.model_fields
     known = MEGATRON_PARTS if tool == "megatron" else ()
     parts = [
@@ -118,6 +123,24 @@ def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, obj
     return None
 
 
+def muon_refusal(training: Training, fixed: Mapping[str, object]) -> str | None:
+    """Why Muon does not update what is split so; None: it does, or another optimizer does.
+
+    `fixed`: values of a strategy, all or some.
+    """
+    if training.optimizer.name != "muon":
+        return None
+    if training.lora is not None:
+        return "optimizer muon: adapters are trained by adamw or sgd; use one of them with lora"
+    for name in ("tp", "ep"):
+        if (ways := fixed.get(name, 1)) != 1:
+            return (
+                f"{name} {ways}: Muon's updates need whole matrices, which bigplan brings together "
+                f"over ranks of ZeRO alone; use {name} 1, or optimizer adamw"
+            )
+    return None
+
+
 def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
     """Why a stage does not have so many chunks of layers; None: it may have."""
     if str(chunks) == "1" or not model.dense_blocks:
@@ -130,6 +153,8 @@ def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
 
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
+    if refusal := muon_refusal(training, strategy.model_dump()):
+        return refusal
     spread = strategy.ep > 1
     if spread and (refusal := spread_refusal(model, training, strategy.model_dump())):
         return refusal
