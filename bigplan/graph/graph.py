@@ -267,7 +267,12 @@ class Graph:
         Of a layer that Muon updates in part they are all that a rank owns: no more than `others`
         have a second moment.
         """
-        return self.sizes.state_bytes(elements) + self.sizes.second * min(elements, kind.others)
+        seconds = self.second_moments(kind, elements)
+        return self.sizes.state_bytes(elements) + self.sizes.second * seconds
+
+    def second_moments(self, kind: LayerKind, elements: int) -> int:
+        """Elements of these that have room for a second moment, where Muon's have none."""
+        return min(elements, kind.others) if self.sizes.second else 0
 
     def adapters(self, layers: Iterable[int]) -> Adapters:
         """The adapters of a stage's layers."""
