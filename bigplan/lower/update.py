@@ -11,7 +11,7 @@ Rows with state on the GPU have their parameters and gradients there too. The ot
             then         the chunks back, with their parameters unless those live on the GPU
 
 Muon's products fill the GPU, so the layers that it updates are updated between passes, on the lane
-of compute; a streamed one arrives before, as one chunk.
+of compute. A streamed one is one chunk.
 
 An update of some rows does not wait for updates of others, though all write one layer's parameters.
 """
@@ -41,18 +41,13 @@ def update_layer(layout: StageLayout, layer: int) -> Iterator[Action]:
 
 
 def begin_update(layout: StageLayout, layer: int) -> Iterator[Action]:
-    """Update the rows whose state the GPU does not hold; Muon's state only comes to the GPU."""
-    for arrives, *rest in _streamed_updates(layout, layer):
-        yield arrives
-        yield from () if layout.kind(layer).orthogonalised else rest
+    """Update the rows whose state the GPU does not hold."""
+    yield from _streamed_updates(layout, layer)
     yield from _cpu_update(layout, layer)
 
 
 def end_update(layout: StageLayout, layer: int) -> Iterator[Action]:
     """Update the rows whose state the GPU holds, after `begin_update`; gradients are consumed."""
-    if layout.kind(layer).orthogonalised:
-        for _, *rest in _streamed_updates(layout, layer):
-            yield from rest
     yield from _gpu_update(layout, layer)
     yield from _end(layout, layer)
 
@@ -102,9 +97,9 @@ def _update(
     return Action(Op.UPDATE, lane, layer, reads, writes, amount=elements, share=share)
 
 
-def _streamed_updates(layout: StageLayout, layer: int) -> Iterator[tuple[Action, ...]]:
+def _streamed_updates(layout: StageLayout, layer: int) -> Iterator[Action]:
     for chunk in range(layout.chunks(layer, Share.STREAMED)):
-        yield tuple(_streamed_update(layout, layer, chunk))
+        yield from _streamed_update(layout, layer, chunk)
 
 
 def _streamed_update(layout: StageLayout, layer: int, chunk: int) -> Iterator[Action]:
