@@ -179,7 +179,9 @@ class StageLayout:
         return layer in self.staying.values()
 
     def _updated_elsewhere(self, layer: int) -> bool:
-        """Whether some rows have their state off the GPU."""
+        """Whether some rows have their state off the GPU, and the CPU may update them."""
+        if self.kind(layer).orthogonalised:
+            return False
         return any(self.pieces[layer, share] for share in Share if share is not Share.GPU)
 
     def stages_weights(self, layer: int) -> bool:
