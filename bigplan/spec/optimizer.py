@@ -86,6 +86,11 @@ class Optimizer(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.name == "muon" and self.moments != "fp32":
+            raise InputError(
+                f"moments {self.moments} are of adamw; muon keeps its momentum in fp32, and the "
+                "moments of what AdamW updates beside it: leave moments out"
+            )
         usual = type(self).model_fields
         stated = sorted(
             name
