@@ -10,8 +10,8 @@ from functools import lru_cache, partial
 from bigplan.capabilities import (
     device_refusal,
     executable,
-    native_refusal,
     muon_refusal,
+    native_refusal,
     spread_refusal,
     virtual_stages_refusal,
 )

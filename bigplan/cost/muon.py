@@ -32,6 +32,8 @@ def orthogonalise_seconds(
     shards = graph.strategy.shards if graph.strategy.zero else 1
     if shards == 1:
         return sum(each.values())
-    several = (sum(each[t] for t in touched(kind, p)) for p in parts(kind.tensors, kind.owned(shards)))
+    several = (
+        sum(each[t] for t in touched(kind, p)) for p in parts(kind.tensors, kind.owned(shards))
+    )
     gathering = all_gather(ELEMENT * kind.padded(shards), data_group(graph.strategy, nodes))
     return max(*each.values(), *several) + gathering

@@ -45,10 +45,10 @@ def muon_advice(plan: Plan) -> Iterator[str]:
     old, new = (element_sizes(each).state for each in (plan.training, by_muon))
     yield (
         f"Muon (`--optimizer muon`) has no second moment of the blocks' matrices: "
-        f"{format_bytes(saved)} less of the model's optimizer state, which then takes {new} bytes a "
-        f"parameter there in place of {old}. Its products take {seconds_text(seconds)} of a GPU a "
-        f"step ({seconds / plan.predicted.step_seconds:.0%} of this one). It is another training: "
-        "plan with it, and compare losses."
+        f"{format_bytes(saved)} less of the model's optimizer state, which then takes {new} bytes "
+        f"a parameter there in place of {old}. Its products take {seconds_text(seconds)} of a GPU "
+        f"a step ({seconds / plan.predicted.step_seconds:.0%} of this one). It is another "
+        "training: plan with it, and compare losses."
     )
 
 

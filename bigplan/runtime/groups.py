@@ -66,7 +66,6 @@ class Groups:
         *,
         lends_table: bool = False,
         muon: bool = False,
-        apart: Apart | None = None,
     ) -> Groups:
         """Meet the other ranks: each writes its address to a file, or where else ranks of several
         nodes meet, and reads those of the others.
@@ -103,7 +102,6 @@ class Groups:
             expert_data=made.get(GroupName.EXPERT_DATA, ALONE),
             update=made.get(GroupName.UPDATE, ALONE),
             channels=every,
-            apart=apart,
             _control=control,
             _out=out,
             _into=into,

@@ -61,7 +61,7 @@ class MuonUpdates:
         self, layer: int, rows: Rows, verdict: Verdict, rules: Mapping[str, ParameterRule]
     ) -> tuple[Box, ...]:
         """Update a rank's part of a layer; what of it is AdamW's to update."""
-        optimizer = self._context.training.optimizer
+        optimizer, master = self._context.training.optimizer, rows.state.master
         tensors = {tensor.name: tensor for tensor in self._context.kind(layer).orthogonalised}
         mine = [box for box in rows.boxes if box.tensor in tensors]
         inputs = ((box, _moved(rows, box, optimizer.momentum, verdict.divisor)) for box in mine)
@@ -71,12 +71,12 @@ class MuonUpdates:
             direction = orthogonalised(flat, tensor, optimizer.ns_steps)
             first = box.start - self._context.rows[layer].offsets[box.tensor][0]
             rate = verdict.learning_rate * rule.learning_rate_factor
-            parameter = rows.weights(box) if rows.state.master is None else rows.state.master[box.in_piece]
+            parameter = rows.weights(box) if master is None else master[box.in_piece]
             parameter.mul_(1 - rate * rule.weight_decay)
             parameter.add_(
                 direction[first : first + box.count], alpha=-rate * adjusted(optimizer, tensor)
             )
-            if rows.state.master is not None:
+            if master is not None:
                 rows.weights(box).copy_(parameter)
         return tuple(box for box in rows.boxes if box.tensor not in tensors)
 

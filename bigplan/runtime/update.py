@@ -255,9 +255,7 @@ def _in_piece(rows: Tensor) -> Callable[[Box], Tensor]:
 def _moments(state: StoredState, box: Box, seconds: Mapping[int, Box]) -> tuple[Tensor, ...]:
     """A box's moments; `seconds`: where second ones are, by place, if fewer elements have some."""
     own = (box, replace(box, place=seconds[box.place].place) if seconds else box)
-    return tuple(
-        moment[one.in_piece] for moment, one in zip(state.moments, own, strict=False)
-    )
+    return tuple(moment[one.in_piece] for moment, one in zip(state.moments, own, strict=False))
 
 
 def _by_rule(

@@ -203,10 +203,9 @@ class NativeWorker:
             meeting,
             lends_table=self._graph.lends_table,
             muon=self._plan.training.optimizer.name == "muon",
-            apart=apart,
         )
         groups.warm(self._device)
-        return groups
+        return replace(groups, apart=apart)
 
     def step(self, checkpoint: Path | None = None) -> StepResult:
         """One optimizer step, and beside it a checkpoint into the folder `checkpoint`.

@@ -69,9 +69,7 @@ class Optimizer(Spec):
     """how AdamW's are stored: fp32, bf16, or int8 with a scale for each 256 elements"""
     momentum: float = Field(default_factory=_usual_momentum, ge=0, lt=1)
     """of SGD, default 0.9; 0: none, and no state for it. Of Muon, default 0.95"""
-    ns_steps: int = Field(
-        default=NS_STEPS, ge=1, lt=100, exclude_if=lambda steps: steps == NS_STEPS
-    )
+    ns_steps: int = Field(default=NS_STEPS, ge=1, le=99, exclude_if=lambda steps: steps == NS_STEPS)
     """of Muon: iterations that make an update about orthogonal"""
     adjust_lr_fn: AdjustRate = Field(
         default="match_rms_adamw", exclude_if=lambda name: name == "match_rms_adamw"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -43,8 +44,8 @@ def muon_plan(
     tier: Tier = Tier.GPU,
     device: str = "cpu",
     *,
-    model: dict[str, object] | None = None,
-    **changes: object,
+    model: Mapping[str, object] | None = None,
+    changes: Mapping[str, object] | None = None,
 ) -> Plan:
     """Two sequences a step; the optimizer's state on the GPU, or in host memory and streamed."""
     stages = []
@@ -58,7 +59,9 @@ def muon_plan(
     usual = {"precision": "bf16", "clip_norm": 1.0, "optimizer": MUON}
     placement = Placement(stages=tuple(stages), slots=2, chunk=20_000)
     spec = tiny_model(layers=LAYERS, **(model or {}))
-    return plan_of(spec, tiny_training(2, **{**usual, **changes}), strategy, placement, device)
+    return plan_of(
+        spec, tiny_training(2, **{**usual, **(changes or {})}), strategy, placement, device
+    )
 
 
 def _kind(layers: int, tier: Tier) -> KindPlacement:
