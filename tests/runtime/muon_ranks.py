@@ -24,6 +24,7 @@ LAYOUTS = {
     "dp2-zero1": Strategy(dp=2, zero=1),
     "dp2-zero2": Strategy(dp=2, zero=2),
     "dp2-zero3": Strategy(dp=2, zero=3),
+    "cp2-zero1": Strategy(dp=1, cp=2, zero=1),
     "pp2": Strategy(dp=1, pp=2),
 }
 MUON = Optimizer(
