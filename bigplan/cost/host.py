@@ -66,7 +66,7 @@ def update_launch(
     Launched by Python, a tensor is priced as an operator of a pass: 0.5 ms for half a block of
     Qwen3 0.6B on two H200s, where 0.8 to 1.2 were measured
     (benchmarks/results/2026-11-25-h200-x2-one-machine), and 0.75 on two H100s, where 1.45 were
-    (2026-11-25-h100-x2-offload). So is each kernel of Muon's directions.
+    (2026-11-25-h100-x2-offload).
     """
     if framework.host is not None or not gpu.runs_kernels:
         return UpdateLaunch()

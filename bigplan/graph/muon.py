@@ -96,7 +96,9 @@ def _workspace(graph: Graph, kind: LayerKind) -> int:
     for tensor in kind.orthogonalised:
         _, rows, columns = shape_of(tensor)
         short, long = min(rows, columns), max(rows, columns)
-        each.append(at_once(tensor) * ELEMENT * (2 * short * long + 2 * short * short))
+        products_of = 2 * short * long + 2 * short * short
+        turned = 3 * short * long  # a result whose transpose is copied, beside what it is of
+        each.append(at_once(tensor) * ELEMENT * max(products_of, turned))
         if tensor.experts:  # rows of experts take turns: directions and results of all
             each[-1] += ELEMENT * 2 * tensor.elements
     shards = graph.strategy.shards if graph.strategy.zero else 1

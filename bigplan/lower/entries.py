@@ -70,8 +70,8 @@ def _entry_bytes(graph: Graph, elements: int, state: int) -> int:
 def streaming_entries(graph: Graph) -> int:
     """Chunks of state that may be on the GPU at once: those that arrive during the longest kernel.
 
-    Deferred updates run in a forward pass, so that a chunk may wait for a forward's kernel. Muon
-    updates a layer between passes: one arrives, one is updated, one leaves.
+    Deferred updates run in a forward pass, so that a chunk may wait for a forward's kernel. What
+    Muon updates is whole layers, of which few fit.
     """
     if any(kind.orthogonalised for kind in graph.kinds.values()):
         return MUON_STREAMING

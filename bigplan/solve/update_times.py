@@ -30,12 +30,13 @@ def update_seconds(
     kinds = [(kind, count) for kind, count in kinds if not kind.frozen]
     stage, rates, sizes = times.stage, times.costs.rates, times.stage.graph.sizes
     streamed = _elements(times, kinds, stage.streamed)
-    passing = sizes.stored * streamed + _seconds(times, kinds, stage.streamed)
+    second = _second_bytes(times, kinds, stage.streamed)
     back, out = (_cpu_rows_on_gpu(times, kinds, side) for side in ("parameters", "gradients"))
     old = 0 if sizes.master else sizes.parameter
-    into = (sizes.parameter / rates.h2d) * back + (1 / rates.state_in) * passing
+    into = (sizes.parameter / rates.h2d) * back + (sizes.stored / rates.state_in) * streamed
+    into = into + (1 / rates.state_in) * second
     off = (1 / rates.d2h) * (sizes.gradient * out + old * back)
-    off = off + (1 / rates.state_out) * passing
+    off = off + (sizes.stored / rates.state_out) * streamed + (1 / rates.state_out) * second
     yield "cpu", (1 / rates.cpu_update) * (_rows(times, kinds, AWAY) - streamed)
     beside = [(kind, count) for kind, count in kinds if not kind.orthogonalised]
     yield "gpu update", (1 / rates.gpu_update) * _elements(times, beside, stage.streamed)
@@ -50,7 +51,7 @@ def update_seconds(
         total([nbytes(stage, k) * stage.tensor(k, tensor, Tier.NVME) for k, _ in kinds])
         for nbytes, tensor in ((weight_bytes, "parameters"), (gradient_bytes, "gradients"))
     )
-    on_drives = _seconds(times, kinds, lambda k: stage.tensor(k, "optimizer", Tier.NVME))
+    on_drives = _second_bytes(times, kinds, lambda k: stage.tensor(k, "optimizer", Tier.NVME))
     chunks = sizes.stored * _rows(times, kinds, (Tier.NVME,)) + on_drives
     old_on_disk = NOTHING if sizes.master else weights
     yield "read", (1 / rates.nvme_read) * (chunks + gradients_on_disk + old_on_disk)
@@ -78,7 +79,7 @@ def _elements(times: StageTimes, kinds: Kinds, layers: Callable[[LayerKind], Lin
     return total([owned(times.stage, k) * layers(k) for k, _ in kinds])
 
 
-def _seconds(times: StageTimes, kinds: Kinds, layers: Callable[[LayerKind], Linear]) -> Linear:
+def _second_bytes(times: StageTimes, kinds: Kinds, layers: Callable[[LayerKind], Linear]) -> Linear:
     """Bytes of second moments that only elements have which Muon leaves to AdamW."""
     second = times.stage.graph.sizes.second
     if not second:
