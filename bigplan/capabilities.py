@@ -142,6 +142,11 @@ def muon_refusal(training: Training, fixed: Mapping[str, object]) -> str | None:
                 f"{name} {ways}: Muon's updates need whole matrices, which bigplan brings together "
                 f"over ranks of ZeRO alone; use {name} 1, or optimizer adamw"
             )
+    if fixed.get("replicas"):
+        return (
+            "replicas: Muon is not planned for unlike nodes with unequal micro-batches; leave them "
+            "equal, or use optimizer adamw"
+        )
     return None
 
 

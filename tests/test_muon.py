@@ -154,6 +154,7 @@ def test_what_muon_does_not_do_is_named(settings: dict[str, str], told: str) -> 
 def test_other_refusals() -> None:
     assert muon_refusal(ADAMW, {"tp": 2}) is None
     assert "whole matrices" in (muon_refusal(MUON, {"ep": 2}) or "")
+    assert "unlike nodes" in (muon_refusal(MUON, {"replicas": (1, 2)}) or "")
     lora = MUON.model_copy(update={"lora": Lora(rank=4)})
     assert "adapters" in (muon_refusal(lora, {}) or "")
     for tool in ("DeepSpeed", "megatron", "torchtitan"):

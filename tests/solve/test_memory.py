@@ -17,9 +17,11 @@ from bigplan.solve.formulation import formulate
 from bigplan.solve.linear import Capacity
 from bigplan.solve.stage import StageClass, stage_classes
 from bigplan.spec.sharing import NodeSharing
+from bigplan.verify import verify
 from tests.examples import examples
 from tests.toys import (
     COSTS,
+    ROOMY,
     Case,
     cases,
     kind_placement,
@@ -40,7 +42,11 @@ def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
 @settings(max_examples=examples(40))
 @given(muon_cases())
 def test_rows_are_those_bytes_with_muon(case: Case) -> None:
-    """Also where elements of a layer have unlike state, and the ring's entries are whole layers."""
+    """Also where elements of a layer have unlike state, and the ring's entries are whole layers.
+
+    Programs keep every rule.
+    """
+    verify(case.programs, case.graph, ROOMY, NodeSharing(1))
     _check_rows(case)
 
 
