@@ -65,6 +65,11 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         )
     if training is not None and training.isolate_documents:
         return f"isolate_documents: {OTHERS_ISOLATE.get(tool, ISOLATES_ALONE.format(tool=tool))}"
+    if training is not None and training.optimizer.name == "muon":
+        return (
+            f"bigplan runs and plans Muon in its own runtime alone, not for {tool}: plan with "
+            "--engine native, or with optimizer adamw"
+        )
     usual = ModelSpec.model_fields
     known = MEGATRON_PARTS if tool == "megatron" else ()
     parts = [
@@ -164,6 +169,29 @@ def zero_group_refusal(fixed: Mapping[str, object]) -> str | None:
     return None
 
 
+def muon_refusal(training: Training, fixed: Mapping[str, object]) -> str | None:
+    """Why Muon does not update what is split so; None: it does, or another optimizer does.
+
+    `fixed`: values of a strategy, all or some.
+    """
+    if training.optimizer.name != "muon":
+        return None
+    if training.lora is not None:
+        return "optimizer muon: adapters are trained by adamw or sgd; use one of them with lora"
+    for name, one in {"tp": 1, "ep": 1, "zero_group": 0}.items():
+        if (ways := fixed.get(name, one)) != one:
+            return (
+                f"{name} {ways}: Muon's updates need whole matrices, which bigplan brings together "
+                f"over all ranks of ZeRO alone; use {name} {one}, or optimizer adamw"
+            )
+    if fixed.get("replicas"):
+        return (
+            "replicas: Muon is not planned for unlike nodes with unequal micro-batches; leave them "
+            "equal, or use optimizer adamw"
+        )
+    return None
+
+
 def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
     """Why a stage does not have so many chunks of layers; None: it may have."""
     if str(chunks) == "1" or not model.dense_blocks:
@@ -176,6 +204,8 @@ def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
 
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
+    if refusal := muon_refusal(training, strategy.model_dump()):
+        return refusal
     spread = strategy.ep > 1
     if spread and (refusal := spread_refusal(model, training, strategy.model_dump())):
         return refusal

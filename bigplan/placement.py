@@ -255,7 +255,7 @@ class LayerPlacement:
 
 
 def layer_table(
-    placement: KindPlacement, *, frugal_first: bool = False
+    placement: KindPlacement, *, frugal_first: bool = False, whole_states: bool = False
 ) -> tuple[LayerPlacement, ...]:
     """Turn counts into a placement of each layer.
 
@@ -266,7 +266,8 @@ def layer_table(
     Layers with gradients in host memory are the first to get activations in host memory. There,
     activations may lie in the memory of the gradients. Of these activations, the largest are
     assigned first. `frugal_first`: the first layers recompute the most, because with
-    interleaved chunks they hold the most micro-batches.
+    interleaved chunks they hold the most micro-batches. `whole_states`: a layer's state is on one
+    tier, and what the GPU does not hold is streamed.
     """
     count = placement.layers
     order = spread_order(count)
@@ -284,7 +285,10 @@ def layer_table(
     else:
         backwards = order[::-1]  # the order's first layers, which the GPU updates, come last
         policies = _assign(kept, sorted(backwards, key=lambda i: gradients[i] is not Tier.HOST))
-    rows = _row_fractions(placement, parameters, gradients)
+    if whole_states:
+        rows = _whole_rows(placement, parameters, gradients, order)
+    else:
+        rows = _row_fractions(placement, parameters, gradients)
     return tuple(
         LayerPlacement(
             parameters=parameters[i],
@@ -334,6 +338,18 @@ def _row_fractions(
     ]
 
 
+def _whole_rows(
+    placement: KindPlacement,
+    parameters: list[Tier],
+    gradients: Sequence[Tier | None],
+    order: Sequence[int],
+) -> list[dict[Share, float]]:
+    """The GPU has the state of so many layers whose parameters and gradients it has."""
+    resident = [i for i in order if parameters[i] is gradients[i] is Tier.GPU]
+    on_gpu = set(resident[: round(placement.optimizer.get(Tier.GPU, 0.0))])
+    return [_shares(float(i in on_gpu), float(i not in on_gpu), 1.0) for i in range(len(order))]
+
+
 def _shares(gpu: float, streamed: float, host: float) -> dict[Share, float]:
     """The fractions of all shares. `host`: of what the CPU updates, the part with state in host."""
     cpu = max(0.0, 1.0 - gpu - streamed)
@@ -375,7 +391,13 @@ def stage_table(graph: Graph, placement: Placement, stage: int) -> dict[int, Lay
     """Placement of every layer of a stage, by layer index."""
     chunked = graph.strategy.vpp > 1
     tables = {
-        kind: iter(layer_table(rows, frugal_first=chunked))
+        kind: iter(
+            layer_table(
+                rows,
+                frugal_first=chunked,
+                whole_states=bool(graph.kinds[kind].orthogonalised),
+            )
+        )
         for kind, rows in placement.stages[stage].kinds.items()
     }
     table = {layer: next(tables[graph.layers[layer]]) for layer in graph.stage_layers(stage)}

@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from bigplan.capabilities import (
     device_refusal,
     executable,
+    muon_refusal,
     native_refusal,
     spread_refusal,
     virtual_stages_refusal,
@@ -41,7 +42,7 @@ from bigplan.simulate import busy_seconds, critical_path, simulate
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, capacity_beside
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.ilp import solver_name
-from bigplan.solve.pins import WRITTEN, Pin, parse_pins, refuse_of_trained
+from bigplan.solve.pins import WRITTEN, Pin, parse_pins, refuse_of_muon, refuse_of_trained
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Found, Scope, Watch, search, unwatched
 from bigplan.spec.cluster import Cluster, NodeGroup
@@ -122,6 +123,10 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         raise RefusedError(why)
     if why := virtual_stages_refusal(fixed.get("vpp", 1), request.model):
         raise RefusedError(why)
+    if why := muon_refusal(request.training, fixed):
+        raise RefusedError(why)
+    if request.training.optimizer.name == "muon":
+        refuse_of_muon(pins)
     workload = Workload(request.model, request.training, request.cluster.group)
     written = allowed_bytes(request.max_wear, request.training, request.cluster.group)
     if written is not None:
@@ -132,6 +137,8 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
 
     def allowed(strategy: Strategy) -> bool:
         refusal = native_refusal(request.model, request.training, strategy)
+        if muon_refusal(request.training, strategy.model_dump()):
+            return False  # nor is it priced
         return request.allowed(strategy) and (request.engine == "any" or refusal is None)
 
     scope = Scope(fixed, pins, allowed, request.idling, request.told)

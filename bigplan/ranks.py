@@ -31,6 +31,7 @@ class GroupName(StrEnum):
     DATA = "data-parallel"  # same stage and tensor place; the ranks split samples and state
     SHARD = "zero-group"  # neighbours of a data-parallel group that share one copy of its state
     REPLICA = "zero-replicas"  # those of a data-parallel group with the same part of their copies
+    UPDATE = "update"  # the same ranks once more, for what Muon's updates gather
     CONTEXT = "context-parallel"  # those of one replica; the ranks split its sequences
     TENSOR = "tensor-parallel"  # same stage and data place; the ranks split layers
     EXPERT = "expert-parallel"  # neighbours of a data-parallel group that have all experts together
@@ -78,7 +79,7 @@ def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, 
     match name:
         case GroupName.ALL:
             return tuple(range(strategy.ranks))
-        case GroupName.DATA:
+        case GroupName.DATA | GroupName.UPDATE:
             each = [at._replace(data=i) for i in range(strategy.shards)]
         case GroupName.SHARD:
             ranks = strategy.zero_group or strategy.shards
@@ -102,8 +103,12 @@ def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, 
     return tuple(one.rank(strategy) for one in each)
 
 
-def communicating(strategy: Strategy) -> tuple[GroupName, ...]:
-    """The groups of several ranks whose tensors need a communicator, in the order of making."""
+def communicating(strategy: Strategy, *, muon: bool = False) -> tuple[GroupName, ...]:
+    """The groups of several ranks whose tensors need a communicator, in the order of making.
+
+    `muon`: the optimizer is Muon, whose updates of what ZeRO shards gather directions, on another
+    lane than gradients and parameters.
+    """
     spread, hybrid = strategy.ep > 1, strategy.zero_group > 0
     sizes = {
         # Groups of ranks and their replicas together reach all that DATA has.
@@ -114,6 +119,7 @@ def communicating(strategy: Strategy) -> tuple[GroupName, ...]:
         GroupName.CONTEXT: strategy.cp,
         GroupName.EXPERT: strategy.ep,
         GroupName.EXPERT_DATA: strategy.shards // strategy.ep if spread else 1,
+        GroupName.UPDATE: strategy.shards if muon and strategy.zero else 1,
     }
     return tuple(name for name, size in sizes.items() if size > 1)
 

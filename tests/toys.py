@@ -26,6 +26,7 @@ from bigplan.simulate import simulate
 from bigplan.solve.candidate import Candidate
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.stage import stage_classes
+from bigplan.spec.layers import BLOCKS
 from bigplan.spec.sharing import NodeSharing
 from bigplan.timeline import Timeline
 from bigplan.units import PerRank
@@ -393,6 +394,69 @@ def cases(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4), *, free: bool = Fa
     return Case(replace(graph, document_bytes=documents), *prices_and_placement)
 
 
+@st.composite
+def muon_cases(draw: st.DrawFn) -> Case:
+    """Cases whose blocks' matrices Muon updates: whole layers, on the GPU or streamed.
+
+    `n` is AdamW's to update. Nothing of such layers but activations is on drives.
+    """
+    dp, pp = draw(st.sampled_from((1, 2))), draw(st.sampled_from((1, 2)))
+    zero = draw(st.integers(0, 3)) if dp > 1 else 0
+    toy = toy_graph(
+        Strategy(dp=dp, pp=pp, zero=zero),
+        units=draw(st.sampled_from((1, 3))),
+        deferred=draw(st.booleans()),
+        master=draw(st.booleans()),
+    )
+    case = Case(toy, draw(prices()), draw(placements(toy)))
+    old, master = case.graph.sizes, case.graph.sizes.master
+    kinds = {
+        name: replace(kind, orthogonalised=kind.tensors[:1]) if name in BLOCKS else kind
+        for name, kind in case.graph.kinds.items()
+    }
+    sizes = ElementSizes(old.parameter, old.gradient, 8 if master else 4, master, second=4)
+    found = {
+        name: replace(cost, orthogonalise=draw(st.sampled_from((0.0, 0.5, 3.0))))
+        if name in BLOCKS
+        else cost
+        for name, cost in case.costs.kinds.items()
+    }
+    stages = [
+        StagePlacement(
+            kinds={
+                name: _by_muon(kind, draw(st.integers(0, 9))) if name in BLOCKS else kind
+                for name, kind in stage.kinds.items()
+            }
+        )
+        for stage in case.placement.stages
+    ]
+    # Stages of a class are alike.
+    graph = replace(case.graph, kinds=kinds, sizes=sizes)
+    for alike in stage_classes(graph):
+        for number in alike.stages:
+            stages[number] = stages[alike.stages[0]]
+    placement = case.placement.model_copy(update={"stages": tuple(stages)})
+    return Case(graph, replace(case.costs, kinds=found), placement)
+
+
+def _by_muon(kind: KindPlacement, on_gpu: int) -> KindPlacement:
+    """The placement without drives, the state of so many layers on the GPU where they may be."""
+    parameters, gradients = (
+        {Tier.GPU: at.get(Tier.GPU, 0), Tier.HOST: kind.layers - at.get(Tier.GPU, 0)}
+        for at in (kind.parameters, kind.gradients)
+    )
+    gpu = min(on_gpu, parameters[Tier.GPU], gradients[Tier.GPU])
+    host = float(kind.layers - gpu)
+    return KindPlacement(
+        layers=kind.layers,
+        parameters=parameters,
+        gradients=gradients,
+        activations=kind.activations,
+        optimizer={Tier.GPU: float(gpu), Tier.HOST: host},
+        streamed=host,
+    )
+
+
 def instructions(program: Program) -> Iterator[Action | Repeat]:
     """Every action and repeat block of a steady step, as written."""
     stack = list(program.step)[::-1]
@@ -439,7 +503,8 @@ def _pieces(
     graph: Graph, rows: KindPlacement, kind: LayerKind, shares: Sequence[Share]
 ) -> list[int]:
     """Elements that a rank owns of every layer in each of the shares."""
-    table = layer_table(rows, frugal_first=graph.strategy.vpp > 1)
+    whole = bool(kind.orthogonalised)
+    table = layer_table(rows, frugal_first=graph.strategy.vpp > 1, whole_states=whole)
     ranks = graph.strategy.zero_ranks
     each = [pieces(kind, at, ranks) for at in table]
     return [len(cut[share]) for cut in each for share in shares]

@@ -277,7 +277,7 @@ class PlanOptions:
         str | None,
         _option(
             "training.optimizer.name",
-            "adamw (default) or sgd.",
+            "adamw (default), sgd or muon.",
             ADAM,
             flag="--optimizer",
         ),
@@ -301,7 +301,21 @@ class PlanOptions:
     ] = None
     momentum: Annotated[
         str | None,
-        _option("training.optimizer.momentum", "Of sgd; default: 0.9.", ADAM),
+        _option(
+            "training.optimizer.momentum", "Of sgd, default: 0.9; of muon, default: 0.95.", ADAM
+        ),
+    ] = None
+    ns_steps: Annotated[
+        str | None,
+        _option("training.optimizer.ns_steps", "Of muon, iterations; default: 5.", ADAM),
+    ] = None
+    adjust_lr_fn: Annotated[
+        str | None,
+        _option(
+            "training.optimizer.adjust_lr_fn",
+            "Of muon, what scales a matrix's rate: match_rms_adamw (default) or original.",
+            ADAM,
+        ),
     ] = None
     weight_decay: Annotated[
         str | None,

@@ -27,6 +27,7 @@ from bigplan.cost.collective import (
 from bigplan.cost.compute import Device, norm, operator_seconds
 from bigplan.cost.framework import NATIVE, Framework
 from bigplan.cost.host import UpdateLaunch, host_seconds, update_launch
+from bigplan.cost.muon import orthogonalise_seconds
 from bigplan.cost.process import PAGE_TABLES, process_bytes, room
 from bigplan.cost.rates import Rates, rates_of
 from bigplan.graph.graph import Graph, LayerKind, Recompute
@@ -75,6 +76,7 @@ class KindCost:
     tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
     sum_replicas: float = 0.0  # a rank's part of the gradients over zero groups
     update_launch: UpdateLaunch = NO_LAUNCH  # the least that an update on the GPU takes
+    orthogonalise: float = 0.0  # Muon's directions of a layer, with what ranks gather for them
     launched: KindCost | None = None  # without CUDA graphs, if the seconds above count on them
 
     def again(self, recompute: Recompute) -> float:
@@ -146,7 +148,8 @@ def price(
     strategy = graph.strategy
     sharing = nodes.shared_by(strategy.ranks)
     boundary = max(kind.boundary for kind in graph.kinds.values())
-    available = memory_of_torch(nodes.gpu, strategy, lends_table=graph.lends_table)
+    muon = training.optimizer.name == "muon"
+    available = memory_of_torch(nodes.gpu, strategy, lends_table=graph.lends_table, muon=muon)
     reserve = max(ceil(available * ALLOCATOR_RESERVE), _largest_tensor(graph, nodes.gpu))
     return Costs(
         kinds={
@@ -216,12 +219,18 @@ def _table(graph: Graph, nodes: NodeGroup) -> tuple[float, float]:
 
 
 def memory_of_torch(
-    gpu: Gpu, strategy: Strategy, locked: int = 0, *, lends_table: bool = False
+    gpu: Gpu,
+    strategy: Strategy,
+    locked: int = 0,
+    *,
+    lends_table: bool = False,
+    muon: bool = False,
 ) -> int:
     """Bytes of a GPU that are torch's to allocate, with `locked` bytes of host memory page-locked.
 
     The context, page tables and communicators take the rest. A pipeline stage has a communicator
     for each neighbour and direction, and one for a table that the first stage lends to the last.
+    `muon`: as in ranks.communicating.
     """
     taken = gpu.context_memory
     if gpu.runs_kernels:
@@ -230,7 +239,8 @@ def memory_of_torch(
         messages = 2 * max(between, ends + lends_table)
         experts = (strategy.ep, strategy.expert_shards) if strategy.ep > 1 else ()
         of_data = strategy.zero_group or strategy.shards, strategy.zero_copies
-        groups = (*of_data, strategy.tp, strategy.cp, *experts)
+        of_updates = strategy.shards if muon and strategy.zero else 1
+        groups = (*of_data, strategy.tp, strategy.cp, *experts, of_updates)
         communicators = sum(n > 1 for n in groups) + messages
         taken += communicators * gpu.communicator_memory + ceil(PAGE_TABLES * locked)
     return gpu.memory - taken
@@ -291,6 +301,7 @@ def _kind_cost(
             if kind.frozen
             else _summed(kind.repeated, strategy.tp, sizes.gradient, groups.tensor),
             update_launch=update_launch(kind.tensors, nodes.gpu, framework, training),
+            orthogonalise=orthogonalise_seconds(graph, kind, training, device, nodes),
             reruns={recompute: one.seconds for recompute, one in again.items()},
             forward_waits=forward.waits,
             backward_waits=backward.waits,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from bigplan.capabilities import muon_refusal
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.strategy import Replicas, Strategy
 from bigplan.pace import group_steps
@@ -98,6 +99,8 @@ def planned(request: Request, groups: Sequence[NodeGroup], sizes: Sizes, watch: 
         return strategy.micro_batch % largest == 0 and whole and within and alone
 
     training = request.training
+    if why := muon_refusal(training, {"replicas": sizes}):
+        raise InputError(why)
     batch, rest = divmod(training.global_batch * nodes.gpus * largest, together(groups, sizes))
     if rest:
         raise InputError(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from bigplan.graph.activations import saved_values
 from bigplan.graph.block import block, norm
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
+from bigplan.graph.muon import by_muon
 from bigplan.graph.operators import (
     Collective,
     Gemm,
@@ -55,6 +56,8 @@ def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
         plain = replace(shape, model=model.dense, dispatched=False)
         kinds[DENSE] = replace(block(plain), name=DENSE)
     kinds |= {BLOCK: block(shape), "head": _head(shape, chunk)}
+    if training.optimizer.name == "muon":
+        kinds = {name: by_muon(kind, model, training.optimizer) for name, kind in kinds.items()}
     return Graph(
         strategy=strategy,
         layers=model.layer_sequence(),
@@ -109,6 +112,7 @@ def element_sizes(training: Training) -> ElementSizes:
         state=optimizer.kept_bytes + 4 * master,
         master=master,
         moments=optimizer.moments,
+        second=4 * optimizer.seconds,
     )
 
 

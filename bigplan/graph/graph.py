@@ -92,6 +92,9 @@ class LayerKind:
     ep: int = 1
     # Bytes that are kept where more rows than an equal share reach this rank's experts; see `room`.
     uneven: int = 0
+    # Tensors that Muon updates; the whole layer's state is then on one tier and updated at once.
+    orthogonalised: tuple[Tensor, ...] = ()
+    others: int = field(init=False)  # elements of all other tensors
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
     unit: int = field(init=False)  # elements: the flat layer is cut at multiples of it
     # Ranges of elements that several tensor-parallel ranks hold, by the number of ranks. Each rank
@@ -101,6 +104,8 @@ class LayerKind:
     def __post_init__(self) -> None:
         elements = sum(tensor.elements for tensor in self.tensors)
         object.__setattr__(self, "parameters", elements)
+        by_muon = sum(tensor.elements for tensor in self.orthogonalised)
+        object.__setattr__(self, "others", elements - by_muon)
         # A unit divides every row, so no cut lies within the elements that a kernel loads at once.
         unit = gcd(WIDEST_CUT, *(tensor.columns for tensor in self.tensors))
         object.__setattr__(self, "unit", unit)
@@ -190,6 +195,7 @@ class ElementSizes:
     state: int  # without `scales`
     master: bool  # the state holds an fp32 master copy, so an update needs no parameter
     moments: Moments = "fp32"
+    second: int = 0  # bytes of a second moment, where only elements have it that are not Muon's
 
     @property
     def scales(self) -> int:
@@ -209,9 +215,10 @@ class ElementSizes:
     def update_bytes(self) -> float:
         """Bytes an update moves: gradient read; fp32 parameter and moments read and written.
 
-        Beside a master copy the parameter is written, too.
+        Beside a master copy the parameter is written, too. Muon's matrices have no second moment,
+        but write and read as many bytes for their directions.
         """
-        return 4 + 2 * self.stored + (self.parameter if self.master else 8)
+        return 4 + 2 * (self.stored + self.second) + (self.parameter if self.master else 8)
 
 
 @lru_cache(maxsize=256)  # a search makes thousands of graphs, cut in few ways
@@ -254,6 +261,19 @@ class Graph:
     def frozen(self) -> bool:
         """Whether adapters alone are trained."""
         return self.kinds[self.layers[0]].frozen
+
+    def state_bytes(self, kind: LayerKind, elements: int) -> int:
+        """Bytes of the state of so many elements of a layer that are stored together.
+
+        Of a layer that Muon updates in part they are all that a rank owns: no more than `others`
+        have a second moment.
+        """
+        seconds = self.second_moments(kind, elements)
+        return self.sizes.state_bytes(elements) + self.sizes.second * seconds
+
+    def second_moments(self, kind: LayerKind, elements: int) -> int:
+        """Elements of these that have room for a second moment, where Muon's have none."""
+        return min(elements, kind.others) if self.sizes.second else 0
 
     def adapters(self, layers: Iterable[int]) -> Adapters:
         """The adapters of a stage's layers."""

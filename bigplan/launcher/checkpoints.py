@@ -99,10 +99,15 @@ class Pace:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of one checkpoint: 12 a parameter with AdamW in fp32 (weights and two moments)."""
-    sizes = build_graph(plan.model, plan.training, plan.strategy).sizes
+    """Bytes of one checkpoint: 12 a parameter with AdamW in fp32 (weights and two moments).
+
+    With Muon they are 8 for matrices, which have one.
+    """
+    graph = build_graph(plan.model, plan.training, plan.strategy)
+    sizes = graph.sizes
     each = sizes.stored if sizes.master else sizes.parameter + sizes.stored
-    return round(plan.model.parameter_count * each)
+    seconds = sizes.second * sum(graph.kinds[name].others for name in graph.layers)
+    return round(plan.model.parameter_count * each) + seconds
 
 
 def more_at_once(run: Path, plan: Plan, how: LaunchSpec) -> int:

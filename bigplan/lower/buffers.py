@@ -18,6 +18,7 @@ Buffers, by name (l: layer, k: layer kind):
     data                 host ring of tokens and targets
     documents            where documents are in a step's sequences, if they are kept apart
     workspace graphs     what a pass makes and drops, and the same of captured passes
+    muon                 what Muon's update of a layer makes and drops
     h d                  hidden states and their gradients between layers
 """
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bigplan.graph.muon import workspace
 from bigplan.lower.adapters import adapter_buffers
 from bigplan.lower.entries import (
     checkpoint_staging,
@@ -73,7 +75,6 @@ def stage_buffers(layout: StageLayout) -> dict[str, Buffer]:
 
 
 def _homes(layout: StageLayout) -> Iterator[Buffer]:
-    state_bytes = layout.graph.sizes.state_bytes
     for layer, at in layout.table.items():
         nbytes, apart = parameter_bytes(layout, layer), updaters(layout, layer)
         home, whole = parameter_home(layer).content, not layout.shards(layer, from_zero=3)
@@ -89,7 +90,7 @@ def _homes(layout: StageLayout) -> Iterator[Buffer]:
             if share in IN_CHUNKS and elements:
                 count = layout.chunks(layer, share)
                 elements = min(elements, -(-elements // count) + layout.kind(layer).unit)
-            nbytes = state_bytes(elements)
+            nbytes = layout.graph.state_bytes(layout.kind(layer), elements)
             if share is Share.NVME:
                 nbytes = -(-nbytes // PAGE) * PAGE
             if nbytes:
@@ -166,6 +167,8 @@ def _workspaces(layout: StageLayout) -> Iterator[Buffer]:
         captured = layout.captured and layout.graph.layers[layer] in BLOCKS
         (graphs if captured else others).append(layout.kind(layer).workspace(at.recompute))
     yield Buffer("workspace", Tier.GPU, max(others), "workspace", dynamic=True)
+    if nbytes := workspace(layout.graph):
+        yield Buffer("muon", Tier.GPU, nbytes, "workspace", dynamic=True)
     if layout.captured:
         graphs_bytes = GRAPH_BYTES * layout.graph.passes(len(graphs) - 1)
         yield Buffer("graphs", Tier.GPU, max(graphs) + graphs_bytes, "workspace", dynamic=True)

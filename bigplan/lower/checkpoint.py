@@ -32,7 +32,8 @@ def checkpoint_layer(layout: StageLayout, layer: int) -> Iterator[Action]:
             elements, count = layout.pieces[layer, share], 1
         for chunk in range(count if sizes.state else 0):
             state = state_home(layer, share, chunk)
-            yield _write(layout, layer, state, sizes.state_bytes(elements), share)
+            nbytes = layout.graph.state_bytes(layout.kind(layer), elements)
+            yield _write(layout, layer, state, nbytes, share)
 
 
 def _write(

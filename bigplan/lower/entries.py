@@ -13,6 +13,7 @@ from bigplan.mechanics import (
     ALIGNMENT,
     CHECKPOINT_STAGING,
     MOST_STREAMING,
+    MUON_STREAMING,
     OPERATIONS_A_BYTE,
     PAGE,
     STREAMED_CHUNKS,
@@ -25,9 +26,11 @@ def checkpoint_staging(graph: Graph) -> int:
     """Bytes of a checkpoint's staging entry, in whole pages and no more than a layer fills."""
     sizes = graph.sizes
     most = max(kind.parameters for kind in graph.kinds.values())
+    state = max(graph.state_bytes(kind, kind.parameters) for kind in graph.kinds.values())
     if graph.frozen:  # a stage's adapters are one piece
         most = graph.adapters(graph.stage_layers(0)).elements
-    largest = max(sizes.state_bytes(most), 0 if sizes.master else most * sizes.parameter)
+        state = sizes.state_bytes(most)
+    largest = max(state, 0 if sizes.master else most * sizes.parameter)
     return min(CHECKPOINT_STAGING, -(-largest // PAGE) * PAGE)
 
 
@@ -43,22 +46,35 @@ def staged_chunk_bytes(graph: Graph, chunk: int = CHUNK) -> int:
 def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
     """Bytes of an entry that a chunk of state passes through, with its gradients and parameters.
 
-    Each of the three begins at a multiple of ALIGNMENT. No entry is larger than a layer.
+    Each of the three begins at a multiple of ALIGNMENT. No entry is larger than a layer. What a
+    rank owns of a layer that Muon updates is one chunk.
     """
     sizes, most = graph.sizes, max(kind.parameters for kind in graph.kinds.values())
-    elements = min(
-        most, streamed_chunk_bytes(chunk) // max(1, sizes.state) + largest_unit(graph) + 1
-    )
-    others = (elements * size for size in (sizes.gradient, sizes.parameter))
-    parts = (sizes.state_bytes(elements), *others)
-    return sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in parts)
+    each = max(1, sizes.state + sizes.second)
+    elements = min(most, streamed_chunk_bytes(chunk) // each + largest_unit(graph) + 1)
+    state = sizes.state_bytes(elements) + elements * sizes.second
+    ranks = graph.strategy.shards if graph.strategy.zero else 1
+    whole = [
+        (kind.owned(ranks), graph.state_bytes(kind, kind.owned(ranks)))
+        for kind in graph.kinds.values()
+        if kind.orthogonalised
+    ]
+    return max(_entry_bytes(graph, *chunk) for chunk in ((elements, state), *whole))
+
+
+def _entry_bytes(graph: Graph, elements: int, state: int) -> int:
+    others = (elements * size for size in (graph.sizes.gradient, graph.sizes.parameter))
+    return sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in (state, *others))
 
 
 def streaming_entries(graph: Graph) -> int:
     """Chunks of state that may be on the GPU at once: those that arrive during the longest kernel.
 
-    Deferred updates run in a forward pass, so that a chunk may wait for a forward's kernel.
+    Deferred updates run in a forward pass, so that a chunk may wait for a forward's kernel. What
+    Muon updates is whole layers, of which few fit.
     """
+    if any(kind.orthogonalised for kind in graph.kinds.values()):
+        return MUON_STREAMING
     operators = [
         operator
         for kind in graph.kinds.values()

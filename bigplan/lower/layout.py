@@ -98,8 +98,11 @@ class StageLayout:
 
     def chunks(self, layer: int, share: Share) -> int:
         """Chunks in which the layer's state in the share passes through the GPU or host memory."""
+        kind, elements = self.kind(layer), self.pieces[layer, share]
+        if kind.orthogonalised:  # directions are of whole matrices
+            return int(elements > 0)
         size = self.chunk if share is Share.NVME else streamed_chunk_bytes(self.chunk)
-        return -(-self.graph.sizes.state_bytes(self.pieces[layer, share]) // size)
+        return -(-self.graph.state_bytes(kind, elements) // size)
 
     def keeps(self, layer: int) -> str:
         """Name of what the layer keeps of a micro-batch; layers of one name share rings."""
@@ -176,7 +179,9 @@ class StageLayout:
         return layer in self.staying.values()
 
     def _updated_elsewhere(self, layer: int) -> bool:
-        """Whether some rows have their state off the GPU."""
+        """Whether some rows have their state off the GPU, and the CPU may update them."""
+        if self.kind(layer).orthogonalised:
+            return False
         return any(self.pieces[layer, share] for share in Share if share is not Share.GPU)
 
     def stages_weights(self, layer: int) -> bool:

@@ -10,6 +10,9 @@ Rows with state on the GPU have their parameters and gradients there too. The ot
             where no master copy is kept) unless those are on the GPU
             then         the chunks back, with their parameters unless those live on the GPU
 
+Muon's products fill the GPU, so the layers that it updates are updated between passes, on the lane
+of compute. A streamed one is one chunk.
+
 An update of some rows does not wait for updates of others, though all write one layer's parameters.
 """
 
@@ -105,6 +108,7 @@ def _streamed_update(layout: StageLayout, layer: int, chunk: int) -> Iterator[Ac
     weights, gradients = parameter_home(layer, share), gradient_home(layer)
     elements, home = chunk_elements(layout, layer, share), state_home(layer, share, chunk)
     entry = layout.first_chunks[layer, share] + chunk
+    state = layout.graph.state_bytes(layout.kind(layer), elements)
     visiting = Ref("stream", home.content, entry)
     on_gpu = [
         ref
@@ -122,12 +126,13 @@ def _streamed_update(layout: StageLayout, layer: int, chunk: int) -> Iterator[Ac
         layer,
         (home, *dict.fromkeys((gradients, *brought))),
         (visiting,),
-        amount=sizes.state_bytes(elements) + elements * sum(brought.values()),
+        amount=state + elements * sum(brought.values()),
         share=share,
     )
     reads = (visiting, *_clip(layout), *(ref for ref in needed if ref in on_gpu))
     writes = (visiting, *(ref for ref in (weights,) if ref in on_gpu))
-    yield _update(layer, Lane.GPU_UPDATE, reads, writes, elements, share)
+    lane = Lane.COMPUTE if layout.kind(layer).orthogonalised else Lane.GPU_UPDATE
+    yield _update(layer, lane, reads, writes, elements, share)
     yield Action(
         Op.STATE_OUT,
         Lane.STATE_OUT,
@@ -135,7 +140,7 @@ def _streamed_update(layout: StageLayout, layer: int, chunk: int) -> Iterator[Ac
         (visiting,),
         (home, *returned),
         (visiting,),
-        amount=sizes.state_bytes(elements) + elements * sum(returned.values()),
+        amount=state + elements * sum(returned.values()),
         share=share,
     )
 
@@ -164,7 +169,7 @@ def _chunk_updates(
     if not (count := layout.chunks(layer, share)):
         return
     elements, first = chunk_elements(layout, layer, share), layout.first_chunks[layer, share]
-    nbytes = layout.graph.sizes.state_bytes(elements)
+    nbytes = layout.graph.state_bytes(layout.kind(layer), elements)
     for chunk in range(count):
         home = state_home(layer, share, chunk)
         staged = Ref("stage.o", home.content, first + chunk)

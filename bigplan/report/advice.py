@@ -11,6 +11,7 @@ from bigplan.cost import price
 from bigplan.plan import Plan, graph_of
 from bigplan.program import Lane
 from bigplan.report.moments import moments_advice
+from bigplan.report.muon import muon_advice
 from bigplan.report.operators import LAUNCHES, PER_MICRO_BATCH, OperatorRow
 from bigplan.report.text import seconds_text
 from bigplan.simulate import COLLECTIVES, LAUNCHING
@@ -52,6 +53,7 @@ def advice_of(
         *_precision(plan, rows),
         *_eight_bits(plan, rows),
         *(Advice("moments", *found) for found in moments_advice(plan, MUCH)),
+        *(Advice("muon", 0.0, text) for text in muon_advice(plan)),
         *_launches(plan, rows),
         *_tokens(plan, hidden),
         *_drives(plan),

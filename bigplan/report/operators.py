@@ -188,6 +188,9 @@ def _action_rows(candidate: Candidate, programs: tuple[Program, ...]) -> Iterato
             )
     for (op, where, phase), (times, seconds, nbytes) in totals.items():
         on_gpu = Bound.COMMUNICATION if op is Op.TENSOR_REDUCE else Bound.MEMORY
+        by_muon = any(kind.orthogonalised for kind in graph.kinds.values())
+        if op is Op.UPDATE and by_muon and where == Lane.COMPUTE:  # products take most of it
+            on_gpu = Bound.COMPUTE
         bound = MOVES.get(where, str(on_gpu))
         yield OperatorRow(where, phase, str(op), times, seconds, 0.0, nbytes, bound)
 

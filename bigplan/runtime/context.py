@@ -20,6 +20,7 @@ from bigplan.runtime.expert_parallel import ExpertParallel
 from bigplan.runtime.group import RankGroup
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
+from bigplan.runtime.moments import StoredState, View
 from bigplan.runtime.pieces import Box, LayerRows, Offsets, Owner, offsets_of
 from bigplan.runtime.tensor_parallel import TensorParallel
 from bigplan.spec.lora import Lora, adapters, stored
@@ -99,6 +100,16 @@ class Context:
     def kind(self, layer: int) -> LayerKind:
         """The layer's kind."""
         return self.adapters if layer == ADAPTERS else self.graph.kinds[self.graph.layers[layer]]
+
+    def state_bytes(self, layer: int, elements: int) -> int:
+        """Bytes of the state of elements of the layer that are stored together."""
+        return self.graph.state_bytes(self.kind(layer), elements)
+
+    def state_of(self, layer: int, view: View, elements: int) -> StoredState:
+        """The parts of that state."""
+        seconds = self.graph.second_moments(self.kind(layer), elements)
+        optimizer, master = self.training.optimizer, self.graph.sizes.master
+        return StoredState.of(view, elements, optimizer, master=master, seconds=seconds)
 
     def parameters(self, layer: int) -> tuple[Parameter, ...]:
         """The layer's parameters as this training stores them."""

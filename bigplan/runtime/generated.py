@@ -89,7 +89,7 @@ def adamw_for(training: Training, device: torch.device) -> AdamW | None:
 
     Moments that are not in fp32 have one of their own (runtime/narrow_update.py).
     """
-    if training.optimizer.name != "adamw" or training.optimizer.moments != "fp32":
+    if training.optimizer.name == "sgd" or training.optimizer.moments != "fp32":
         return None
     library = library_for(training, device)
     if library is None:

@@ -41,6 +41,7 @@ class Groups:
     context: RankGroup = ALONE
     expert: RankGroup = ALONE
     expert_data: RankGroup = ALONE
+    update: RankGroup = ALONE
     channels: tuple[Channel, ...] = ()  # of all ranks, in one order
     apart: Apart | None = None  # None: all ranks see one run folder
     _control: dist.ProcessGroup | None = field(default=None, repr=False)
@@ -65,14 +66,15 @@ class Groups:
         meeting: Path | Store,
         *,
         lends_table: bool = False,
-        apart: Apart | None = None,
+        muon: bool = False,
     ) -> Groups:
         """Meet the other ranks: each writes its address to a file, or where else ranks of several
         nodes meet, and reads those of the others.
 
         `backend`: of torch.distributed, for tensors; through gloo those of a GPU go by way of host
-        memory, which is what ranks that share a GPU need. `lends_table`: as in Graph. No TCPStore:
-        it listens on all interfaces, and whoever connects can read and set its keys.
+        memory, which is what ranks that share a GPU need. `lends_table`: as in Graph. `muon`: as in
+        communicating. No TCPStore: it listens on all interfaces, and whoever connects can read and
+        set its keys.
         """
         at = Coordinates.of(rank, strategy)
         dist.init_process_group(
@@ -85,11 +87,12 @@ class Groups:
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         every = tuple(channels(strategy, lends_table=lends_table))
         messages = Counter(rank for channel in every for rank in (channel.sender, channel.receiver))
-        tensors = len(communicating(strategy)) - (strategy.zero_group > 0)  # two take turns
+        names = communicating(strategy, muon=muon)
+        tensors = len(names) - (strategy.zero_group > 0)  # two take turns
         beside = tensors + max(messages.values(), default=0)
         make = partial(_communicator, backend, beside)
         # Every rank makes all groups, in one order.
-        made = {name: _group(name, at, strategy, make) for name in communicating(strategy)}
+        made = {name: _group(name, at, strategy, make) for name in names}
         out, into = _connected(rank, every, make)
         return cls(
             at,
@@ -100,8 +103,8 @@ class Groups:
             context=made.get(GroupName.CONTEXT, ALONE),
             expert=made.get(GroupName.EXPERT, ALONE),
             expert_data=made.get(GroupName.EXPERT_DATA, ALONE),
+            update=made.get(GroupName.UPDATE, ALONE),
             channels=every,
-            apart=apart,
             _control=control,
             _out=out,
             _into=into,
@@ -110,7 +113,7 @@ class Groups:
     def warm(self, device: torch.device) -> None:
         """Let communicators connect, and take their buffers, before anybody takes memory."""
         self.all_true(flag=True)
-        for group in (self.shard, self.replica, self.tensor, self.expert_data):
+        for group in (self.shard, self.replica, self.tensor, self.expert_data, self.update):
             group.warm(device)
         for group in (self.context, self.expert):
             group.warm(device, exchanges=True)

@@ -18,7 +18,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.first_values import FirstValues, rows_to_make
 from bigplan.runtime.memory import Key
-from bigplan.runtime.moments import StoredState, bytes_view
+from bigplan.runtime.moments import bytes_view
 from bigplan.runtime.pieces import merged
 from bigplan.runtime.slab import align_up, aligned_empty
 
@@ -76,9 +76,8 @@ def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
             home = Content(Holds.STATE, layer, share, chunk)
             with _placed(context, layer, home) as state_place:
                 elements = sum(box.count for box in boxes)
-                state_place[: sizes.state_bytes(elements)].zero_()
-                optimizer, view = context.training.optimizer, bytes_view(state_place)
-                master = StoredState.of(view, elements, optimizer, master=sizes.master).master
+                state_place[: context.state_bytes(layer, elements)].zero_()
+                master = context.state_of(layer, bytes_view(state_place), elements).master
                 if master is not None:
                     masters = [
                         _StoredRange(box.start, master[box.in_piece]) for box in merged(boxes)

@@ -41,13 +41,17 @@ class StoredState(NamedTuple):
     master: Tensor | None
 
     @classmethod
-    def of(cls, view: View, elements: int, optimizer: Optimizer, *, master: bool) -> StoredState:
-        """The parts of stored bytes."""
-        at = places(elements, optimizer.moments, optimizer.kept, master=master)
+    def of(
+        cls, view: View, elements: int, optimizer: Optimizer, *, master: bool, seconds: int = 0
+    ) -> StoredState:
+        """The parts of stored bytes; `seconds`: as in spec.moments.places."""
+        at = places(elements, optimizer.moments, optimizer.kept, master=master, seconds=seconds)
         kinds = _CODES[optimizer.moments]
+        counts = (elements, seconds or elements)
         return cls(
             tuple(
-                view(kind, elements, start) for kind, start in zip(kinds, at.moments, strict=False)
+                view(kind, count, start)
+                for kind, count, start in zip(kinds, counts, at.moments, strict=False)
             ),
             tuple(view(torch.float32, blocks(elements), start) for start in at.scales),
             view(torch.float32, elements, at.master) if master else None,

@@ -301,6 +301,14 @@ def _boxes(kind: LayerKind, part: OwnedPart, elements: range) -> Iterator[Box]:
             start += tensor.elements
 
 
+def packed(boxes: Iterable[Box]) -> Iterator[Box]:
+    """The boxes one behind the other, as if they were a piece."""
+    place = 0
+    for box in boxes:
+        yield replace(box, place=place)
+        place += box.count
+
+
 def merged(boxes: Sequence[Box]) -> Iterator[Box]:
     """The boxes, those that follow each other in layer and piece as one."""
     last: Box | None = None

@@ -38,12 +38,13 @@ class StreamedChunk:
         ref = next(ref for ref in (*action.reads, *action.writes) if ref.buffer == "stream")
         boxes, key = context.rows[action.layer].boxes(ref.content), context.key(ref, action)
         elements, sizes = sum(box.count for box in boxes), context.graph.sizes
-        gradients = align_up(sizes.state_bytes(elements), ALIGNMENT)
+        state = context.state_bytes(action.layer, elements)
+        gradients = align_up(state, ALIGNMENT)
         weights = align_up(gradients + elements * sizes.gradient, ALIGNMENT)
         view = partial(context.memory.view, key)
         return cls(
             boxes,
-            view(torch.uint8, sizes.state_bytes(elements)),
+            view(torch.uint8, state),
             view(context.gradient_dtype, elements, gradients),
             view(context.parameter_dtype, elements, weights),
         )

@@ -24,10 +24,11 @@ from bigplan.runtime.generated import adamw_for, adamw_step
 from bigplan.runtime.gradient_sums import add, square_sum
 from bigplan.runtime.lookup import add_up
 from bigplan.runtime.moments import StoredState
+from bigplan.runtime.muon import MuonUpdates, Rows
 from bigplan.runtime.narrow_adamw import NarrowPiece
 from bigplan.runtime.narrow_update import NarrowUpdates, runs_of
 from bigplan.runtime.native import Piece, native
-from bigplan.runtime.pieces import Box, merged
+from bigplan.runtime.pieces import Box, merged, packed
 from bigplan.runtime.repeated import Factors, RepeatedUpdates
 from bigplan.runtime.scaling import Scaling, Verdict
 from bigplan.runtime.sgd import sgd_kernel
@@ -52,7 +53,9 @@ class Update:
         self._adamw = adamw_for(context.training, context.device)
         self._narrow = NarrowUpdates.of(context.training, context.device, self._cores)
         self._repeated: RepeatedUpdates | None = None
-        if self._adamw is not None or (self._narrow is not None and self._narrow.kernel):
+        self._muon = MuonUpdates.of(context)
+        generated = self._adamw is not None or (self._narrow is not None and self._narrow.kernel)
+        if generated and self._muon is None:
             self._repeated = RepeatedUpdates(self._factors)
         native()  # compiled here, not in the first step
         self.scaling = Scaling(context.training)
@@ -113,7 +116,8 @@ class Update:
     def update(self, action: Action) -> None:
         """One share of a layer, or one chunk of it."""
         operands = self._operands(action)
-        if not operands.boxes:
+        # By Muon a rank joins the others also where all that it owns is padding.
+        if not operands.boxes and not (self._muon and self._muon.gathers(action.layer)):
             return
         assert self.verdict is not None, "begin() or CLIP comes first"
         if not self.verdict.skipped:
@@ -145,12 +149,8 @@ class Update:
             return _Operands(boxes, state, rows[gradients], rows[weights])
         ref = find(action.reads, Holds.STATE)
         boxes = context.rows[layer].boxes(ref.content)
-        state = StoredState.of(
-            partial(context.memory.view, context.key(ref, action)),
-            sum(box.count for box in boxes),
-            context.training.optimizer,
-            master=context.graph.sizes.master,
-        )
+        view = partial(context.memory.view, context.key(ref, action))
+        state = context.state_of(layer, view, sum(box.count for box in boxes))
         return _Operands(boxes, state, rows[gradients], rows[weights])
 
     def _factors(self, verdict: Verdict, rule: ParameterRule) -> Tensor:
@@ -176,12 +176,17 @@ class Update:
             runs = tuple(runs_of(operands.boxes, self._rules[layer]))
             self._narrow.run(operands.together, runs, verdict, factors)
             return
-        for rule, group in _by_rule(operands.boxes, self._rules[layer]).items():
+        boxes, seconds = operands.boxes, {}
+        if self._muon is not None:
+            rows = Rows(boxes, state, operands.gradients, operands.weights)
+            boxes = self._muon.run(layer, rows, verdict, self._rules[layer])
+            seconds = {box.place: one for box, one in zip(boxes, packed(boxes), strict=True)}
+        for rule, group in _by_rule(boxes, self._rules[layer]).items():
             pieces = [
                 Piece(
                     operands.weights(box) if master is None else master[box.in_piece],
                     operands.gradients(box),
-                    tuple(moment[box.in_piece] for moment in state.moments),
+                    _moments(state, box, seconds),
                     None if master is None else operands.weights(box),
                 )
                 for box in merged(group)
@@ -245,6 +250,12 @@ def _rules(context: Context) -> dict[int, Mapping[str, ParameterRule]]:
 
 def _in_piece(rows: Tensor) -> Callable[[Box], Tensor]:
     return lambda box: rows[box.in_piece]
+
+
+def _moments(state: StoredState, box: Box, seconds: Mapping[int, Box]) -> tuple[Tensor, ...]:
+    """A box's moments; `seconds`: where second ones are, by place, if fewer elements have some."""
+    own = (box, replace(box, place=seconds[box.place].place) if seconds else box)
+    return tuple(moment[one.in_piece] for moment, one in zip(state.moments, own, strict=False))
 
 
 def _by_rule(

@@ -187,7 +187,8 @@ class NativeWorker:
         same_bits(wanted=plan.training.deterministic)
         locked = static_sizes(self._program).host
         gpu, lends = self._nodes.gpu, self._graph.lends_table
-        allowed = memory_of_torch(gpu, plan.strategy, locked, lends_table=lends)
+        muon = plan.training.optimizer.name == "muon"
+        allowed = memory_of_torch(gpu, plan.strategy, locked, lends_table=lends, muon=muon)
         _limit_gpu(self._device, allowed)
 
     def _joined(self, meeting: Path | Store, apart: Apart | None) -> Groups:
@@ -195,12 +196,16 @@ class NativeWorker:
         strategy = self._plan.strategy
         if strategy.ranks == 1:
             return Groups.alone(strategy, apart)
-        lends = self._graph.lends_table
         groups = Groups.join(
-            self._rank, strategy, self._backend, meeting, lends_table=lends, apart=apart
+            self._rank,
+            strategy,
+            self._backend,
+            meeting,
+            lends_table=self._graph.lends_table,
+            muon=self._plan.training.optimizer.name == "muon",
         )
         groups.warm(self._device)
-        return groups
+        return replace(groups, apart=apart)
 
     def step(self, checkpoint: Path | None = None) -> StepResult:
         """One optimizer step, and beside it a checkpoint into the folder `checkpoint`.

@@ -53,6 +53,7 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
         case Op.UPDATE:
             rate = rates.cpu_update if action.lane is Lane.CPU else rates.gpu_update
             seconds = action.amount / rate + _update_waits(action, kind, rates)
+            seconds += kind.orthogonalise if action.lane is not Lane.CPU else 0.0
         case Op.ACCUMULATE:
             seconds = 3 * action.amount / memory  # read both, write the sum
         case Op.LOOK_UP:

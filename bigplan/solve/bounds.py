@@ -12,6 +12,7 @@ from bigplan.solve.memory import (
     adapter_bytes,
     gradient_bytes,
     hidden_bytes,
+    muon_bytes,
     owned,
     weight_bytes,
     whole,
@@ -110,6 +111,7 @@ def _everything(stage: StageClass) -> float:
     kept = sum(_kept(stage, kind) for kind, _ in kinds)
     workspace = max(kind.workspace(Recompute.NONE) for kind, _ in kinds)
     tensors = sum(_bytes(stage, k, n) for k, n in kinds) + adapter_bytes(stage)
+    workspace += muon_bytes(stage)
     return tensors + kept + workspace + hidden_bytes(stage) + stage.graph.document_bytes
 
 
@@ -126,7 +128,8 @@ def _bytes(stage: StageClass, kind: LayerKind, count: int) -> float:
     slots = min(stage.least.slots, count) if stage.sharded(kind, 3) > 1 and not shares else 0
     if kind.frozen:
         return nbytes + whole(stage, kind) * slots * sizes.parameter
-    nbytes += count * (gradient_bytes(stage, kind) + sizes.state_bytes(owned(stage, kind)))
+    state = stage.graph.state_bytes(kind, owned(stage, kind))
+    nbytes += count * (gradient_bytes(stage, kind) + state)
     sums = min(stage.least.sums, count) if stage.sharded(kind, 2) > 1 and not shares else 0
     return nbytes + whole(stage, kind) * (slots * sizes.parameter + sums * sizes.gradient)
 
@@ -137,7 +140,7 @@ def _movable(stage: StageClass, kind: LayerKind) -> int:
     if kind.frozen:
         return nbytes
     nbytes += 0 if stage.resident(kind, "gradients") else gradient_bytes(stage, kind)
-    return nbytes + stage.graph.sizes.state_bytes(owned(stage, kind))
+    return nbytes + stage.graph.state_bytes(kind, owned(stage, kind))
 
 
 def _rerun(stage: StageClass, kind: LayerKind) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bigplan.capabilities import spread_refusal
+from bigplan.capabilities import muon_refusal, spread_refusal
 from bigplan.errors import InputError
 from bigplan.graph.build import loss_chunks
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind
@@ -20,6 +20,7 @@ from bigplan.placement import (
     KindPlacement,
     Placement,
     StagePlacement,
+    Tier,
     may_capture,
 )
 from bigplan.solve.candidate import Workload
@@ -33,7 +34,8 @@ EXACT = 1e-5  # layers' worth of optimizer state that rounding may add or take
 def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
     """Raise InputError that names the first value with which no strategy is left."""
     model, training, nodes = workload.model, workload.training, workload.nodes
-    if why := spread_refusal(model, training, dict(strategy)):
+    why = spread_refusal(model, training, dict(strategy))
+    if why := why or muon_refusal(training, dict(strategy)):
         raise InputError(f"strategy.{why}")
     fixed: dict[str, int] = {"cp": strategy.cp}  # which a search may not have tried by itself
     for name, value in strategy.model_dump().items():
@@ -109,6 +111,8 @@ def _require_choices(stage: StageClass, kind: LayerKind, placed: KindPlacement) 
             f"{where}.gradients: nowhere, and so is the optimizer; only with training.lora are "
             "layers without"
         )
+    if kind.orthogonalised:
+        _require_whole_states(where, placed)
     for key, decision, layers in decided(stage, kind, placed):
         if not decision.terms and abs(layers - decision.constant) > EXACT:
             strategy = stage.graph.strategy
@@ -116,3 +120,18 @@ def _require_choices(stage: StageClass, kind: LayerKind, placed: KindPlacement) 
                 f"{where}.{key}: {layers:g} layers; with zero {strategy.zero} and vpp "
                 f"{strategy.vpp} it is {decision.constant:g} of {placed.layers}"
             )
+
+
+def _require_whole_states(where: str, placed: KindPlacement) -> None:
+    """Raise InputError where Muon would update a part of a layer, or the CPU would."""
+    on_gpu, on_host = (placed.optimizer.get(tier, 0.0) for tier in (Tier.GPU, Tier.HOST))
+    if abs(on_gpu - round(on_gpu)) > EXACT or abs(on_gpu + on_host - placed.layers) > EXACT:
+        raise InputError(
+            f"{where}.optimizer: gpu {on_gpu:g} and host {on_host:g} of {placed.layers} layers; "
+            "Muon's state is on the GPU or in host memory, a whole layer's on one of them"
+        )
+    if abs(placed.streamed - on_host) > EXACT:
+        raise InputError(
+            f"{where}.streamed: {placed.streamed:g} of {on_host:g} layers with state in host "
+            "memory; the GPU makes Muon's updates, so all of it is streamed"
+        )

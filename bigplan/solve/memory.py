@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from bigplan.cost.price import Costs
 from bigplan.graph.graph import LayerKind, Recompute
+from bigplan.graph.muon import workspace
 from bigplan.lower.entries import (
     checkpoint_staging,
     data_staging,
@@ -112,7 +113,8 @@ def capacities(stage: StageClass, costs: Costs) -> Iterator[Capacity]:
     kinds, capacity, ranks = list(stage.kinds), costs.capacity, costs.sharing.ranks
     gpu = total([_gpu_bytes(stage, kind, count) for kind, count in kinds])
     gpu += GIB * var(f"{stage.name}.stage.gib.workspace") + hidden_bytes(stage)
-    gpu += float(table_bytes(stage) + adapter_bytes(stage) + stage.graph.document_bytes)
+    gpu += float(table_bytes(stage) + adapter_bytes(stage) + muon_bytes(stage))
+    gpu += float(stage.graph.document_bytes)
     ring = streaming_entries(stage.graph) * streaming_bytes(stage.graph)
     gpu += float(ring) * stage.switch(None, "streaming")
     if any(stage.shares(kind) for kind, _ in kinds):
@@ -156,7 +158,7 @@ def whole(stage: StageClass, kind: LayerKind) -> int:
 
 def _home_bytes(stage: StageClass, kind: LayerKind, tier: Tier) -> Linear:
     """What lives on a tier between its uses."""
-    state = stage.graph.sizes.state_bytes(owned(stage, kind))
+    state = stage.graph.state_bytes(kind, owned(stage, kind))
     return total(
         [
             weight_bytes(stage, kind) * stage.tensor(kind, "parameters", tier),
@@ -229,6 +231,11 @@ def adapter_bytes(stage: StageClass) -> int:
     sizes = stage.graph.sizes
     others = stage.adapters * (sizes.parameter + sizes.gradient)
     return others + sizes.state_bytes(stage.adapters)
+
+
+def muon_bytes(stage: StageClass) -> int:
+    """Bytes that Muon's update of a layer makes and drops, beside those of passes."""
+    return workspace(stage.graph)
 
 
 def _square_sums(stage: StageClass) -> int:

@@ -107,8 +107,12 @@ class Moves:
         adding = (rule for stage in stages for rule in placement_rules(stage) if rule.equal)
         left = ([n for n in rule.expression.terms if n not in self._excluded] for rule in adding)
         self._groups = [names for names in left if len(names) > 1]
-        kinds = ((stage, kind) for stage in stages for kind, _ in stage.kinds if not kind.frozen)
-        states = (_State.of(stage, kind.name) for stage, kind in kinds)
+        kinds = [(stage, kind) for stage in stages for kind, _ in stage.kinds if not kind.frozen]
+        by_muon = [(stage, kind) for stage, kind in kinds if kind.orthogonalised]
+        self._whole = {
+            name for s, k in by_muon for t in Tier for name in s.tensor(k, "optimizer", t).terms
+        }
+        states = (_State.of(stage, kind.name) for stage, kind in kinds if not kind.orthogonalised)
         self._states = [s for s in states if self._excluded.isdisjoint(s.host.terms)]
 
     def placement(self, neighbour: Neighbour) -> Placement:
@@ -172,7 +176,7 @@ class Moves:
                 names = draw.choice(self._groups)
                 source = draw.choice([name for name in names if values[name] > EXACT])
                 target = draw.choice([name for name in names if name != source])
-                whole = ".optimizer." not in source
+                whole = ".optimizer." not in source or source in self._whole
                 layers = draw.choice(LAYERS) if whole else draw.choice(PARTS) * values[source]
                 layers = min(layers, values[source])
                 values[source] -= layers

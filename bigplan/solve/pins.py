@@ -29,6 +29,7 @@ from bigplan.solve.alike import LEAN, ROOMY
 from bigplan.solve.linear import Linear, Rule, total
 from bigplan.solve.stage import StageClass
 from bigplan.spec.files.words import did_you_mean
+from bigplan.spec.layers import BLOCKS
 
 STRATEGY_KEYS = tuple(Strategy.model_fields)
 RING_KEYS = Rings._fields
@@ -158,6 +159,23 @@ def refuse_of_trained(fixed: Mapping[str, int], pins: Iterable[Pin]) -> None:
             raise InputError(
                 f"--set {pin.tensor}: with lora the model is frozen and has no gradients and no "
                 "optimizer state, and those of its adapters stay on the GPU; leave it out"
+            )
+
+
+def refuse_of_muon(pins: Iterable[Pin]) -> None:
+    """Raise InputError for parts of layers, which Muon updates whole, and for state on drives."""
+    for pin in pins:
+        if pin.kind is not None and pin.kind not in BLOCKS:
+            continue  # AdamW updates it
+        if pin.tensor == "optimizer" and pin.choice == Tier.NVME and pin.amount != 0:
+            raise InputError(
+                "--set optimizer: nvme: the GPU makes Muon's updates, and brings their state from "
+                "host memory alone; use host or gpu, or optimizer adamw"
+            )
+        if pin.tensor in FRACTIONS and pin.amount not in (None, 0.0, 1.0):
+            raise InputError(
+                f"--set {pin.tensor}: {pin.amount:g}: Muon updates layers whole, and which of them "
+                f"the GPU holds is the search's decision; use 0 or 1, or leave it out"
             )
 
 

@@ -38,7 +38,8 @@ class StageClass(AlikeStages):
 
     def tensor(self, kind: LayerKind, tensor: str, tier: Tier) -> Linear:
         """Layers of the kind whose `tensor` is on `tier`; frozen ones have parameters alone."""
-        if tensor not in tensors_of(kind):
+        on_disk = tensor == "optimizer" and tier is Tier.NVME
+        if tensor not in tensors_of(kind) or (on_disk and kind.orthogonalised):
             return Linear()
         if self.resident(kind, tensor):
             return Linear(constant=float(self.count(kind) if tier is Tier.GPU else 0))
@@ -96,7 +97,12 @@ class StageClass(AlikeStages):
         return False, impossible or Recompute(recompute) not in self.graph.recomputes
 
     def streamed(self, kind: LayerKind) -> Linear:
-        """Layers' worth of optimizer state in host memory that passes through the GPU."""
+        """Layers' worth of optimizer state in host memory that passes through the GPU.
+
+        Of layers that Muon updates all of it does.
+        """
+        if kind.orthogonalised:
+            return self.tensor(kind, "optimizer", Tier.HOST)
         has_state = self.graph.sizes.state and not kind.frozen
         return var(f"{self.name}.{kind.name}.streamed") if has_state else Linear()
 
@@ -212,8 +218,10 @@ def variables(stage: StageClass) -> Iterator[Variable]:
     """Counts (integers), optimizer shares (continuous) and switches of a class."""
     for kind, count in stage.kinds:
         for tensor, tier in product(TENSORS, Tier):
-            yield from _decided(stage.tensor(kind, tensor, tier), count, tensor != "optimizer")
-        yield from _decided(stage.streamed(kind), count, integer=False)
+            whole = tensor != "optimizer" or bool(kind.orthogonalised)
+            yield from _decided(stage.tensor(kind, tensor, tier), count, whole)
+        if not kind.orthogonalised:
+            yield from _decided(stage.streamed(kind), count, integer=False)
         yield from _decided(stage.looked_up(kind), count)
         for recompute, tier in product(Recompute, Tier):
             yield from _decided(stage.policy(kind, recompute, tier), count)
@@ -335,11 +343,13 @@ def _needs(stage: StageClass, kind: LayerKind) -> Iterator[tuple[str, Linear]]:
     yield "shards", stage.passing(kind, "parameters")
     yield "sums", stage.passing(kind, "gradients")
     on_disk = stage.tensor(kind, "parameters", Tier.NVME)
-    yield "staged_weights", on_disk + stage.others_on_gpu(kind, "parameters")
+    by_cpu = Linear() if kind.orthogonalised else stage.others_on_gpu(kind, "parameters")
+    yield "staged_weights", on_disk + by_cpu
     added = stage.tensor(kind, "gradients", Tier.HOST) - stage.looked_up(kind)
     added = added if stage.graph.units > 1 else Linear()
     on_disk = stage.tensor(kind, "gradients", Tier.NVME)
-    yield "staged_gradients", on_disk + stage.others_on_gpu(kind, "gradients") + added
+    by_cpu = Linear() if kind.orthogonalised else stage.others_on_gpu(kind, "gradients")
+    yield "staged_gradients", on_disk + by_cpu + added
     for recompute in Recompute:
         on_disk = stage.policy(kind, recompute, Tier.NVME)
         yield f"passing.{recompute}", on_disk + stage.policy(kind, recompute, Tier.HOST)

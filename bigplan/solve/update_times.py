@@ -30,13 +30,16 @@ def update_seconds(
     kinds = [(kind, count) for kind, count in kinds if not kind.frozen]
     stage, rates, sizes = times.stage, times.costs.rates, times.stage.graph.sizes
     streamed = _elements(times, kinds, stage.streamed)
+    second = _second_bytes(times, kinds, stage.streamed)
     back, out = (_cpu_rows_on_gpu(times, kinds, side) for side in ("parameters", "gradients"))
     old = 0 if sizes.master else sizes.parameter
     into = (sizes.parameter / rates.h2d) * back + (sizes.stored / rates.state_in) * streamed
+    into = into + (1 / rates.state_in) * second
     off = (1 / rates.d2h) * (sizes.gradient * out + old * back)
-    off = off + (sizes.stored / rates.state_out) * streamed
+    off = off + (sizes.stored / rates.state_out) * streamed + (1 / rates.state_out) * second
     yield "cpu", (1 / rates.cpu_update) * (_rows(times, kinds, AWAY) - streamed)
-    yield "gpu update", (1 / rates.gpu_update) * streamed
+    beside = [(kind, count) for kind, count in kinds if not kind.orthogonalised]
+    yield "gpu update", (1 / rates.gpu_update) * _elements(times, beside, stage.streamed)
     yield "h2d", into
     yield "d2h", off
     if streamed.terms and not least:
@@ -48,7 +51,8 @@ def update_seconds(
         total([nbytes(stage, k) * stage.tensor(k, tensor, Tier.NVME) for k, _ in kinds])
         for nbytes, tensor in ((weight_bytes, "parameters"), (gradient_bytes, "gradients"))
     )
-    chunks = sizes.stored * _rows(times, kinds, (Tier.NVME,))
+    on_drives = _second_bytes(times, kinds, lambda k: stage.tensor(k, "optimizer", Tier.NVME))
+    chunks = sizes.stored * _rows(times, kinds, (Tier.NVME,)) + on_drives
     old_on_disk = NOTHING if sizes.master else weights
     yield "read", (1 / rates.nvme_read) * (chunks + gradients_on_disk + old_on_disk)
     yield "write", (1 / rates.nvme_write) * (chunks + weights)
@@ -75,16 +79,31 @@ def _elements(times: StageTimes, kinds: Kinds, layers: Callable[[LayerKind], Lin
     return total([owned(times.stage, k) * layers(k) for k, _ in kinds])
 
 
+def _second_bytes(times: StageTimes, kinds: Kinds, layers: Callable[[LayerKind], Linear]) -> Linear:
+    """Bytes of second moments that only elements have which Muon leaves to AdamW."""
+    second = times.stage.graph.sizes.second
+    if not second:
+        return NOTHING
+    each = {k.name: second * min(owned(times.stage, k), k.others) for k, _ in kinds}
+    return total([each[k.name] * layers(k) for k, _ in kinds])
+
+
 def gpu_seconds(times: StageTimes) -> Linear:
-    """Seconds of the update that the GPU's compute waits for."""
-    rows = _rows(times, list(times.stage.kinds), (Tier.GPU,))
-    return (1 / times.costs.rates.gpu_update) * rows
+    """Seconds of the update that the GPU's compute waits for; of Muon's layers all wait."""
+    stage, rate = times.stage, times.costs.rates.gpu_update
+    rows = _rows(times, [(k, n) for k, n in stage.kinds if not k.orthogonalised], (Tier.GPU,))
+    by_muon = sum(
+        n * (owned(stage, k) / rate + times.costs.kinds[k.name].orthogonalise)
+        for k, n in stage.kinds
+        if k.orthogonalised
+    )
+    return (1 / rate) * rows + float(by_muon)
 
 
 def early_reads(times: StageTimes) -> float:
     """Seconds of NVMe reads for the update that may run before there are gradients."""
     stage, sizes = times.stage, times.stage.graph.sizes
-    state = max(sizes.state_bytes(owned(stage, k)) for k, _ in stage.kinds)
+    state = max(stage.graph.state_bytes(k, owned(stage, k)) for k, _ in stage.kinds)
     weights = 0 if sizes.master else sum(weight_bytes(stage, k) for k, _ in stage.kinds)
     ahead = CHUNK_STAGING * min(state, CHUNK + sizes.state) + STAGING * weights
     return ahead / times.costs.rates.nvme_read

@@ -10,7 +10,8 @@ The first moment has a sign and 7 bits. The second has 8 bits, and its root is w
 values span twice as many decades as the gradients', and updates divide by those that became 0.
 
 A piece's state lies in this order: the fp32 master, where there is one, scales, all first moments,
-all second moments. In fp32 moments come before the master.
+all second moments. In fp32 moments come before the master. With Muon all elements have a first
+moment, and second ones follow for those that AdamW updates, one behind the other.
 """
 
 from __future__ import annotations
@@ -59,12 +60,19 @@ def blocks(elements: int) -> int:
     return -(-elements // BLOCK)
 
 
-def places(elements: int, moments: Moments, count: int, *, master: bool) -> StatePlaces:
-    """Lay out the state of elements that are stored together; `count`: moments of each."""
+def places(
+    elements: int, moments: Moments, count: int, *, master: bool, seconds: int = 0
+) -> StatePlaces:
+    """Lay out the state of elements that are stored together; `count`: moments of each.
+
+    `seconds`: so many have a second moment, besides.
+    """
     size = elements * ELEMENT[moments]
     if moments == "fp32":
         end = count * size
         starts = tuple(number * size for number in range(count))
+        if seconds:
+            starts, end = (*starts, end), end + seconds * ELEMENT[moments]
         return StatePlaces(end, (), starts, end + 4 * elements * master)
     first = 4 * elements * master
     scales: tuple[int, ...] = ()

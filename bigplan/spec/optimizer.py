@@ -1,4 +1,10 @@
-"""The optimizer's constants, and which parameters have constants of their own."""
+"""The optimizer's constants, which parameters have constants of their own, and which Muon's.
+
+Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) updates the blocks' matrices by
+their momentum made about orthogonal, as torch.optim.Muon does; AdamW updates all else, by the same
+learning rate. Experts are a matrix each, and so is whatever a block multiplies by: queries, keys
+and values apart.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +36,47 @@ class ParameterGroup(Spec):
 
 
 def _usual_decay(data: dict[str, str]) -> float:
-    return 0.1 if data["name"] == "adamw" else 0.0
+    return 0.0 if data["name"] == "sgd" else 0.1
+
+
+def _usual_momentum(data: dict[str, str]) -> float:
+    return 0.95 if data["name"] == "muon" else 0.9
+
+
+AdjustRate = Literal["match_rms_adamw", "original"]
+NS_STEPS = 5
+# What each optimizer has not.
+_FOREIGN = {
+    "adamw": {"momentum", "ns_steps", "adjust_lr_fn"},
+    "sgd": {"beta1", "beta2", "epsilon", "moments", "ns_steps", "adjust_lr_fn"},
+    "muon": {"moments"},
+}
 
 
 class Optimizer(Spec):
-    """AdamW or SGD; AdamW's defaults are those of Llama-style pre-training."""
+    """AdamW, SGD or Muon; AdamW's defaults are those of Llama-style pre-training.
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    Muon's matrices have `momentum`, `ns_steps` and `adjust_lr_fn`, what AdamW updates beside them
+    `beta1`, `beta2` and `epsilon`.
+    """
+
+    name: Literal["adamw", "sgd", "muon"] = "adamw"
     learning_rate: float = Field(default=3e-4, gt=0)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
     moments: Moments = Field(default="fp32", exclude_if=lambda moments: moments == "fp32")
     """how AdamW's are stored: fp32, bf16, or int8 with a scale for each 256 elements"""
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    """of SGD; 0: none, and no state for it"""
+    momentum: float = Field(default_factory=_usual_momentum, ge=0, lt=1)
+    """of SGD, default 0.9; 0: none, and no state for it. Of Muon, default 0.95"""
+    ns_steps: int = Field(default=NS_STEPS, ge=1, le=99, exclude_if=lambda steps: steps == NS_STEPS)
+    """of Muon: iterations that make an update about orthogonal"""
+    adjust_lr_fn: AdjustRate = Field(
+        default="match_rms_adamw", exclude_if=lambda name: name == "match_rms_adamw"
+    )
+    """of Muon, the rate of a matrix [out, in] over the learning rate, as torch.optim.Muon names it:
+    match_rms_adamw (0.2 sqrt(max(out, in)), with which AdamW's rates serve) or original
+    (sqrt(max(1, out / in)))"""
     weight_decay: float = Field(default_factory=_usual_decay, ge=0)
     """of matrices; biases and norms have none unless a group says so; default: 0.1, of SGD 0"""
     groups: tuple[ParameterGroup, ...] = ()
@@ -52,13 +84,19 @@ class Optimizer(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        foreign = {"adamw": {"momentum"}, "sgd": {"beta1", "beta2", "epsilon", "moments"}}[
-            self.name
-        ]
+        if self.name == "muon" and self.moments != "fp32":
+            raise InputError(
+                f"moments {self.moments} are of adamw; muon keeps its momentum in fp32, and the "
+                "moments of what AdamW updates beside it: leave moments out"
+            )
+        usual = type(self).model_fields
         stated = sorted(
             name
-            for name in foreign & self.model_fields_set
-            if getattr(self, name) != type(self).model_fields[name].default
+            for name in _FOREIGN[self.name] & self.model_fields_set
+            if getattr(self, name)
+            != usual[name].get_default(
+                call_default_factory=True, validated_data={"name": self.name}
+            )
         )
         if stated:
             raise InputError(
@@ -74,15 +112,33 @@ class Optimizer(Spec):
 
     @property
     def kept(self) -> int:
-        """Values of optimizer state per parameter, besides a master copy."""
+        """Values of optimizer state per parameter, besides a master copy.
+
+        Of Muon one: parameters that AdamW updates have `seconds` besides.
+        """
         if self.name == "adamw":
             return 2
-        return 1 if self.momentum else 0
+        return 1 if self.momentum or self.name == "muon" else 0
+
+    @property
+    def seconds(self) -> int:
+        """Second moments per parameter that AdamW updates beside Muon's, which have none."""
+        return int(self.name == "muon")
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of these, without scales."""
         return self.kept * ELEMENT[self.moments]
+
+
+def orthogonalised(optimizer: Optimizer, kind: str, parameter: Parameter) -> bool:
+    """Whether Muon updates the parameter of a layer of that kind.
+
+    It leaves embedding, positions and head to AdamW, and all vectors: biases of experts are a
+    vector each.
+    """
+    matrix = len(parameter.shape) == 2 and not parameter.name.endswith(".bias")
+    return optimizer.name == "muon" and kind in BLOCKS and matrix and not parameter.constant
 
 
 class ParameterRule(NamedTuple):

@@ -198,7 +198,7 @@ class TrainingRequest(Spec):
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """probability of dropout; default 0"""
     optimizer: Optimizer | None = None
-    """AdamW (default) or SGD, and its constants"""
+    """AdamW (default), SGD or Muon, and its constants"""
     schedule: Schedule | None = None
     """learning rate over the steps; default constant"""
     loss_scale: LossScale | None = None

@@ -150,7 +150,9 @@ def _layer_state(context: Context, layer: int, weights: Tensor) -> LayerState:
         elements = sum(box.count for box in boxes)
         if elements and parts:
             home = load(context, Content(Holds.STATE, layer, share, number))
-            state = StoredState.of(bytes_view(home), elements, optimizer, master=master)
+            state = context.state_of(layer, bytes_view(home), elements)
+            # Of Muon's state first moments are compared; only some elements have second ones.
+            state = state._replace(moments=state.moments[: optimizer.kept])
             for kind, values in enumerate(_values(state)):
                 for box in boxes:
                     whole[kind, box.in_layer] = values[box.in_piece]

@@ -17,12 +17,15 @@ from bigplan.solve.formulation import formulate
 from bigplan.solve.linear import Capacity
 from bigplan.solve.stage import StageClass, stage_classes
 from bigplan.spec.sharing import NodeSharing
+from bigplan.verify import verify
 from tests.examples import examples
 from tests.toys import (
     COSTS,
+    ROOMY,
     Case,
     cases,
     kind_placement,
+    muon_cases,
     placed,
     rows_moved,
     toy_graph,
@@ -33,6 +36,21 @@ from tests.toys import (
 @settings(max_examples=examples(300))
 @given(cases())
 def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
+    _check_rows(case)
+
+
+@settings(max_examples=examples(40))
+@given(muon_cases())
+def test_rows_are_those_bytes_with_muon(case: Case) -> None:
+    """Also where elements of a layer have unlike state, and the ring's entries are whole layers.
+
+    Programs keep every rule.
+    """
+    verify(case.programs, case.graph, ROOMY, NodeSharing(1))
+    _check_rows(case)
+
+
+def _check_rows(case: Case) -> None:
     values = decisions_of(case.graph, case.placement)
     programs = case.programs
     problem = formulate(case.graph, case.costs, Rings.of(case.placement))
@@ -48,7 +66,7 @@ def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
         expected = row.used.at(values) + _rounding(case, stage, program, row)
         if row.tier is Tier.NVME:  # whole pages, and chunks one row of the widest tensor longer
             chunks = sum(b.count for b in _chunks(program))
-            widest = 4 * case.graph.sizes.state
+            widest = 4 * _state(case)
             assert expected - 1e-6 <= allocated <= expected + chunks * (widest + PAGE)
         elif row.tier is Tier.HOST and _without_gradients(case, stage):
             assert allocated <= expected + 1e-5
@@ -89,6 +107,11 @@ def _without_gradients(case: Case, stage: StageClass) -> bool:
     return case.graph.units == 1 and any(n > g.get(Tier.HOST, 0) for n, g in away)
 
 
+def _state(case: Case) -> int:
+    """Bytes of an element's state that may be cut: with Muon, of what AdamW updates."""
+    return case.graph.sizes.state + case.graph.sizes.second
+
+
 def _chunks(program: Program) -> list[Buffer]:
     return [b for b in program.buffers.values() if b.name.endswith(".nvme")]
 
@@ -96,12 +119,12 @@ def _chunks(program: Program) -> list[Buffer]:
 def _rounding(case: Case, stage: StageClass, program: Program, row: Capacity) -> float:
     """Bytes by which whole rows and whole rings exceed the row's linear terms, exactly."""
     tier, first = row.tier, stage.stages[0]
-    surplus = rows_moved(case, first, tier) * case.graph.sizes.state
+    surplus = rows_moved(case, first, tier) * _state(case)
     kinds = case.placement.stages[first].kinds
     on_disk = any(rows.optimizer.get(Tier.NVME, 0.0) > 1e-9 for rows in kinds.values())
     if tier is Tier.HOST and on_disk and "stage.o" not in program.buffers:
         # A share on NVMe of less than a row needs no chunks in host memory.
-        widest = 4 * case.graph.sizes.state
+        widest = 4 * _state(case)
         surplus -= CHUNK_STAGING * -(-(case.placement.chunk + widest) // PAGE) * PAGE
     streamed = any(rows.streamed > 1e-9 for rows in kinds.values())
     if tier is Tier.GPU and streamed and "stream" not in program.buffers:  # likewise

@@ -23,7 +23,7 @@ from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from bigplan.units import PerRank
 from tests.examples import examples
-from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph, values_of
+from tests.toys import COSTS, Case, cases, kind_placement, muon_cases, placed, toy_graph, values_of
 
 ROUNDING = 1 + 1e-9  # sums of thousands of floats in another order
 
@@ -31,6 +31,17 @@ ROUNDING = 1 + 1e-9  # sums of thousands of floats in another order
 @settings(max_examples=examples(400))
 @given(cases())
 def test_the_bound_is_below_the_simulated_step(case: Case) -> None:
+    _check_bound(case)
+
+
+@settings(max_examples=examples(40))
+@given(muon_cases())
+def test_so_it_is_with_muon(case: Case) -> None:
+    """Whose updates take the GPU's compute, wherever a layer's state is."""
+    _check_bound(case)
+
+
+def _check_bound(case: Case) -> None:
     problem = formulate(case.graph, case.costs, Rings.of(case.placement))
     bound = problem.step_seconds(values_of(case))
     simulated = case.timeline.seconds

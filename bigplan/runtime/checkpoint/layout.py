@@ -23,7 +23,7 @@ from bigplan.rectangle import Rectangle
 from bigplan.runtime.context import Context
 from bigplan.runtime.manifest import ELEMENT, SIZES, Dtype, Kind, Scaled, StoredTensor
 from bigplan.runtime.memory import Key
-from bigplan.runtime.pieces import Box, LayerRows
+from bigplan.runtime.pieces import Box, LayerRows, packed
 from bigplan.runtime.slab import align_up
 from bigplan.spec.moments import BLOCK as MOMENT_BLOCK
 from bigplan.spec.moments import Moments, places
@@ -32,6 +32,7 @@ from bigplan.spec.optimizer import full_name
 _MOMENTS: Mapping[str, tuple[Kind, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "sgd": ("momentum",),
+    "muon": ("momentum", "exp_avg", "exp_avg_sq"),
 }
 _DTYPES: Mapping[Moments, tuple[Dtype, Dtype]] = {
     "fp32": ("F32", "F32"),
@@ -117,7 +118,7 @@ def state_kinds(context: Context) -> tuple[Kind, ...]:
     optimizer = context.training.optimizer
     names = _MOMENTS[optimizer.name]
     master: tuple[Kind, ...] = ("master",) if context.graph.sizes.master else ()
-    return (*names[: optimizer.kept], *master)
+    return (*(names if optimizer.seconds else names[: optimizer.kept]), *master)
 
 
 def written_images(context: Context, layer: int) -> tuple[Image, ...]:
@@ -158,10 +159,14 @@ def state_images(context: Context, layer: int) -> tuple[Image, ...]:
     images, kinds = [], state_kinds(context)
     for share, chunk, boxes in context.rows[layer].state:
         if boxes and kinds:
-            parts = _parts(context, kinds, sum(box.count for box in boxes))
-            spans = tuple(_spans(context, layer, boxes, parts))
+            elements = sum(box.count for box in boxes)
+            if context.training.optimizer.name == "muon":
+                spans = tuple(_muon_spans(context, layer, boxes))
+            else:
+                parts = _parts(context, kinds, elements)
+                spans = tuple(_spans(context, layer, boxes, parts))
             home = context.home(Content(Holds.STATE, layer, share, chunk))
-            nbytes = context.graph.sizes.state_bytes(sum(box.count for box in boxes))
+            nbytes = context.state_bytes(layer, elements)
             images.append(Image(home, spans, nbytes))
     return tuple(images)
 
@@ -190,6 +195,22 @@ def _parts(context: Context, kinds: Sequence[Kind], elements: int) -> Iterator[_
             yield _Part(kind, at.master)
         elif kind is not None:
             yield _Part(kind, start, dtype, scales)
+
+
+def _muon_spans(context: Context, layer: int, boxes: Sequence[Box]) -> Iterator[Span]:
+    """Momentum of matrices, both moments of what AdamW updates, and the master copy of all."""
+    elements, kind = sum(box.count for box in boxes), context.kind(layer)
+    by_muon = {tensor.name for tensor in kind.orthogonalised}
+    seconds, master = context.graph.second_moments(kind, elements), context.graph.sizes.master
+    at = places(elements, "fp32", 1, master=master, seconds=seconds)
+    for box in boxes:
+        first: Kind = "momentum" if box.tensor in by_muon else "exp_avg"
+        yield from _spans(context, layer, (box,), (_Part(first, at.moments[0]),))
+    others = tuple(packed(box for box in boxes if box.tensor not in by_muon))
+    if others:
+        yield from _spans(context, layer, others, (_Part("exp_avg_sq", at.moments[1]),))
+    if master:
+        yield from _spans(context, layer, boxes, (_Part("master", at.master),))
 
 
 def parameter_images(

@@ -1,0 +1,48 @@
+"""Seconds of Muon's directions, beyond what moves an element's parameter, gradient and state.
+
+Products are priced as those of passes, in bf16. Where ZeRO shards layers, ranks gather what is to
+be orthogonalised while the GPU waits, and each does the matrices of which it owns a part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bigplan.cost.collective import all_gather, data_group
+from bigplan.cost.compute import Device, operator_seconds
+from bigplan.graph.graph import Graph, LayerKind, Tensor
+from bigplan.graph.muon import ELEMENT, at_once, parts, products, shape_of, touched
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.training import Training
+
+# Kernels that the host launches for a tensor: its momentum (cast, divided, moved, taken into the
+# direction, rounded), its decay, its step and its 16-bit copy; for a batch of its matrices the
+# norm, clamped, and the division; three products an iteration. Small matrices wait for these.
+KERNELS, OF_BATCH, PRODUCTS = 8, 3, 3
+
+
+def orthogonalise_seconds(
+    graph: Graph, kind: LayerKind, training: Training, device: Device, nodes: NodeGroup
+) -> float:
+    """Of one layer, on the rank with the most to do. Raises InputError for a GPU without bf16."""
+    if not kind.orthogonalised:
+        return 0.0
+    in_bf16, steps = replace(device, precision="bf16"), training.optimizer.ns_steps
+
+    def seconds(tensor: Tensor) -> float:
+        on_gpu = sum(operator_seconds(one, in_bf16) for one in products((tensor,), steps))
+        if not device.gpu.runs_kernels:
+            return on_gpu
+        batches = -(-shape_of(tensor)[0] // at_once(tensor))
+        kernels = KERNELS + batches * (PRODUCTS * steps + OF_BATCH)
+        return max(on_gpu, kernels * device.gpu.launch_overhead)
+
+    each = {tensor: seconds(tensor) for tensor in kind.orthogonalised}
+    shards = graph.strategy.shards if graph.strategy.zero else 1
+    if shards == 1:
+        return sum(each.values())
+    several = (
+        sum(each[t] for t in touched(kind, p)) for p in parts(kind.tensors, kind.owned(shards))
+    )
+    gathering = all_gather(ELEMENT * kind.padded(shards), data_group(graph.strategy, nodes))
+    return max(*each.values(), *several) + gathering

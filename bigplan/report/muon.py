@@ -1,0 +1,79 @@
+"""What Muon would take of a plan whose AdamW has state off the GPU, and what it would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bigplan.capabilities import native_refusal
+from bigplan.cost import price
+from bigplan.errors import InputError
+from bigplan.graph.build import element_sizes
+from bigplan.placement import Tier
+from bigplan.plan import Plan, graph_of
+from bigplan.report.text import seconds_text
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.optimizer import Optimizer, orthogonalised
+from bigplan.spec.training import Training
+from bigplan.units import format_bytes
+
+MOMENT = 4  # bytes
+
+
+def muon_advice(plan: Plan) -> Iterator[str]:
+    """Bytes of the model's state that Muon has not, and a GPU's seconds for its directions.
+
+    How fast training goes then depends on what a new plan does with the room.
+    """
+    optimizer = plan.training.optimizer
+    away = any(
+        kind.optimizer.get(tier, 0.0) > 0
+        for stage in plan.placement.stages
+        for kind in stage.kinds.values()
+        for tier in (Tier.HOST, Tier.NVME)
+    )
+    of_another = plan.engine != "native" or optimizer.name != "adamw" or plan.strategy.replicas
+    if of_another or not away or optimizer.moments != "fp32" or plan.training.lora is not None:
+        return
+    by_muon = with_muon(plan.training)
+    if native_refusal(plan.model, by_muon, plan.strategy):
+        return
+    try:
+        seconds = directions_seconds(plan, by_muon)
+    except InputError:  # of a GPU without bf16
+        return
+    saved = MOMENT * matrix_elements(plan.model, by_muon.optimizer)
+    old, new = (element_sizes(each).state for each in (plan.training, by_muon))
+    yield (
+        f"Muon (`--optimizer muon`) has no second moment of the blocks' matrices: "
+        f"{format_bytes(saved)} less of the model's optimizer state, which then takes {new} bytes "
+        f"a parameter there in place of {old}. Its products take {seconds_text(seconds)} of a GPU "
+        f"a step ({seconds / plan.predicted.step_seconds:.0%} of this one). It is another "
+        "training: plan with it, and compare losses."
+    )
+
+
+def with_muon(training: Training) -> Training:
+    """The training with Muon's usual constants, and AdamW's as they are for the rest."""
+    old = training.optimizer
+    kept = old.model_dump(exclude={"name", "momentum", "moments"})
+    return training.model_copy(update={"optimizer": Optimizer(name="muon", **kept)})
+
+
+def matrix_elements(model: ModelSpec, optimizer: Optimizer) -> int:
+    """Elements that Muon updates."""
+    return sum(
+        parameter.count
+        for kind in model.layer_sequence()
+        for parameter in model.kinds()[kind]
+        if orthogonalised(optimizer, kind, parameter)
+    )
+
+
+def directions_seconds(plan: Plan, training: Training) -> float:
+    """Seconds that the stage with most takes to make its layers' directions."""
+    graph = graph_of(plan.model_copy(update={"training": training}))
+    kinds = price(graph, training, plan.cluster.group).kinds
+    return max(
+        sum(kinds[graph.layers[layer]].orthogonalise for layer in graph.stage_layers(stage))
+        for stage in range(plan.strategy.pp)
+    )
