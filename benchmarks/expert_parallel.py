@@ -138,7 +138,7 @@ def _told(events: Iterable[Any]) -> dict[str, float]:
     """Milliseconds of kernels by kind, and where no kernel ran between the first and the last."""
     by_kind, spans = defaultdict[str, float](float), list[tuple[float, float]]()
     for event in events:
-        if event.device_type is not torch.autograd.DeviceType.CUDA:
+        if event.device_type != torch.autograd.DeviceType.CUDA:  # each event makes one of its own
             continue
         span = event.time_range
         spans.append((span.start, span.end))

@@ -151,9 +151,10 @@ def _cores(shape: RankShape) -> list[Attention]:
 def turning(cluster: Cluster) -> dict[str, Any]:
     """Milliseconds of what turns queries and puts keys together, forward and backward.
 
-    By the kernels, and by plain torch's.
+    By the kernels, and by plain torch's. Of the longer sequence: kernels of the shorter one run
+    faster than Python launches them.
     """
-    length, widths = LENGTHS[0], MODEL.latent_attention
+    length, widths = LENGTHS[-1], MODEL.latent_attention
     assert widths is not None
     cos, sin = positions.rope_table(MODEL, length, WHERE["device"], WHERE["dtype"])
     q, *_ = _heads(length)

@@ -103,7 +103,7 @@ class Trained:
     sequences: int  # of a rank and step
     steps: int
 
-    def launched(self, ranks: int, pins: Mapping[str, int]) -> Record:
+    def launched(self, ranks: int, pins: Mapping[str, int], *options: str) -> Record:
         """The record of a launch on so many; what is not pinned is the planner's decision."""
         cluster, model = self.out / f"cluster-{ranks}.yaml", self.out / f"{self.model.name}.yaml"
         runs = self.out / f"runs-{self.name(ranks, pins)}"
@@ -118,6 +118,7 @@ class Trained:
             *("--precision", "bf16" if CUDA else "fp32", "--steps", str(self.steps)),
             *("--checkpoint-keep", "0", "--run-dir", str(runs)),
             *(word for key, value in pins.items() for word in ("--set", f"{key}={value}")),
+            *options,
             gpus=ranks,
         )
         return newest(runs.glob(f"{self.model.name}-*"))
@@ -138,6 +139,7 @@ def beside_promises(record: Record) -> dict[str, Any]:
         "seconds": median(metric.seconds for metric in record.metrics[2:] or record.metrics),
         "promised": record.summary.predicted_step_seconds,
         "losses": [metric.loss for metric in record.metrics],
+        "norms": [metric.gradient_norm for metric in record.metrics],
         "memory": {row.tier: [row.measured, row.predicted] for row in record.summary.memory},
         "decisions": record.plan.strategy.model_dump(),
     }

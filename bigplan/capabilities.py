@@ -59,6 +59,10 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
     ]
     of_experts = {"mlp_bias": model.mlp_bias, "routing.score_bias": model.routed_by.score_bias}
     parts += [key for key, there in of_experts.items() if there and model.experts]
+    if model.of_latents is not model:  # Megatron-LM has one epsilon for all norms
+        parts.append("latent_attention.norm_epsilon")
+    if model.routed_by.bias and model.routed_by.scores == "softmax":  # it wants sigmoids then
+        parts.append("routing.bias beside softmax")
     if model.experts and tool not in WITH_EXPERTS:
         others = " or megatron" if set(parts) <= set(MEGATRON_PARTS) else ""
         return (

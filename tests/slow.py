@@ -17,6 +17,7 @@ SLOW = (
     "tests/runtime/test_checkpoint_killed.py",
     "tests/runtime/deepspeed/test_worker.py",
     "tests/runtime/test_expert_ranks.py",
+    "tests/runtime/test_zero_groups.py",
     "tests/test_launch_files.py",
     "tests/launcher/test_launch.py",
     "tests/runtime/test_checkpoint_ranks.py",

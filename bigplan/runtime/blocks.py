@@ -214,7 +214,7 @@ def _latent_heads(
     """Those of latent attention, whose latents have norms of their own."""
 
     def norm(name: str, narrow: Tensor) -> Tensor:
-        return norm_of(p, name, narrow, model, ways)[0]
+        return norm_of(p, name, narrow, model.of_latents, ways)[0]
 
     again = (ways.again, ways.forget) if ways.again else None
     how = How(ways.linears, ways.whole, norm, again, by_kernel=ways.kernels is not None)

@@ -85,7 +85,8 @@ class Groups:
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         every = tuple(channels(strategy, lends_table=lends_table))
         messages = Counter(rank for channel in every for rank in (channel.sender, channel.receiver))
-        beside = len(communicating(strategy)) + max(messages.values(), default=0)
+        tensors = len(communicating(strategy)) - (strategy.zero_group > 0)  # two take turns
+        beside = tensors + max(messages.values(), default=0)
         make = partial(_communicator, backend, beside)
         # Every rank makes all groups, in one order.
         made = {name: _group(name, at, strategy, make) for name in communicating(strategy)}

@@ -111,7 +111,7 @@ class HfFolder:
         places = stored(self.family, self.model, layer, parameter)
         if parameter.constant:
             (place,) = places
-            whole = terms_of(self._tensor(place.tensor))
+            whole = terms_of(self._tensor(place.tensor).flatten())  # of some families [1, n]
             rows, columns = rectangle.in_matrix
             return whole[rows, columns]
         vector = len(parameter.shape) == 1

@@ -31,6 +31,9 @@ class LatentAttention(Spec):
     interleaved: bool = True
     """rope turns columns 2i and 2i + 1 together; false: i and i + rope_dim / 2"""
 
+    norm_epsilon: float | None = Field(default=None, gt=0)
+    """of the norms of latents; null: as the model's other norms"""
+
     @property
     def head_dim(self) -> int:
         """Columns of a head's queries and keys."""

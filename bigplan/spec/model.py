@@ -31,6 +31,14 @@ class ModelSpec(Architecture):
         usual = {key: ModelSpec.model_fields[key].default for key in OF_EXPERTS}
         return ModelSpec.model_validate(self.model_dump() | usual | {"ffn": self.dense_ffn})
 
+    @cached_property
+    def of_latents(self) -> ModelSpec:
+        """The model as the norms of its latents see it."""
+        latent = self.latent_attention
+        if latent is None or latent.norm_epsilon is None:
+            return self
+        return self.model_copy(update={"norm_epsilon": latent.norm_epsilon})
+
     def seen_by(self, kind: str) -> ModelSpec:
         """The model as layers of a kind see it."""
         return self.dense if kind == DENSE else self

@@ -253,6 +253,31 @@ def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
     assert second <= {path.name for path in here.iterdir()}
 
 
+@pytest.mark.timeout(300)
+def test_a_zero_group_on_each_node_outlives_the_loss_of_the_other(
+    nodes: Machines,
+    whole: Record,
+    own: dict[str, Path],
+    tmp_path: Path,
+    scripted: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each node has all files of a checkpoint, so the one that is left goes on without any other.
+
+    Its two ranks are one zero group, which is ZeRO over all of them.
+    """
+    monkeypatch.setattr(Scripted, "script", ((6, 4, "lose"),))
+    pins: Pins = {**PINS, "zero": 3, "zero_group": 2}
+    with happening(scripted, {"lose": lambda _: nodes.lose("b")}):
+        record = read_record(run(nodes, tmp_path / "runs", pins=pins, elastic=True, steps=8))
+    nodes.add("b")
+    (lost,) = record.summary.restarts
+    assert (lost.done, lost.back_to) == (5, 4)
+    plans = [(p.strategy.dp, p.strategy.zero_group) for p in record.summary.plans]
+    assert plans == [(4, 2), (2, 0)]
+    assert losses(record) == pytest.approx(losses(whole)[:8], rel=OTHER_LAYOUT)
+
+
 def piped() -> Plan:
     """For DeepSpeed: two stages on two nodes of a device each, with ZeRO 1."""
     wide = two_nodes().group.model_copy(update={"gpus_per_node": 1})

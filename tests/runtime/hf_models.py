@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
@@ -120,6 +121,7 @@ GLM4_MOE = BESIDE | {
         "partial_rotary_factor": 0.5,
     },
 }
+GLM_FLASH = {"mlp_layer_types": ["dense", "dense", "sparse"]}
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 GPT_OSS = (
     LLAMA
@@ -155,6 +157,14 @@ GRANITE = LLAMA | {
     "logits_scaling": 3.0,
 }
 OLMO = LLAMA | NO_TOKENS
+ROUTED = {"num_experts": 6, "num_experts_per_tok": 3}
+ERNIE_MOE = {
+    "num_hidden_layers": 3,
+    "moe_intermediate_size": 24,
+    "moe_num_experts": 6,
+    "moe_k": 3,
+    "moe_num_shared_experts": 2,
+}
 OLMO3 = OLMO | {
     "num_hidden_layers": 3,
     "sliding_window": WINDOW,
@@ -361,6 +371,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"rope_parameters": LLAMA["rope_parameters"], "n_shared_experts": 2}
         | {"norm_topk_prob": True, "sliding_window": None},
     ),
+    "olmoe": ("olmoe", OLMO | ROUTED),
+    "olmoe-bias": ("olmoe", OLMO | ROUTED | {"attention_bias": True, "norm_topk_prob": True}),
+    "minimax-m2": (
+        "minimax_m2",
+        OLMO
+        | {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3}
+        | {"rotary_dim": 8},
+    ),
+    "glm-4.7-flash": (
+        "glm4_moe_lite",
+        DEEPSEEK | OF_DEEPSEEK | NO_TOKENS | {"rms_norm_eps": 1e-3, "v_head_dim": 18} | GLM_FLASH,
+    ),
+    "solar-open": (
+        "solar_open",
+        {key: value for key, value in GLM4_MOE.items() if key != "first_k_dense_replace"}
+        | NO_TOKENS
+        | {"attention_bias": True, "n_shared_experts": 2}
+        | {"rope_parameters": LLAMA["rope_parameters"]},
+    ),
+    "hunyuan-moe": (
+        "hunyuan_v1_moe",
+        OLMO | {"head_dim": 16, "num_experts": 6, "moe_topk": [2, 2]},
+    ),
+    "ernie4.5-moe": ("ernie4_5_moe", LLAMA | NO_TOKENS | ERNIE_MOE),
+    "ernie4.5-moe-unshared": (
+        "ernie4_5_moe",
+        LLAMA | NO_TOKENS | ERNIE_MOE | {"moe_num_shared_experts": 0, "moe_layer_start_index": 0},
+    ),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "gpt-oss-bare": (
         "gpt_oss",
@@ -370,14 +408,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }
-BIAS = "e_score_correction_bias"  # of routers, a buffer
+BIAS = "e_score_correction_bias"  # of routers, a buffer, or of ERNIE a constant parameter
+# What files call the modules that transformers 5 has by other names.
+RENAMED = {
+    "mixtral": {".mlp.": ".block_sparse_moe."},
+    "minimax_m2": {".mlp.": ".block_sparse_moe."},
+    "ernie4_5_moe": {".gate.moe_statics.": ".moe_statics."},
+}
 Layers = list[dict[str, torch.Tensor]]
 
 
 def reference(case: str) -> torch.nn.Module:
     """The transformers model of a case, in fp32, without dropout."""
     model_type, fields = CASES[case]
-    config = transformers.AutoConfig.for_model(model_type, **fields)
+    config = transformers.AutoConfig.for_model(model_type, **deepcopy(fields))  # some change them
     config._attn_implementation = "eager"
     torch.manual_seed(SEED)
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
@@ -401,6 +445,8 @@ def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, t
     """The model's parameters, or their gradients, as its files name them."""
     theirs: dict[str, torch.Tensor] = {}
     for name, parameter in reference.named_parameters():
+        if gradients and not parameter.requires_grad:  # ERNIE's BIAS
+            continue
         value = parameter.grad if gradients else parameter
         assert value is not None, name
         theirs[name] = value
@@ -410,23 +456,21 @@ def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, t
     config = cast(Any, reference.config)
     if config.model_type == "gpt_neox" and "lm_head.weight" in theirs:  # since transformers 5
         theirs["embed_out.weight"] = theirs.pop("lm_head.weight")
-    stacked = config.model_type == "gpt_oss"  # whose files have them so
-    for name in [n for n in theirs if n.endswith("experts.gate_up_proj") and not stacked]:
-        theirs |= _of_experts(theirs, name.removesuffix("gate_up_proj"), config.model_type)
+    for old, new in RENAMED.get(config.model_type, {}).items():  # as files have them
+        theirs = {name.replace(old, new): value for name, value in theirs.items()}
+    for name in [n for n in theirs if n.endswith("experts.gate_up_proj")]:
+        if config.model_type != "gpt_oss":
+            theirs |= _of_experts(theirs, name.removesuffix("gate_up_proj"))
     return theirs
 
 
-def _of_experts(
-    theirs: dict[str, torch.Tensor], prefix: str, family: str
-) -> dict[str, torch.Tensor]:
+def _of_experts(theirs: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     """Experts' tensors as files have them, out of what transformers 5 keeps them in."""
     both, down = theirs.pop(f"{prefix}gate_up_proj"), theirs.pop(f"{prefix}down_proj")
     gate, up = both.chunk(2, dim=1)
-    names, router = ("gate_proj", "up_proj", "down_proj"), prefix.replace("experts.", "gate.weight")
-    router_value = theirs.pop(router)
-    if family == "mixtral":
-        names, prefix = ("w1", "w3", "w2"), prefix.replace(".mlp.", ".block_sparse_moe.")
-    found = {prefix.replace("experts.", "gate.weight"): router_value}
+    few = "block_sparse_moe" in prefix
+    names = ("w1", "w3", "w2") if few else ("gate_proj", "up_proj", "down_proj")
+    found: dict[str, torch.Tensor] = {}
     for name, matrices in zip(names, (gate, up, down), strict=True):
         found |= {f"{prefix}{e}.{name}.weight": one for e, one in enumerate(matrices)}
     return found
@@ -441,7 +485,7 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
         value = theirs.pop(tensor.name)
         for piece in tensor.pieces:
             if piece.parameter.constant:
-                layers[piece.layer][piece.parameter.name] = terms_of(value)
+                layers[piece.layer][piece.parameter.name] = terms_of(value.flatten())
                 continue
             place = stored(config.model_type, model, piece.layer, piece.parameter)[piece.expert]
             matrix = value[place.expert] if place.stacked else value

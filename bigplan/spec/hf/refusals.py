@@ -33,14 +33,15 @@ def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
 _OTHER_EXPERTS = {
     "dbrx": "queries, keys and values are clipped, and its norms are layer norms without biases",
     "deepseek_v32": "its attention sees those tokens alone that an index of its own picks",
-    "granitemoe": "residuals, scores and logits are scaled",
+    "flex_olmo": "norms stand after experts",
+    "granitemoe": "residuals are scaled",
+    "granitemoeshared": "residuals are scaled",
     "grok-1": "its norms stand before and after, and scores and logits are capped",
     "jamba": "most of its blocks are state-space models",
     "jetmoe": "its attention is a mixture of experts, too",
     "llama4": "an expert is shared, and routers weigh what experts read",
     "llama4_text": "an expert is shared, and routers weigh what experts read",
     "minimax": "most of its attention is linear",
-    "olmoe": "it norms queries and keys over all heads together, not each head",
     "phimoe": "its routers pick experts one after the other, and its norms have biases",
 }
 # Keys of experts by other names, and the loss's, which say nothing of the model.
@@ -99,7 +100,7 @@ def refuse_type(model_type: str, where: str) -> None:
 # Keys that change the architecture beyond ModelSpec, unless they hold one of these "off" values.
 _FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio")
 _RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
-_WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+_WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 _FOREIGN_KEYS = (
     "add_cross_attention",
     "is_encoder_decoder",

@@ -80,6 +80,7 @@ class HfTensor:
     transposed: bool
     pairs: tuple[Pairs | None, ...]  # of each piece, as Stored's
     stacked: int = 0  # matrices of as many experts, whose pieces take turns; 0: it is one matrix
+    as_row: bool = False  # a vector that the file has as a matrix of one row
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,6 +88,8 @@ class HfTensor:
         rows = sum(piece.shape[0] for piece in self.pieces[:: self.stacked or 1])
         shape = (rows, *self.pieces[0].shape[1:])
         matrix = shape[::-1] if self.transposed else shape
+        if self.as_row:
+            return (1, *matrix)
         return (self.stacked, *matrix) if self.stacked else matrix
 
 
@@ -153,6 +156,7 @@ def hf_tensors(family: str, model: ModelSpec) -> tuple[HfTensor, ...]:
             transposed,
             tuple(place.pairs for _, place in parts),
             parts[0][1].experts if parts[0][1].stacked else 0,
+            parts[0][0].parameter.name in FAMILIES[family].tensors.as_row,
         )
         for (name, transposed), parts in pieces.items()
     )

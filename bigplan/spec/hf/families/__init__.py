@@ -9,21 +9,26 @@ from bigplan.spec.hf.families.bloom import BLOOM
 from bigplan.spec.hf.families.cohere import COHERE, COHERE2
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from bigplan.spec.hf.families.ernie import ERNIE
+from bigplan.spec.hf.families.ernie_moe import ERNIE_MOE
 from bigplan.spec.hf.families.exaone import EXAONE4
 from bigplan.spec.hf.families.experts import MIXTRAL, QWEN3_MOE
 from bigplan.spec.hf.families.falcon import FALCON
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.gemma import GEMMA, GEMMA2, GEMMA3
 from bigplan.spec.hf.families.glm import GLM, GLM4
+from bigplan.spec.hf.families.glm_flash import GLM4_MOE_LITE
 from bigplan.spec.hf.families.gpt2 import GPT2
 from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
 from bigplan.spec.hf.families.gpt_oss import GPT_OSS
 from bigplan.spec.hf.families.gptj import GPTJ
 from bigplan.spec.hf.families.granite import GRANITE
 from bigplan.spec.hf.families.hunyuan import HUNYUAN
+from bigplan.spec.hf.families.hunyuan_moe import HUNYUAN_MOE
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
+from bigplan.spec.hf.families.minimax import MINIMAX_M2
 from bigplan.spec.hf.families.ministral import MINISTRAL
 from bigplan.spec.hf.families.olmo import OLMO2, OLMO3
+from bigplan.spec.hf.families.olmoe import OLMOE
 from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi import PHI
 from bigplan.spec.hf.families.phi3 import PHI3
@@ -31,6 +36,7 @@ from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
 from bigplan.spec.hf.families.seed_oss import SEED_OSS
 from bigplan.spec.hf.families.shared_experts import DOTS1, GLM4_MOE, QWEN2_MOE
 from bigplan.spec.hf.families.smollm3 import SMOLLM3
+from bigplan.spec.hf.families.solar_open import SOLAR_OPEN
 from bigplan.spec.hf.families.stablelm import STABLELM
 from bigplan.spec.hf.families.starcoder2 import STARCODER2
 
@@ -76,4 +82,10 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "kimi_k2": DEEPSEEK_V3,
     "gpt_oss": GPT_OSS,
     "hunyuan_v1_dense": HUNYUAN,
+    "olmoe": OLMOE,
+    "glm4_moe_lite": GLM4_MOE_LITE,
+    "solar_open": SOLAR_OPEN,
+    "minimax_m2": MINIMAX_M2,
+    "hunyuan_v1_moe": HUNYUAN_MOE,
+    "ernie4_5_moe": ERNIE_MOE,
 }

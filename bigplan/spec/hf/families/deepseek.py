@@ -60,20 +60,20 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 }
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
+def read_deepseek(reader: ConfigReader) -> dict[str, Any]:
     """Of a config whose `head_dim`, where it has one, is that of rope's columns."""
     fields = read_llama_like(reader)
     fields.pop("head_dim", None)
     if reader.flag("attention_bias"):
         reader.refuse("attention_bias", "false")
-    if reader.get("rms_norm_eps") != _EPSILON:
-        reader.refuse("rms_norm_eps", f"{_EPSILON:g}, which norms of latents always have")
     if fields["kv_heads"] != fields["heads"]:
         reader.refuse("num_key_value_heads", "num_attention_heads: each head has its keys")
     widths: dict[str, Any] = {
         field: reader.optional_count(key) if field == "query_rank" else reader.count(key)
         for field, key in _WIDTHS.items()
     }
+    if reader.get("rms_norm_eps") != _EPSILON:
+        widths["norm_epsilon"] = _EPSILON
     latent = {_LATENT: widths | {"interleaved": reader.flag("rope_interleave")}}
     if reader.count("first_k_dense_replace", least=0) >= fields["layers"]:
         return fields | latent
@@ -82,14 +82,14 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 def _read_v3(reader: ConfigReader) -> dict[str, Any]:
     _only(reader, "scoring_func", "sigmoid")
-    return _read(reader)
+    return read_deepseek(reader)
 
 
 def _read_v2(reader: ConfigReader) -> dict[str, Any]:
     """Shares are by softmax, and a group's best expert alone counts for it."""
     _only(reader, "scoring_func", "softmax")
     _only(reader, "topk_method", _GREEDY, _LIMITED)
-    fields = _read(reader)
+    fields = read_deepseek(reader)
     routing = fields.pop("routing", {})
     limited = reader.text("topk_method") == _LIMITED and routing.get("groups", 1) > 1
     named = {"groups", "groups_per_token"} if limited else set()
@@ -104,7 +104,8 @@ def _only(reader: ConfigReader, key: str, *values: str) -> None:
         reader.refuse(key, " or ".join(values))
 
 
-def _write(model: ModelSpec, model_type: str, architecture: str) -> dict[str, Any]:
+def write_deepseek(model: ModelSpec, model_type: str, architecture: str) -> dict[str, Any]:
+    """The same."""
     config = write_llama_like(model, model_type, architecture)
     config |= (
         write_deepseek_experts(model) if model.experts else {"first_k_dense_replace": model.layers}
@@ -126,11 +127,13 @@ def _write(model: ModelSpec, model_type: str, architecture: str) -> dict[str, An
 
 
 def _write_v3(model: ModelSpec) -> dict[str, Any]:
-    return _write(model, "deepseek_v3", "DeepseekV3ForCausalLM") | {"scoring_func": "sigmoid"}
+    return write_deepseek(model, "deepseek_v3", "DeepseekV3ForCausalLM") | {
+        "scoring_func": "sigmoid"
+    }
 
 
 def _write_v2(model: ModelSpec) -> dict[str, Any]:
-    config = _write(model, "deepseek_v2", "DeepseekV2ForCausalLM")
+    config = write_deepseek(model, "deepseek_v2", "DeepseekV2ForCausalLM")
     method = _GREEDY if model.routed_by.groups == 1 else _LIMITED
     return config | {"scoring_func": "softmax", "topk_method": method}
 

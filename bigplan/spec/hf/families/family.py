@@ -27,6 +27,7 @@ class Tensors:
     # Modules whose files have the two rows of each pair that rope turns beside each other. Ours are
     # half of the turned columns apart; scores are the same, since queries and keys both are so.
     paired: tuple[str, ...] = ()
+    as_row: tuple[str, ...] = ()  # parameters of n numbers of which the files make a matrix [1, n]
     # Names of modules of models with one norm for attention and MLP, where these differ.
     with_shared_norm: Mapping[str, str] = field(default_factory=dict)
 
