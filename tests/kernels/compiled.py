@@ -56,19 +56,17 @@ def _kernels() -> Iterator[_Kernel]:
 
 
 def _attention() -> Iterator[_Kernel]:
-    """Attention that keeps documents apart, with the tiles of its widest heads and the usual."""
+    """Attention that keeps documents apart within a window, heads of 128."""
     names = ("q", "k", "v", "out", "gradient", "by_q", "by_k", "by_v")
     types = dict.fromkeys(names, "*bf16") | dict.fromkeys(("slopes", "lse", "deltas"), "*fp32")
     types |= {"bounds": "*i32", "factor": "fp32", "scale": "fp32"}
     kernels = attention._result, attention._by_queries, attention._by_keys
-    for columns, windowed in ((128, False), (256, True)):
-        for function, tile in zip(kernels, attention.HOPPER[columns], strict=True):
-            constants: dict[str, object] = {"WINDOWED": windowed, "APART": True, "CAP": 0.0}
-            constants |= {"QUERIES": tile.queries, "KEYS": tile.keys}
-            constants |= {"WIDTH": columns, "D": columns}
-            if function is attention._by_keys:
-                constants["GROUPS"] = 4
-            yield _Kernel(function, types, constants, tile)
+    for function, tile in zip(kernels, attention.HOPPER[128], strict=True):
+        constants: dict[str, object] = {"WINDOWED": True, "APART": True, "CAP": 0.0}
+        constants |= {"QUERIES": tile.queries, "KEYS": tile.keys, "WIDTH": 128, "D": 128}
+        if function is attention._by_keys:
+            constants["GROUPS"] = 4
+        yield _Kernel(function, types, constants, tile)
 
 
 def main() -> None:
