@@ -7,7 +7,8 @@ a block of 128 narrow experts, priced and measured, with the GPU's memory that i
 reserved), `steps` (llama-like-3.3b on one GPU by AdamW and by Muon, all on the GPU and with it held
 to 24 GiB: each plan beside what it takes) and `curves` (300 steps of a byte model of 300 M
 parameters that learns the bundled book, by both). Promises are of OUT/cluster.yaml, which is
-profiled (--quick, a minute) where it is not there. OUT gets muon.json.
+profiled (--quick, a minute) where it is not there; `directions` alone, some seconds, are then
+priced for the shipped h200-1x. OUT gets muon.json.
 Without a GPU all take small shapes, to see that everything runs; their figures mean nothing.
 """
 
@@ -58,7 +59,8 @@ PARTS = ("steps", "directions", "curves")  # steps first: what this process take
 
 def directions(out: Path) -> dict[str, Any]:
     """Milliseconds of each tensor, the median of some, and those of its products' prices."""
-    nodes = find_cluster(str(out / "cluster.yaml")).group
+    profiled = out / "cluster.yaml"
+    nodes = find_cluster(str(profiled) if profiled.exists() else "h200-1x").group
     device = device_of(nodes, Training(sequence_length=1, global_batch=1), NATIVE)
     found: dict[str, Any] = {}
     for name, tensor in (BLOCKS if CUDA else SMALL_BLOCKS).items():
@@ -152,7 +154,7 @@ def main() -> None:
     out, parts = Path(sys.argv[1]).resolve(), sys.argv[2:] or PARTS
     out.mkdir(parents=True, exist_ok=True)
     cluster = out / "cluster.yaml"
-    if not cluster.exists():
+    if not cluster.exists() and {*parts} & {"steps", "curves"}:
         how = ("profile", "--quick", "--nvme") if CUDA else ("detect", "--folder")
         _bigplan(*how, str(out), "--out", str(cluster))
     results = out / "muon.json"

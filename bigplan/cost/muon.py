@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from bigplan.cost.collective import all_gather, data_group
 from bigplan.cost.compute import Device, operator_seconds
+from bigplan.errors import InputError
 from bigplan.graph.graph import Graph, LayerKind, Tensor
 from bigplan.graph.muon import ELEMENT, at_once, parts, products, shape_of, touched
 from bigplan.spec.cluster import NodeGroup
@@ -27,6 +28,11 @@ def orthogonalise_seconds(
     """Of one layer, on the rank with the most to do. Raises InputError for a GPU without bf16."""
     if not kind.orthogonalised:
         return 0.0
+    if "bf16" not in device.gpu.peak_flops:
+        raise InputError(
+            f"{device.gpu.name} states no peak for bf16, in which Muon makes its directions; use "
+            "optimizer adamw, or add bf16 to its peak_flops if it has it"
+        )
     in_bf16, steps = replace(device, precision="bf16"), training.optimizer.ns_steps
 
     def seconds(tensor: Tensor) -> float:
