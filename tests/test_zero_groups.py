@@ -31,7 +31,7 @@ from tests.toys import kind_placement, placed, placements, prices, toy_graph
 
 NODES = find_cluster("dgx-h100").with_nodes(4).group
 MODEL = find_model("llama-2-13b")
-TRAINING = Training(sequence_length=4096, global_batch=128, reduce_precision="bf16")
+TRAINING = Training(sequence_length=4096, global_batch=128, gradient_precision="bf16")
 ROUNDING = 1 + 1e-9
 
 
