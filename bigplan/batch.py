@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from bigplan.engines import make_plan
 from bigplan.errors import InfeasibleError, InputError
-from bigplan.graph.strategy import Strategy, divisors
+from bigplan.graph.space import divisors
+from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.solve.search import Watch, unwatched

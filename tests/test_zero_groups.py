@@ -13,7 +13,8 @@ from bigplan.cost.collective import Group, all_gather, all_reduce, data_group
 from bigplan.cost.price import price
 from bigplan.errors import BigplanError
 from bigplan.graph.build import build_graph
-from bigplan.graph.strategy import Space, Strategy
+from bigplan.graph.space import Space
+from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.placement import Tier
 from bigplan.program import Lane, Op, expand

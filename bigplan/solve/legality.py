@@ -13,7 +13,8 @@ from bigplan.capabilities import muon_refusal, spread_refusal
 from bigplan.errors import InputError
 from bigplan.graph.build import loss_chunks
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind
-from bigplan.graph.strategy import Space, Strategy
+from bigplan.graph.space import Space
+from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import MOST_GRAPHS
 from bigplan.placement import (
     CHUNK,

@@ -5,16 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bigplan.graph.strategy import (
+from bigplan.graph.space import (
     MAX_MICRO_BATCH_TOKENS,
     Space,
-    Strategy,
     balanced_ends,
-    chunk_blocks,
     divisors,
     splits_over_context_parallel,
     splits_over_tensor_parallel,
 )
+from bigplan.graph.strategy import Strategy, chunk_blocks
 from bigplan.spec.catalog import find_model
 from bigplan.spec.training import Training
 

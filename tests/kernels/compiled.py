@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bigplan.kernels import attention, moments, turning
+from bigplan.kernels import attention, attention_programs, moments, turning
 from bigplan.kernels.attention import Tile
 from bigplan.spec.moments import BLOCK, FIRST_BITS, SECOND_BITS
 
@@ -60,11 +60,11 @@ def _attention() -> Iterator[_Kernel]:
     names = ("q", "k", "v", "out", "gradient", "by_q", "by_k", "by_v")
     types = dict.fromkeys(names, "*bf16") | dict.fromkeys(("slopes", "lse", "deltas"), "*fp32")
     types |= {"bounds": "*i32", "factor": "fp32", "scale": "fp32"}
-    kernels = attention._result, attention._by_queries, attention._by_keys
+    kernels = attention_programs.result, attention_programs.by_queries, attention_programs.by_keys
     for function, tile in zip(kernels, attention.HOPPER[128], strict=True):
         constants: dict[str, object] = {"WINDOWED": True, "APART": True, "CAP": 0.0}
         constants |= {"QUERIES": tile.queries, "KEYS": tile.keys, "WIDTH": 128, "D": 128}
-        if function is attention._by_keys:
+        if function is attention_programs.by_keys:
             constants["GROUPS"] = 4
         yield _Kernel(function, types, constants, tile)
 

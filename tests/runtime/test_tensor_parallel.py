@@ -20,7 +20,8 @@ from torch import Tensor
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Collective, Operator
-from bigplan.graph.strategy import Strategy, splits_over_tensor_parallel
+from bigplan.graph.space import splits_over_tensor_parallel
+from bigplan.graph.strategy import Strategy
 from bigplan.rectangle import held
 from bigplan.runtime import positions
 from bigplan.runtime.group import RankGroup

@@ -1,0 +1,274 @@
+"""Which strategies there are for a model, a training and so many GPUs, and which are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import ceil
+from typing import NamedTuple
+
+from bigplan.graph.strategy import WIDEST_CUT, Cut, Strategy
+from bigplan.spec.layers import BLOCK
+from bigplan.spec.lora import packs
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+
+Ends = tuple[float, float]  # seconds of the embedding and of the head, in units of a block's
+
+GROUPS_TRIED = 6  # accumulation groups 1, 2, 4, ... 32, and all of a step's micro-batches
+# Nodes whose ranks share one copy of what ZeRO shards: one gathers over the links inside it alone,
+# and a few where its memory is short.
+NODES_TOGETHER = (1, 2, 4)
+# Larger micro-batches gain nothing: at 64k tokens a GEMM is far beyond the size at which it
+# reaches its best rate, and every activation buffer grows with it.
+MAX_MICRO_BATCH_TOKENS = 65536
+# The bubble shrinks as 1 / v, the messages grow as v: beyond 8 little is left to win.
+MAX_VIRTUAL_STAGES = 8
+
+
+class StrategyFamily(NamedTuple):
+    """Strategies with the same compute on every GPU; they differ in schedule and sharding."""
+
+    dp: int
+    tp: int
+    pp: int
+    micro_batch: int
+    cp: int = 1
+    ep: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """All strategies that use all `gpus`, keep tensor parallelism in a node and split evenly.
+
+    Context parallelism stays in a node, too. It is tried where one sequence has more tokens than a
+    micro-batch that is worth trying.
+
+    `fixed` holds values of `Strategy` that the user wants. Any legal value is then in the space,
+    even one that would not be tried otherwise. `spreads`: data-parallel ranks may have whole
+    experts, as the native runtime has them. `unlike_chunks`: virtual stages may differ in kinds of
+    blocks. `hybrid`: ZeRO may shard over groups of ranks (`hybrids`).
+    """
+
+    model: ModelSpec
+    training: Training
+    gpus: int
+    gpus_per_node: int
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    spreads: bool = False
+    unlike_chunks: bool = False
+    hybrid: bool = False
+
+    def families(self) -> Iterator[StrategyFamily]:
+        """Every family that may have a member."""
+        for tp, cp in self._splits_of_tokens():
+            for pp in self._tried("pp", divisors(self.gpus // (tp * cp))):
+                dp, rest = divmod(self.gpus, tp * cp * pp)
+                sequences = self.training.global_batch // max(1, dp)
+                whole = rest == 0 and self.training.global_batch % dp == 0
+                if whole and pp <= self.model.layers and self.fixed.get("dp", dp) == dp:
+                    tried = self._tried("micro_batch", self._micro_batches(sequences, cp))
+                    spread = list(self._spread(dp, tp * cp))
+                    for micro_batch in tried:
+                        if sequences % micro_batch == 0:
+                            for ep in spread:
+                                yield StrategyFamily(dp, tp, pp, micro_batch, cp, ep)
+
+    def _spread(self, dp: int, split: int) -> Iterator[int]:
+        """Ranks that may have all experts together: of one node, or of whole ones.
+
+        `split`: ranks that split the tokens of a sequence.
+        """
+        each = self.gpus_per_node
+        for ep in self._tried("ep", divisors(dp)) if self.spreads else (1,):
+            alone = ep == 1 or (split == 1 and self.training.lora is None)
+            placed = "ep" in self.fixed or each % ep == 0 or ep % each == 0
+            if alone and placed and dp % ep == 0 and spreads_experts(self.model, dp, ep):
+                yield ep
+
+    def _splits_of_tokens(self) -> Iterator[tuple[int, int]]:
+        """Tensor- and context-parallel ranks, which exchange tokens within every layer."""
+        length = self.training.sequence_length
+        for tp in self._tried("tp", divisors(self.gpus)):
+            if self.gpus % tp or self.gpus_per_node % tp:
+                continue
+            if not splits_over_tensor_parallel(self.model, tp):
+                continue
+            if not packs(self.model, self.training.lora, tp):
+                continue
+            tried = divisors(self.gpus_per_node // tp) if length > MAX_MICRO_BATCH_TOKENS else [1]
+            for cp in self._tried("cp", tried):
+                within = "cp" in self.fixed or self.gpus_per_node % (tp * cp) == 0
+                whole = self.gpus % (tp * cp) == 0 and length % cp == 0
+                if within and whole and splits_over_context_parallel(self.model, tp, cp):
+                    yield tp, cp
+
+    def members(self, family: StrategyFamily, ends: Ends | None = None) -> Iterator[Strategy]:
+        """The family's strategies; `ends` weigh embedding and head against a block."""
+        dp, tp, pp, micro_batch, cp, ep = family
+        micro_batches = self.training.global_batch // (dp * micro_batch)
+        for vpp in self._tried("vpp", self._virtual_stages(pp, micro_batches)):
+            if pp * vpp > self.model.layers or (vpp > 1 and (pp == 1 or micro_batches % pp)):
+                continue
+            if vpp > 1 and not self._interleaves:
+                continue  # rows of memory hold where first chunks keep no less than later ones
+            for first, last in self._splits(pp * vpp, ends if vpp == 1 else None):
+                for group in self._tried("accumulation_group", _groups(micro_batches)):
+                    if micro_batches % group or (vpp > 1 and group > 1):
+                        continue
+                    # Frozen layers have nothing that stages 1 and 2 shard.
+                    stages = (0, 3) if self.training.lora else (0, 1, 2, 3)
+                    for zero in self._tried("zero", stages if dp * cp > 1 else (0,)):
+                        if zero not in stages:
+                            continue
+                        if (zero and dp * cp == 1) or (vpp > 1 and zero > 1):
+                            continue
+                        for ranks in self._zero_groups(family, zero):
+                            yield Strategy(
+                                dp=dp,
+                                tp=tp,
+                                pp=pp,
+                                vpp=vpp,
+                                cp=cp,
+                                ep=ep,
+                                zero=zero,
+                                zero_group=ranks,
+                                micro_batch=micro_batch,
+                                accumulation_group=group,
+                                first_blocks=first,
+                                last_blocks=last,
+                                sequence_parallel=bool(self.fixed.get("sequence_parallel", 1)),
+                            )
+
+    def hybrids(self, strategy: Strategy) -> Iterator[Strategy]:
+        """The strategy with zero groups of a node's ranks, or of a few nodes'.
+
+        A smaller group would keep more on each GPU, and gather no faster than over a node's links.
+        """
+        free = "zero_group" not in self.fixed and not strategy.zero_group
+        if not (free and strategy.zero and self.hybrid and strategy.ep == 1):
+            return
+        of_node = self.gpus_per_node // strategy.tp
+        for ranks in (nodes * of_node for nodes in NODES_TOGETHER):
+            if 1 < ranks < strategy.shards and strategy.shards % ranks == 0:
+                yield strategy.model_copy(update={"zero_group": ranks})
+
+    def _zero_groups(self, family: StrategyFamily, zero: int) -> Iterator[int]:
+        """All ranks in one (0), unless another number is wanted and may be."""
+        shards, wanted = family.dp * family.cp, self.fixed.get("zero_group", 0)
+        if not wanted or (zero and wanted == shards):
+            yield 0
+        elif zero and self.hybrid and family.ep == 1 and wanted in divisors(shards)[1:-1]:
+            yield wanted
+
+    def strategies(self) -> Iterator[Strategy]:
+        """Every strategy, without weights for the ends."""
+        for family in self.families():
+            yield from self.members(family)
+
+    @property
+    def _interleaves(self) -> bool:
+        return self.unlike_chunks or not self.model.dense_blocks
+
+    def _tried(self, name: str, values: Iterable[int]) -> Iterable[int]:
+        return (self.fixed[name],) if name in self.fixed else values
+
+    def _micro_batches(self, sequences: int, cp: int) -> Iterator[int]:
+        length = self.training.sequence_length // cp
+        return (m for m in divisors(sequences) if m == 1 or m * length <= MAX_MICRO_BATCH_TOKENS)
+
+    def _virtual_stages(self, pp: int, micro_batches: int) -> Iterator[int]:
+        """One, and where micro-batches fill the pipeline evenly those that no stage grows by.
+
+        The fullest stage has as many blocks as without: where stages are alike, their divisors.
+        """
+        yield 1
+        if self._interleaves and pp > 1 and micro_batches % pp == 0:
+            blocks = self.model.layers
+            fullest = ceil(blocks / pp)
+            for v in range(2, min(MAX_VIRTUAL_STAGES, blocks // pp) + 1):
+                if v * ceil(blocks / (pp * v)) == fullest:
+                    yield v
+
+    def _splits(self, chunks: int, ends: Ends | None) -> Iterator[tuple[int, int]]:
+        """Blocks of the first and last chunk: even, and balanced with embedding and head."""
+        blocks = self.model.layers
+        wanted = self.fixed.get("first_blocks", 0), self.fixed.get("last_blocks", 0)
+        tried = [wanted]
+        if (
+            ends is not None
+            and chunks > 1
+            and not {"first_blocks", "last_blocks"} & set(self.fixed)
+        ):
+            tried.append(balanced_ends(blocks, chunks, ends))
+        by_split = {Cut(chunks, *each).blocks(blocks): each for each in reversed(tried)}
+        for split, each in reversed(by_split.items()):
+            if min(split) > 0 and len(split) == chunks and sum(split) == blocks:
+                yield each
+
+
+def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
+    """Whether `tp` divides heads and the MLP's width, and key-value heads divide or are divided.
+
+    Where there are fewer key-value heads than ranks, neighbouring ranks hold the same head. Each
+    rank adds the last biases of its part of the experts.
+    """
+    repeats = tp % model.kv_heads == 0
+    heads = model.heads % tp == 0 and (repeats or model.kv_heads % tp == 0)
+    biased = model.experts if model.mlp_bias else 0
+    return heads and not any(width % tp for width in (*model.inner_widths, biased))
+
+
+def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:
+    """Whether `cp` divides a tensor-parallel rank's heads, and goes with key-value heads.
+
+    Where a rank has fewer key-value heads than `cp`, neighbouring context ranks get the same head.
+    """
+    kv_heads = -(-model.kv_heads // tp)
+    return model.heads // tp % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0)
+
+
+def spreads_experts(model: ModelSpec, dp: int, ep: int) -> bool:
+    """Whether `ep` of `dp` ranks may have equal parts of the experts.
+
+    Their elements are then whole units for each rank that shares them, and lie before the rest.
+    """
+    if ep == 1:
+        return True
+    if not model.experts or model.experts % ep:
+        return False
+    elements = sum(p.count for p in model.kinds()[BLOCK] if p.experts) // ep
+    return elements % (dp // ep * WIDEST_CUT) == 0
+
+
+def balanced_ends(blocks: int, chunks: int, ends: Ends) -> tuple[int, int]:
+    """Blocks of the first and last chunk with which the slowest chunk takes least.
+
+    `ends`: seconds of embedding and head in units of a block's. Among equals the last chunk is the
+    larger, because the first holds the most activations.
+    """
+
+    def slowest(split: tuple[int, int]) -> tuple[float, int]:
+        first, last = split
+        others = ceil((blocks - first - last) / (chunks - 2)) if chunks > 2 else 0
+        return max(first + ends[0], others, last + ends[1]), first
+
+    each = ceil((blocks + sum(ends)) / chunks)
+    if chunks == 2:
+        splits = [(blocks - last, last) for last in range(1, blocks)]
+    else:
+        tried = range(1, min(each + 2, blocks))
+        splits = [(f, n) for f, n in product(tried, tried) if blocks - f - n >= chunks - 2]
+    return min(splits, key=slowest)
+
+
+def divisors(number: int) -> list[int]:
+    """All positive divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _groups(micro_batches: int) -> list[int]:
+    powers = [2**i for i in range(GROUPS_TRIED) if micro_batches % 2**i == 0]
+    return sorted({*powers, micro_batches})
