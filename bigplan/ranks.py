@@ -31,7 +31,7 @@ class GroupName(StrEnum):
     DATA = "data-parallel"  # same stage and tensor place; the ranks split samples and state
     SHARD = "zero-group"  # neighbours of a data-parallel group that share one copy of its state
     REPLICA = "zero-replicas"  # those of a data-parallel group with the same part of their copies
-    UPDATE = "update"  # the same ranks once more, for what Muon's updates gather
+    UPDATE = "update"  # those that share a copy of states, for what Muon's updates gather
     CONTEXT = "context-parallel"  # those of one replica; the ranks split its sequences
     TENSOR = "tensor-parallel"  # same stage and data place; the ranks split layers
     EXPERT = "expert-parallel"  # neighbours of a data-parallel group that have all experts together
@@ -79,9 +79,9 @@ def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, 
     match name:
         case GroupName.ALL:
             return tuple(range(strategy.ranks))
-        case GroupName.DATA | GroupName.UPDATE:
+        case GroupName.DATA:
             each = [at._replace(data=i) for i in range(strategy.shards)]
-        case GroupName.SHARD:
+        case GroupName.SHARD | GroupName.UPDATE:
             ranks = strategy.zero_group or strategy.shards
             first = at.data - at.data % ranks
             each = [at._replace(data=first + i) for i in range(ranks)]
@@ -119,7 +119,7 @@ def communicating(strategy: Strategy, *, muon: bool = False) -> tuple[GroupName,
         GroupName.CONTEXT: strategy.cp,
         GroupName.EXPERT: strategy.ep,
         GroupName.EXPERT_DATA: strategy.shards // strategy.ep if spread else 1,
-        GroupName.UPDATE: strategy.shards if muon and strategy.zero else 1,
+        GroupName.UPDATE: strategy.zero_ranks if muon else 1,
     }
     return tuple(name for name, size in sizes.items() if size > 1)
 

@@ -17,6 +17,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan
+from bigplan.ranks import Coordinates, GroupName, communicating, members
 from bigplan.report.advice import advice_of
 from bigplan.report.operators import operator_rows
 from bigplan.solve.candidate import Workload
@@ -190,3 +191,14 @@ def test_explain_says_what_muon_would_save() -> None:
     assert "8 bytes a parameter there in place of 12" in found.text
     ours = planned()
     assert not [one for one in advice_of(ours, operator_rows(ours)) if one.about == "muon"]
+
+
+@pytest.mark.parametrize(("group", "expected"), [(0, (0, 1, 2, 3)), (2, (2, 3))])
+def test_updates_gather_over_the_ranks_that_share_states(
+    group: int, expected: tuple[int, ...]
+) -> None:
+    strategy = Strategy(dp=4, zero=1, zero_group=group)
+    assert members(GroupName.UPDATE, Coordinates.of(3, strategy), strategy) == expected
+    assert GroupName.UPDATE in communicating(strategy, muon=True)
+    assert GroupName.UPDATE not in communicating(strategy)
+    assert GroupName.UPDATE not in communicating(Strategy(dp=4), muon=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bigplan.cost.collective import all_gather, data_group
+from bigplan.cost.collective import all_gather, shard_group
 from bigplan.cost.compute import Device, operator_seconds
 from bigplan.errors import InputError
 from bigplan.graph.graph import Graph, LayerKind, Tensor
@@ -44,11 +44,11 @@ def orthogonalise_seconds(
         return max(on_gpu, kernels * device.gpu.launch_overhead)
 
     each = {tensor: seconds(tensor) for tensor in kind.orthogonalised}
-    shards = graph.strategy.shards if graph.strategy.zero else 1
+    shards = graph.strategy.zero_ranks
     if shards == 1:
         return sum(each.values())
     several = (
         sum(each[t] for t in touched(kind, p)) for p in parts(kind.tensors, kind.owned(shards))
     )
-    gathering = all_gather(ELEMENT * kind.padded(shards), data_group(graph.strategy, nodes))
+    gathering = all_gather(ELEMENT * kind.padded(shards), shard_group(graph.strategy, nodes))
     return max(*each.values(), *several) + gathering

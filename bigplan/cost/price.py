@@ -239,7 +239,7 @@ def memory_of_torch(
         messages = 2 * max(between, ends + lends_table)
         experts = (strategy.ep, strategy.expert_shards) if strategy.ep > 1 else ()
         of_data = strategy.zero_group or strategy.shards, strategy.zero_copies
-        of_updates = strategy.shards if muon and strategy.zero else 1
+        of_updates = strategy.zero_ranks if muon else 1
         groups = (*of_data, strategy.tp, strategy.cp, *experts, of_updates)
         communicators = sum(n > 1 for n in groups) + messages
         taken += communicators * gpu.communicator_memory + ceil(PAGE_TABLES * locked)

@@ -101,7 +101,7 @@ def _workspace(graph: Graph, kind: LayerKind) -> int:
         each.append(at_once(tensor) * ELEMENT * max(products_of, turned))
         if tensor.experts:  # rows of experts take turns: directions and results of all
             each[-1] += ELEMENT * 2 * tensor.elements
-    shards = graph.strategy.shards if graph.strategy.zero else 1
+    shards = graph.strategy.zero_ranks
     gathered = 0 if shards == 1 else ELEMENT * (kind.padded(shards) + kind.owned(shards))
     temporary = 3 * 4 * min(WIDENED_ELEMENTS, kind.parameters)
     return max(each) + gathered + temporary

@@ -53,7 +53,7 @@ def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
     each = max(1, sizes.state + sizes.second)
     elements = min(most, streamed_chunk_bytes(chunk) // each + largest_unit(graph) + 1)
     state = sizes.state_bytes(elements) + elements * sizes.second
-    ranks = graph.strategy.shards if graph.strategy.zero else 1
+    ranks = graph.strategy.zero_ranks
     whole = [
         (kind.owned(ranks), graph.state_bytes(kind, kind.owned(ranks)))
         for kind in graph.kinds.values()
