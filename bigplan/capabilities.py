@@ -178,11 +178,11 @@ def muon_refusal(training: Training, fixed: Mapping[str, object]) -> str | None:
         return None
     if training.lora is not None:
         return "optimizer muon: adapters are trained by adamw or sgd; use one of them with lora"
-    for name, one in {"tp": 1, "ep": 1, "zero_group": 0}.items():
-        if (ways := fixed.get(name, one)) != one:
+    for name in ("tp", "ep"):
+        if (ways := fixed.get(name, 1)) != 1:
             return (
                 f"{name} {ways}: Muon's updates need whole matrices, which bigplan brings together "
-                f"over all ranks of ZeRO alone; use {name} {one}, or optimizer adamw"
+                f"over ranks of ZeRO alone; use {name} 1, or optimizer adamw"
             )
     if fixed.get("replicas"):
         return (

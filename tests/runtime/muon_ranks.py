@@ -26,6 +26,8 @@ LAYOUTS = {
     "dp2-zero3": Strategy(dp=2, zero=3),
     "cp2-zero1": Strategy(dp=1, cp=2, zero=1),
     "pp2": Strategy(dp=1, pp=2),
+    "groups-zero1": Strategy(dp=2, cp=2, zero=1, zero_group=2),
+    "groups-zero3": Strategy(dp=2, cp=2, zero=3, zero_group=2),
 }
 MUON = Optimizer(
     name="muon",
@@ -77,8 +79,18 @@ def _kind(layers: int, tier: Tier) -> KindPlacement:
     )
 
 
-def run_rank(rank: int, folder: str) -> None:
-    """One process: every layout in turn goes on from one rank's checkpoint, then writes its own."""
+def run_two(rank: int, folder: str) -> None:
+    """One of two processes."""
+    _run(rank, folder, 2)
+
+
+def run_four(rank: int, folder: str) -> None:
+    """One of four processes."""
+    _run(rank, folder, 4)
+
+
+def _run(rank: int, folder: str, ranks: int) -> None:
+    """Every layout in turn goes on from one rank's checkpoint, then writes its own."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     path = Path(folder)
@@ -86,6 +98,8 @@ def run_rank(rank: int, folder: str) -> None:
     source = latest(path / "one")
     assert source is not None
     for name, strategy in LAYOUTS.items():
+        if strategy.ranks != ranks:
+            continue
         tier = Tier.HOST if strategy.zero in (1, 3) else Tier.GPU
         gone_on = course(
             muon_plan(strategy, tier),
@@ -97,4 +111,4 @@ def run_rank(rank: int, folder: str) -> None:
             meeting=path / f"meeting-{name}",
         )
         found[name] = gone_on.losses
-    (path / f"losses.{rank}").write_bytes(pickle.dumps(found))
+    (path / f"losses.{ranks}.{rank}").write_bytes(pickle.dumps(found))

@@ -23,7 +23,7 @@ from bigplan.runtime.checkpoint import latest
 from bigplan.spec.optimizer import Optimizer, orthogonalised, rules
 from tests.runtime.checkpoints import course
 from tests.runtime.harness import Run, execute, loop_of, same
-from tests.runtime.muon_ranks import AT, EXPERTS, LAYOUTS, MUON, STEPS, muon_plan, run_rank
+from tests.runtime.muon_ranks import AT, EXPERTS, LAYOUTS, MUON, STEPS, muon_plan, run_four, run_two
 from tests.runtime.processes import start
 from tests.runtime.reference import PlainLoop
 
@@ -174,13 +174,17 @@ def test_streamed_state_is_updated_as_on_the_gpu(
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[float]]]:
-    """Losses of every layout of two ranks that went on from one rank's checkpoint."""
+    """Losses of every layout whose ranks went on from one rank's checkpoint."""
     folder = tmp_path_factory.mktemp("ranks")
     course(muon_plan(Strategy(dp=1)), AT, at=AT, folder=folder / "one")
-    start(run_rank, folder, 2)
-    every = [pickle.loads((folder / f"losses.{rank}").read_bytes()) for rank in range(2)]
-    assert every[0] == every[1]
-    return folder, every[0]
+    losses: dict[str, list[float]] = {}
+    for run, count in ((run_two, 2), (run_four, 4)):
+        start(run, folder, count)
+        files = [folder / f"losses.{count}.{rank}" for rank in range(count)]
+        first, *others = (pickle.loads(file.read_bytes()) for file in files)
+        assert all(other == first for other in others)
+        losses |= first
+    return folder, losses
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
