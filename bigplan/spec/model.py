@@ -31,12 +31,18 @@ class ModelSpec(Architecture):
         usual = {key: ModelSpec.model_fields[key].default for key in OF_EXPERTS}
         return ModelSpec.model_validate(self.model_dump() | usual | {"ffn": self.dense_ffn})
 
-    @cached_property
+    @property
     def of_latents(self) -> ModelSpec:
         """The model as the norms of its latents see it."""
         latent = self.latent_attention
-        if latent is None or latent.norm_epsilon is None:
+        if latent is None or latent.norm_epsilon in (None, self.norm_epsilon):
             return self
+        return self._of_latents
+
+    @cached_property
+    def _of_latents(self) -> ModelSpec:
+        latent = self.latent_attention
+        assert latent is not None
         return self.model_copy(update={"norm_epsilon": latent.norm_epsilon})
 
     def seen_by(self, kind: str) -> ModelSpec:

@@ -123,6 +123,8 @@ class Turn:
     recompute: Recompute
     totals: dict[str, Tensor]
     by_rows: bool = False
+    bounds: Tensor | None = None
+    begins: Tensor | None = None
 
     def weights(self) -> Tensor:
         return self.flat.view(torch.uint8)

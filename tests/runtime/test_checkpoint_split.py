@@ -62,6 +62,14 @@ def test_experts_on_any_ranks_are_read_by_any_others(plans: tuple[Plan, Plan]) -
     _check_pair(*plans)
 
 
+def test_a_rank_whose_part_only_fills_up_has_zeros_again() -> None:
+    """Of five words on three tensor-parallel ranks the last has one, and its second half none."""
+    model = tiny_model(layers=1, vocab=5, heads=24, kv_heads=24, head_dim=2, ffn=48)
+    training = tiny_training(2, precision="fp32")
+    layouts = (Strategy(dp=1), Strategy(dp=1, cp=2, tp=3, zero=3))
+    _check_pair(*(resident(model, training, strategy) for strategy in layouts))
+
+
 def _check_pair(one: Plan, two: Plan) -> None:
     """Assert that one begins as a single rank, and the other reads the same out of its files."""
     with tempfile.TemporaryDirectory() as folder:

@@ -134,7 +134,7 @@ def written_images(context: Context, layer: int) -> tuple[Image, ...]:
     parameters = parameter_images(
         context, layer, "weights", [own.stored for own in rows.part.ranges]
     )
-    return (*parameters, *images)
+    return (*(image for image in parameters if image.spans), *images)
 
 
 def _to_store(rows: LayerRows, image: Image) -> Iterator[Image]:
@@ -218,15 +218,15 @@ def parameter_images(
 ) -> tuple[Image, ...]:
     """Elements of the layer's parameters in this rank's buffer, all by default, stored as `kind`.
 
-    There is an image for each range with elements of parameters. Its offset is for parameters of
-    fp32, the only ones that are stored as they are.
+    There is an image for each range, also where all of it is filling. Its offset is for parameters
+    of fp32, the only ones that are stored as they are.
     """
     held, home = context.held(layer), context.home(Content(Holds.PARAMETERS, layer))
     found = []
     for wanted in [own for _, own in held] if ranges is None else ranges:
         boxes = tuple(context.rows[layer].boxes_of(wanted))
-        spans = tuple(_spans(context, layer, boxes, (_Part(kind, 0),)))
-        if spans:
+        if wanted:
+            spans = tuple(_spans(context, layer, boxes, (_Part(kind, 0),)))
             place = next(at + wanted.start - own.start for at, own in held if wanted.start in own)
             found.append(Image(home, spans, len(wanted) * ELEMENT, place * ELEMENT))
     return tuple(found)
