@@ -22,13 +22,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from bigplan.launcher.record import read_record
+from benchmarks.curves import TINY, curve
+from benchmarks.parts import bigplan
 from bigplan.plan import load_plan
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.moments import StoredState, bytes_view
@@ -43,11 +44,6 @@ CUDA = torch.cuda.is_available()
 IN_CACHES, IN_MEMORY = 120_000, 64_000_000  # parameters
 ON_GPU = 256_000_000 if CUDA else 10_000
 REPEATS = 7
-LAST = 20
-SMALL = {"name": "bytes-300m", "layers": 24, "hidden": 1024, "ffn": 2816, "heads": 16}
-SMALL |= {"kv_heads": 16, "head_dim": 64, "vocab": 256, "max_sequence_length": 512}
-TINY = {"name": "tiny", "layers": 2, "hidden": 64, "ffn": 128, "heads": 4, "kv_heads": 2}
-TINY |= {"head_dim": 16, "vocab": 256}
 # Model, what is held and decided, and steps: the first of them has no update in it.
 CASES: dict[str, tuple[str, tuple[str, ...], int]] = {
     "host": ("llama-like-5.5b", ("--cap", "gpu=24 GiB", "--set", "optimizer=host"), 4),
@@ -153,9 +149,9 @@ def steps(out: Path) -> dict[str, Any]:
             name = f"{case}-{moments}"
             plan = out / f"{name}.plan.yaml"
             what = ("--model", model, "--seq-len", "4096", "--global-batch", "16")
-            _bigplan(
+            bigplan(
                 *("plan", "--cluster", str(out / "cluster.yaml"), *held),
-                *(what if CUDA else _tiny(out)),
+                *(what if CUDA else tiny(out)),
                 *("--precision", "bf16", "--engine", "native", "--moments", moments),
                 *("--learning-rate", "3e-5", "--out", str(plan)),
             )
@@ -180,7 +176,7 @@ def steps(out: Path) -> dict[str, Any]:
     return found
 
 
-def _tiny(out: Path) -> tuple[str, ...]:
+def tiny(out: Path) -> tuple[str, ...]:
     """What is planned without a GPU."""
     model = out / "tiny.yaml"
     model.write_text(to_yaml(find_model("llama-like-3.3b").model_dump() | TINY))
@@ -200,30 +196,8 @@ def one(plan: Path, count: int) -> None:
 
 def curves(out: Path) -> dict[str, Any]:
     """Losses of a small model, and the mean of its last ones."""
-    fields = find_model("llama-like-3.3b").model_dump() | (SMALL if CUDA else TINY)
-    (out / "small.yaml").write_text(to_yaml(fields))
-    found: dict[str, Any] = {}
-    length, batch, number = ("512", "32", "400") if CUDA else ("64", "4", "30")
-    for moments in ELEMENT:
-        runs = out / f"curve-{moments}"
-        _bigplan(
-            *("launch", "--model", str(out / "small.yaml")),
-            *("--cluster", str(out / "cluster.yaml"), "--seq-len", length),
-            *("--global-batch", batch, "--steps", number, "--learning-rate", "3e-4"),
-            *("--warmup-steps", "20", "--beta2", "0.999", "--precision", "bf16"),
-            *("--engine", "native", "--checkpoint-keep", "0"),
-            *("--moments", moments, "--run-dir", str(runs)),
-        )
-        record = read_record(next(runs.iterdir()))
-        losses = [metric.loss for metric in record.metrics]
-        seconds = median(metric.seconds for metric in record.metrics[2:])
-        found[moments] = {"last": mean(losses[-LAST:]), "seconds": seconds, "losses": losses}
-    return found
-
-
-def _bigplan(*arguments: str) -> None:
-    command = "from bigplan.cli import main; main()"
-    subprocess.run([sys.executable, "-c", command, *arguments], check=True)
+    usual = "--learning-rate", "3e-4", "--beta2", "0.999"
+    return {moments: curve(out, moments, 400, *usual, "--moments", moments) for moments in ELEMENT}
 
 
 def main() -> None:
@@ -238,7 +212,7 @@ def main() -> None:
     cluster = out / "cluster.yaml"
     if not cluster.exists() and {*parts} & {"steps", "curves"}:
         how = ("profile", "--quick", "--nvme") if CUDA else ("detect", "--folder")
-        _bigplan(*how, str(out), "--out", str(cluster))
+        bigplan(*how, str(out), "--out", str(cluster))
     results = out / "moments.json"
     found = json.loads(results.read_text()) if results.exists() else {}
     run: dict[str, Callable[[], dict[str, Any]]] = {"host": host, "kernel": kernel}

@@ -20,22 +20,22 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.moments import LAST, SMALL, TINY, _bigplan, _tiny
+from benchmarks.curves import curve
+from benchmarks.moments import tiny
+from benchmarks.parts import bigplan
 from bigplan.cost.compute import operator_seconds
 from bigplan.cost.framework import NATIVE
 from bigplan.cost.price import device_of
 from bigplan.graph.graph import Tensor
 from bigplan.graph.muon import products
-from bigplan.launcher.record import read_record
 from bigplan.plan import load_plan
 from bigplan.runtime.muon import orthogonalised
-from bigplan.spec.catalog import find_cluster, find_model
-from bigplan.spec.files.dump import to_yaml
+from bigplan.spec.catalog import find_cluster
 from bigplan.spec.training import Training
 
 CUDA = torch.cuda.is_available()
@@ -102,9 +102,9 @@ def steps(out: Path) -> dict[str, Any]:
         for name, rate in RATES.items():
             plan = out / f"{case.replace(' ', '-')}-{name}.plan.yaml"
             what = ("--model", "llama-like-3.3b", "--seq-len", "4096", "--global-batch", "16")
-            _bigplan(
+            bigplan(
                 *("plan", "--cluster", str(out / "cluster.yaml"), *(held if CUDA else ())),
-                *(what if CUDA else _tiny(out)),
+                *(what if CUDA else tiny(out)),
                 *("--precision", "bf16", "--engine", "native", "--optimizer", name),
                 *("--learning-rate", rate, "--out", str(plan)),
             )
@@ -127,24 +127,10 @@ def steps(out: Path) -> dict[str, Any]:
 
 def curves(out: Path) -> dict[str, Any]:
     """Losses of a small model by each optimizer, and the mean of the last ones."""
-    fields = find_model("llama-like-3.3b").model_dump() | (SMALL if CUDA else TINY)
-    (out / "small.yaml").write_text(to_yaml(fields))
-    found: dict[str, Any] = {}
-    length, batch, number = ("512", "32", "300") if CUDA else ("64", "4", "30")
-    for name, rate in RATES.items():
-        runs = out / f"curve-{name}"
-        _bigplan(
-            *("launch", "--model", str(out / "small.yaml")),
-            *("--cluster", str(out / "cluster.yaml"), "--seq-len", length),
-            *("--global-batch", batch, "--steps", number, "--learning-rate", rate),
-            *("--warmup-steps", "20", "--precision", "bf16", "--engine", "native"),
-            *("--checkpoint-keep", "0", "--optimizer", name, "--run-dir", str(runs)),
-        )
-        record = read_record(next(runs.iterdir()))
-        losses = [metric.loss for metric in record.metrics]
-        seconds = median(metric.seconds for metric in record.metrics[2:])
-        found[name] = {"last": mean(losses[-LAST:]), "seconds": seconds, "losses": losses}
-    return found
+    return {
+        name: curve(out, name, 300, "--optimizer", name, "--learning-rate", rate)
+        for name, rate in RATES.items()
+    }
 
 
 def main() -> None:
@@ -156,7 +142,7 @@ def main() -> None:
     cluster = out / "cluster.yaml"
     if not cluster.exists() and {*parts} & {"steps", "curves"}:
         how = ("profile", "--quick", "--nvme") if CUDA else ("detect", "--folder")
-        _bigplan(*how, str(out), "--out", str(cluster))
+        bigplan(*how, str(out), "--out", str(cluster))
     results = out / "muon.json"
     found = json.loads(results.read_text()) if results.exists() else {}
     run: dict[str, Callable[[Path], dict[str, Any]]] = {
