@@ -34,10 +34,10 @@ WIDENED_COPIES = 3.0
 FLASH_ROWS = 128  # its sums have whole groups of so many rows
 # Edges of documents that are kept apart, forward and backward, each half of a tile of 128 keys for
 # every query: counted on kernels/attention.py's tiles of 64 x 64, and of 128 x 64 and 64 x 128. A
-# document begins and ends anywhere within tiles of queries and of keys, so that its queries meet
-# half a tile of keys after them, half a tile before their document, and half a tile's queries meet
-# the document before. Its rows have three loops in place of two, of tiles that are masked before
-# and behind those that are not, and each loop is filled and drained.
+# document begins and ends anywhere within a tile. So its queries meet half a tile of keys that come
+# after them and half a tile that lies before their document, and half a tile of other queries meets
+# the document before. Rows of tiles have three loops in place of two, because tiles are masked both
+# before and behind those that need no mask. Each loop is filled and drained.
 DOCUMENT_EDGES, DOCUMENT_FILLS = (1.5, 2.5), 3 / 2
 LEAST_COLUMNS = 16  # those of Triton's products are powers of two, 16 at least
 EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so many columns

@@ -9,8 +9,8 @@ levels of a decade are the midpoints of equal parts of it; 0 and 1 have codes of
 The first moment has a sign and 7 bits. The second has 8 bits, and its root is what is stored: its
 values span twice as many decades as the gradients', and updates divide by those that became 0.
 
-A piece's state lies in this order: the fp32 master, where there is one, scales, all first moments,
-all second moments. In fp32 moments come before the master. With Muon all elements have a first
+A piece's state lies in this order: the fp32 master if there is one, scales, all first moments, all
+second moments. In fp32 moments come before the master. With Muon all elements have a first
 moment, and second ones follow for those that AdamW updates, one behind the other.
 """
 
@@ -24,8 +24,8 @@ BLOCK = 256  # elements that share a scale
 SCALE = 4  # bytes of one
 ELEMENT: dict[Moments, int] = {"fp32": 4, "bf16": 2, "int8": 1}  # bytes of a moment's element
 FIRST_BITS, SECOND_BITS = 7, 8  # of a magnitude's code
-# A larger beta1 moves the first moment by less than 2^-8 of itself, the distance of neighbouring
-# values in bf16, and rounding to nearest would undo every such move.
+# Neighbouring values in bf16 are 2^-8 apart. With a larger beta1 the first moment moves by less,
+# and rounding to nearest would undo every move.
 MOST_BETA1 = 1 - 2.0**-8
 
 

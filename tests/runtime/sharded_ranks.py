@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from bigplan.plan import Plan
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import LossScale, Training
 from tests.runtime.harness import STEPS, Run, evaluated, execute, take_gpu
-from tests.runtime.masked import masked_data, masked_training
+from tests.runtime.masked import masked_data, masked_training, prepare_masked
 from tests.runtime.plans import (
     CHUNK,
     loss_scales,
@@ -34,12 +34,14 @@ from tests.runtime.plans import (
     tiny_model,
     tiny_training,
 )
+from tests.runtime.processes import start
 from tests.runtime.reference import INACTIVE
 from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement, placements
 
 Drawn = TypeVar("Drawn")
 MASKED = "masked"
+Ran = tuple[int, Path, dict[str, Plan]]  # ranks, a folder with what they computed, plans by name
 # Of more than two ranks: two have every case with every stage of ZeRO.
 FEW = {1: "fp16", 2: "clipped", 3: MASKED}
 LONG = 6  # steps of
@@ -466,6 +468,15 @@ def run_rank(rank: int, folder: str, backend: str | None = None, own_gpu: bool =
             meeting = path / f"{name}.validation.meeting"
             loss = evaluated(plan, rank=rank, meeting=meeting, backend=backend)
             (path / f"{name}.validation.{rank}").write_text(repr(loss))
+
+
+def executed(folder: Path, ranks: int, cases: Callable[[str], dict[str, Plan]]) -> Ran:
+    """Let processes execute plans, all in one start; `cases` makes them for a folder of data."""
+    torch.set_num_threads(1)
+    plans = cases(str(prepare_masked(str(folder))))
+    write_plans(folder, plans)
+    start(run_rank, folder, ranks)
+    return ranks, folder, plans
 
 
 def results(folder: Path, name: str, ranks: int) -> list[Run]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +18,6 @@ from bigplan.graph.build import build_graph
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
-from bigplan.plan import Plan
 from bigplan.runtime import positions
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.group import RankGroup
@@ -29,23 +28,20 @@ from bigplan.spec.model import ModelSpec
 from tests.examples import examples
 from tests.runtime.context_ranks import plans
 from tests.runtime.harness import check, together
-from tests.runtime.masked import masked_data, prepare_masked
 from tests.runtime.neighbours import Called, side_by_side
 from tests.runtime.plans import models, tiny_training
-from tests.runtime.processes import start
 from tests.runtime.rounding import check_in_16_bits
 from tests.runtime.sharded_ranks import (
     MASKED,
+    Ran,
     check_same_model,
     check_validation,
+    executed,
     results,
-    run_rank,
-    write_plans,
 )
 
 pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
 
-Ran = tuple[int, Path, dict[str, Plan]]
 BATCH, LENGTH = 4, 256  # so that a part's statistics are no longer too small to count
 # Sums of up to 256 terms in another order, through a block forward and backward: 1e-5 is 170 unit
 # roundoffs of fp32.
@@ -57,12 +53,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Ranks, and a folder with what they computed: each set of processes starts once."""
     ranks: int = request.param
     folder = tmp_path_factory.mktemp(f"context-{ranks}")
-    torch.set_num_threads(1)
-    prepare_masked(str(folder))
-    found = plans(ranks, str(masked_data(str(folder))))
-    write_plans(folder, found)
-    start(run_rank, folder, ranks)
-    return ranks, folder, found
+    return executed(folder, ranks, partial(plans, ranks))
 
 
 def test_they_train_as_a_plain_loop_does(ran: Ran, subtests: pytest.Subtests) -> None:

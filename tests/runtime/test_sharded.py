@@ -5,32 +5,24 @@ State (ZeRO), layers (pipelines), what is in a layer (tensor parallelism), and a
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
 
-import torch
 
-from bigplan.plan import Plan
 from tests.runtime.harness import check, together
-from tests.runtime.masked import prepare_masked
-from tests.runtime.processes import start
 from tests.runtime.rounding import check_in_16_bits
 from tests.runtime.sharded_ranks import (
     MASKED,
+    Ran,
     check_same_model,
     check_validation,
     every_plan,
+    executed,
     results,
-    run_rank,
-    write_plans,
 )
 
 pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
-
-Ran = tuple[int, Path, dict[str, Plan]]
 
 
 RANDOM = {2: 8, 4: 4, 8: 2}  # plans of so many ranks
@@ -41,12 +33,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Ranks, and a folder with what they computed: each set of processes starts once."""
     ranks: int = request.param
     folder = tmp_path_factory.mktemp(f"sharded-{ranks}")
-    torch.set_num_threads(1)
-    prepare_masked(str(folder))
-    plans = every_plan(folder, ranks, RANDOM[ranks])
-    write_plans(folder, plans)
-    start(run_rank, folder, ranks)
-    return ranks, folder, plans
+    return executed(folder, ranks, lambda _: every_plan(folder, ranks, RANDOM[ranks]))
 
 
 def test_they_train_as_a_plain_loop_does(ran: Ran, subtests: pytest.Subtests) -> None:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 pytest.importorskip("torch")
 
-import torch
 
 from bigplan.graph.build import build_graph
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
 from tests.runtime.harness import check, evaluated, execute, together
-from tests.runtime.masked import prepare_masked
-from tests.runtime.processes import start
 from tests.runtime.sharded_ranks import (
+    Ran,
     all_resident,
     check_same_model,
+    executed,
     results,
-    run_rank,
     unequal,
-    write_plans,
 )
 
 pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
-
-Ran = tuple[int, Path, dict[str, Plan]]
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -35,12 +30,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Ranks, and a folder with what they computed."""
     ranks: int = request.param
     folder = tmp_path_factory.mktemp(f"unequal-{ranks}")
-    torch.set_num_threads(1)
-    data = prepare_masked(str(folder))
-    plans = unequal(ranks, str(data))
-    write_plans(folder, plans)
-    start(run_rank, folder, ranks)
-    return ranks, folder, plans
+    return executed(folder, ranks, partial(unequal, ranks))
 
 
 def test_they_train_as_a_plain_loop_does(ran: Ran, subtests: pytest.Subtests) -> None:

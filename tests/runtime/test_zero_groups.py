@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-import torch
 
 from bigplan.graph.build import build_graph
 from bigplan.graph.strategy import WIDEST_CUT, Strategy
@@ -19,18 +19,16 @@ from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint import Manifest, Saver
 from bigplan.runtime.context import Context
 from tests.runtime.harness import check, execute, joined, together
-from tests.runtime.masked import masked_data, prepare_masked
 from tests.runtime.plans import plan_of, tiny_model, tiny_training
-from tests.runtime.processes import start
 from tests.runtime.rounding import check_in_16_bits
 from tests.runtime.sharded_ranks import (
     MASKED,
+    Ran,
     all_resident,
     check_same_model,
     check_validation,
+    executed,
     results,
-    run_rank,
-    write_plans,
 )
 from tests.runtime.split_ranks import every_rank
 from tests.runtime.zero_group_ranks import zero_group_cases
@@ -38,7 +36,6 @@ from tests.runtime.zero_group_ranks import zero_group_cases
 pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
 
 APART = 1e-5  # of a loss after as many steps, relative: sums have another order
-Ran = tuple[int, Path, dict[str, Plan]]
 
 
 @pytest.fixture(scope="module", params=[4, 8])
@@ -46,12 +43,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Ranks, and a folder with what they computed."""
     ranks: int = request.param
     folder = tmp_path_factory.mktemp(f"zero-groups-{ranks}")
-    torch.set_num_threads(1)
-    prepare_masked(str(folder))
-    plans = zero_group_cases(ranks, str(masked_data(str(folder))))
-    write_plans(folder, plans)
-    start(run_rank, folder, ranks)
-    return ranks, folder, plans
+    return executed(folder, ranks, partial(zero_group_cases, ranks))
 
 
 def test_every_step_is_that_of_a_plain_loop(ran: Ran, subtests: pytest.Subtests) -> None:
