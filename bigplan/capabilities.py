@@ -143,7 +143,7 @@ def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, obj
 
 
 def zero_group_refusal(fixed: Mapping[str, object]) -> str | None:
-    """Why the native runtime does not shard over groups of so many ranks; None: it does.
+    """Why no runtime shards over groups of so many ranks; None: some do.
 
     `fixed`: values of a strategy, all or some.
     """

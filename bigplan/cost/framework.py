@@ -52,6 +52,7 @@ class Framework:
     regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
     reduce_exposed: float = 1.0  # gradient reductions
     reduce_scatters: bool = True  # ZeRO 1 and 2 scatter the sums; else every rank gets all of them
+    sums_once: bool = False  # ZeRO 2 and 3 sum over zero groups once a step, not every micro-batch
     # Gathers of parameters that ZeRO 1 and 2 updated; None: as much as of gradient reductions.
     owned_exposed: float | None = None
     send_exposed: float = 1.0  # messages between pipeline stages
@@ -100,6 +101,7 @@ MEGATRON_CORE = Framework(
     reduce_exposed=0.4,
     send_exposed=0.5,
     gradients_stay=True,  # its buffers of gradients live as long as the model
+    sums_once=True,  # Megatron FSDP reduces over its outer group with the last micro-batch alone
 )
 
 # FSDP with its defaults: the next layer is gathered while this one computes. With CPUOffloadPolicy

@@ -85,7 +85,7 @@ class _Stage:
     ) -> _Stage:
         """The stage's layers summed up."""
         strategy, kinds = graph.strategy, costs.kinds
-        compute = communication = last_backward = reduces = gathers = 0.0
+        compute = communication = last_backward = reduces = gathers = sums = 0.0
         parameters = whole_experts = 0
         for name, count in stage_counts(graph, stage, weighed=framework.weighs_stages).items():
             kind, cost = graph.kinds[name], kinds[name]
@@ -95,13 +95,15 @@ class _Stage:
             last_backward += count * backward
             parameters += count * kind.parameters
             whole_experts += count * kind.whole_experts
-            # A rank's sum over zero groups takes turns with the scatter inside its group, as in
-            # PyTorch's HYBRID_SHARD.
-            reducing = cost.reduce + cost.sum_replicas
-            reduces += count * reducing
+            # A rank's sum over zero groups takes turns with the scatter inside its group. Megatron
+            # Core queues both on one stream. torch has a stream for each, but even there NVLink's
+            # scatter is a few hundredths of the sum over a network.
+            reduces += count * (cost.reduce + cost.sum_replicas)
+            sums += count * cost.sum_replicas
             gathers += count * cost.gather
             gather = cost.gather if strategy.zero == 3 else 0.0
-            reduce = reducing if strategy.zero >= 2 else 0.0
+            summing = 0.0 if framework.sums_once else cost.sum_replicas
+            reduce = cost.reduce + summing if strategy.zero >= 2 else 0.0
             before = (gather, framework.gather_exposed)
             again = (gather, framework.regather_exposed)
             beside = (reduce, framework.reduce_exposed)
@@ -112,6 +114,8 @@ class _Stage:
         after = 0.0
         if strategy.dp > 1 and strategy.zero < 2:
             after += hidden_by(reduces, last_backward, framework.reduce_exposed)
+        if strategy.zero >= 2 and framework.sums_once:
+            after += hidden_by(sums, last_backward, framework.reduce_exposed)
         if strategy.zero in (1, 2):
             exposed = framework.owned_exposed
             after += gathers * (framework.reduce_exposed if exposed is None else exposed)

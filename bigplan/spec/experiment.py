@@ -185,6 +185,11 @@ class Experiment(Spec):
         return resolve(request, self.model_spec())
 
 
+NO_MICS = (
+    "DeepSpeed 0.19.8 has no sharding over groups of ranks any more (MiCS is removed; its hpZ keeps "
+    "a second copy of parameters in a group, and shards state over all ranks); leave it out, or "
+    "plan with --engine native"
+)
 SPREADS_EXPERTS = ("auto", "any", "native", "megatron")  # engines that may
 
 
@@ -192,11 +197,8 @@ def _refuse_unplanned(settings: Mapping[str, str | int | float], engine: str) ->
     for key, value in settings.items():
         if key == "ep" and engine in SPREADS_EXPERTS:
             continue  # these know whether the model has experts
-        if key == "zero_group" and str(value) != "0" and engine not in ("auto", "any", "native"):
-            raise RefusedError(
-                f"set {key}={value}: bigplan plans sharding over groups of ranks for its own "
-                f"runtime alone, not for {engine}; leave it out, or plan with --engine native"
-            )
+        if key == "zero_group" and str(value) != "0" and engine == "deepspeed":
+            raise RefusedError(f"set {key}={value}: {NO_MICS}")
         if str(value) != "1" and (refusal := unplanned(key)):
             raise RefusedError(f"set {key}={value}: {refusal}")
 

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigplan.capabilities import expert_parallel_refusal, other_tools_refusal
+from bigplan.capabilities import (
+    expert_parallel_refusal,
+    other_tools_refusal,
+    zero_group_refusal,
+)
 from bigplan.engines.frameworks.price import PricedWay
 from bigplan.engines.frameworks.search import FrameworkSearch
 from bigplan.engines.frameworks.tool import Tool
@@ -67,6 +71,8 @@ class FrameworkPlan:
         if why := self.tool.trains(request.model, request.training):
             raise RefusedError(f"{why}; change it, or plan with --engine any")
         search = FrameworkSearch(self.tool, request)
+        if why := zero_group_refusal(search.wanted.fixed):
+            raise RefusedError(why)
         found = search.run(watch)
         record = SearchRecord.of_all(search.counted, stopped=search.stopped)
         return self.plan_of(found[0], request, record, tuple(_alternatives(found)))

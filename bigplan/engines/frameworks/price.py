@@ -116,9 +116,8 @@ class PricedWay:
         counts, strategy = stage_counts(self.graph, stage), self.way.strategy
 
         def ranks(tensor: Tensor) -> int:
-            return (
-                (strategy.expert_shards if tensor.experts else strategy.dp) if strategy.zero else 1
-            )
+            whole = strategy.zero and tensor.experts
+            return strategy.expert_shards if whole else strategy.zero_ranks
 
         tensors = [
             (count, -(-tensor.elements // ranks(tensor)))
@@ -135,6 +134,13 @@ class PricedWay:
             return found | {"optimizer": MOMENTS * owned}
         away = round(self.way.on_cpu * owned)
         return {"optimizer": (MASTER + MOMENTS) * away, "gradients": GRADIENT * away}
+
+    @property
+    def least(self) -> float:
+        """Seconds of a step if ranks that share states exchanged nothing."""
+        run, alone = self.run, self.costs.without_sharing()
+        parts = framework_step(self.graph, alone, run.nodes, run.framework, run.execution)
+        return sum(parts.values())
 
     @property
     def preference(self) -> tuple[float, float, int, str]:

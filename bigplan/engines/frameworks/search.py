@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from bigplan.cost.price import Costs, price
 from bigplan.cost.run import PricedRun, graph_of
@@ -20,10 +21,12 @@ from bigplan.placement import Tier
 from bigplan.planner import Request
 from bigplan.solve.pins import Pin, parse_pins
 from bigplan.solve.search import Watch
+from bigplan.solve.thresholds import WITHIN
 
 OPEN = (
-    "dp, tp, pp, vpp, ep, zero, micro_batch, first_blocks, last_blocks, parameters=gpu|host, "
-    "optimizer=gpu|host, optimizer.host=FRACTION, recompute=none|full, recompute.full=N"
+    "dp, tp, pp, vpp, ep, zero, zero_group, micro_batch, first_blocks, last_blocks, "
+    "parameters=gpu|host, optimizer=gpu|host, optimizer.host=FRACTION, recompute=none|full, "
+    "recompute.full=N"
 )
 
 
@@ -95,33 +98,56 @@ class FrameworkSearch:
 
     def run(self, watch: Watch) -> list[PricedWay]:
         """The ways that fit, fastest first. Raises InputError, InfeasibleError."""
-        fitting, misfits = list[PricedWay](), list[PricedWay]()
-        best: float | None = None
+        fitting, misfits, best = list[PricedWay](), list[PricedWay](), inf
         for strategy in self._strategies():
-            if fitting and not watch(best, best or 0.0, 0):
+            if fitting and not watch(best, best, 0):
                 self.stopped = True
                 break
-            for home in filter(self.wanted.allows, self.tool.homes(strategy)):
-                self.counted += 1
-                priced = self._fitted(home)
-                if priced.short:
-                    misfits.append(priced)
-                    continue
-                fitting.append(priced)
-                best = min(priced.seconds, best or priced.seconds)
-                if not priced.way.again:
-                    break  # a way that moves more only makes room, and takes longer
+            ways = self._ways(strategy, misfits)
+            best = min([best, *(way.seconds for way in ways)])
+            # Groups only add to what a GPU keeps, and they shorten nothing but collectives.
+            if any(way.least < best * (1 - WITHIN) for way in ways):
+                for hybrid in self._hybrids(strategy):
+                    ways += self._ways(hybrid, misfits)
+            best = min([best, *(way.seconds for way in ways)])
+            fitting += ways
         if fitting:
-            return sorted(fitting, key=lambda one: one.preference)
+            return _plainest(sorted(fitting, key=lambda one: one.preference))
         if misfits:
             raise too_large(self.request.model.name, self.tool.name, [one.short for one in misfits])
         raise self._nothing_legal()
 
-    def _strategies(self) -> Iterator[Strategy]:
+    def _ways(self, strategy: Strategy, misfits: list[PricedWay]) -> list[PricedWay]:
+        """The strategy's ways that fit; others are added to `misfits`."""
+        fitting = list[PricedWay]()
+        for home in filter(self.wanted.allows, self.tool.homes(strategy)):
+            self.counted += 1
+            priced = self._fitted(home)
+            if priced.short:
+                misfits.append(priced)
+                continue
+            fitting.append(priced)
+            if not priced.way.again:
+                break  # a way that moves more only makes room, and takes longer
+        return fitting
+
+    def _hybrids(self, strategy: Strategy) -> Iterator[Strategy]:
+        """The strategy with zero groups that the tool has."""
+        request = self.request
+        for hybrid in self._space().hybrids(strategy):
+            if self.tool.refusal(request.model, request.training, hybrid) is None:
+                yield hybrid
+
+    def _space(self) -> Space:
         request, nodes = self.request, self.request.cluster.group
         fixed = {"accumulation_group": 1, "cp": 1, **self.wanted.fixed}
         machine = nodes.gpus, nodes.gpus_per_node
-        space = Space(request.model, request.training, *machine, fixed, unlike_chunks=True)
+        return Space(
+            request.model, request.training, *machine, fixed, unlike_chunks=True, hybrid=True
+        )
+
+    def _strategies(self) -> Iterator[Strategy]:
+        request, space = self.request, self._space()
         for family in space.families():
             members = space.members(family, self._ends(family))
             for strategy in (spread for one in members for spread in self._spread(one)):
@@ -204,3 +230,17 @@ class FrameworkSearch:
             + (", ep the experts and dp x tp" if request.model.experts else "")
             + (f"; {self.refused}" if self.refused else "")
         )
+
+
+def _plainest(found: list[PricedWay]) -> list[PricedWay]:
+    """The ways, first one without zero groups if it does no more beside and is about as fast."""
+    first = found[0]
+    if not first.way.strategy.zero_group:
+        return found
+    for priced in found:
+        if priced.seconds > first.seconds * (1 + WITHIN):
+            break
+        more = priced.way.on_cpu > first.way.on_cpu or priced.way.again > first.way.again
+        if not priced.way.strategy.zero_group and not more:
+            return [priced, *(one for one in found if one is not priced)]
+    return found

@@ -38,6 +38,7 @@ class Tool:
     recomputes: Callable[[Strategy], bool] = lambda strategy: True
     pads_vocabulary: bool = False  # to a multiple of 128 x tensor parallelism
     reduces_low: bool = False  # gradients are reduced in the precision of compute
+    hybrid: tuple[int, ...] = ()  # ZeRO's stages that may shard over groups of ranks
 
     def refusal(self, model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
         """Why the tool cannot execute this request; None: it can."""
@@ -51,6 +52,7 @@ class Tool:
         return (
             self.untrained(model, training)
             or self._spreads(model, strategy)
+            or self._groups(model, strategy)
             or self.splits(model, strategy)
         )
 
@@ -63,6 +65,29 @@ class Tool:
             return f"ep {ep} does not divide the {model.experts} experts of {model.name}"
         if model.experts and strategy.tp > 1 and not strategy.sequence_parallel:
             return f"{self.name} has experts and tensor parallelism with sequence_parallel alone"
+        return None
+
+    def _groups(self, model: ModelSpec, strategy: Strategy) -> str | None:
+        """Why the tool does not shard over groups of so many ranks; None: it does."""
+        ranks = strategy.zero_group
+        if not ranks:
+            return None
+        if not self.hybrid:
+            return (
+                f"zero_group {ranks}: bigplan writes no sharding over groups of ranks for "
+                f"{self.name}; leave zero_group out, or plan with --engine megatron"
+            )
+        if strategy.zero not in self.hybrid:
+            stages = " or ".join(map(str, self.hybrid))
+            return (
+                f"zero_group {ranks} with zero {strategy.zero}: {self.name} shards over groups of "
+                f"ranks with zero {stages}"
+            )
+        if model.experts:
+            return (
+                f"zero_group {ranks}: bigplan does not price how {self.name} shards experts over "
+                "groups of ranks; leave zero_group out"
+            )
         return None
 
     def spread(self, model: ModelSpec, strategy: Strategy) -> list[int]:
@@ -267,7 +292,15 @@ OVERLAPPED = replace(MEGATRON_CORE, tensor_exposed=MEGATRON_CORE.tensor_exposed_
 OFFLOADED = (0.25, 0.5, 0.75, 1.0)  # tried values of Megatron-LM's optimizer_offload_fraction
 
 TOOLS = (
-    Tool("fsdp2", FSDP, _fsdp_splits, _fsdp_trains, counts_blocks=True, offloads=_shards_all),
+    Tool(
+        "fsdp2",
+        FSDP,
+        _fsdp_splits,
+        _fsdp_trains,
+        counts_blocks=True,
+        offloads=_shards_all,
+        hybrid=(2, 3),
+    ),
     Tool(
         "accelerate",
         FSDP,
@@ -276,6 +309,7 @@ TOOLS = (
         offloads=_shards_all,
         recomputes=lambda strategy: not _replicates(strategy),  # by a key of FSDP's
         reduces_low=True,  # its policy has one dtype for parameters and reductions
+        hybrid=(2, 3),
     ),
     Tool(
         "megatron",
@@ -285,8 +319,16 @@ TOOLS = (
         counts_blocks=True,
         offloaded=OFFLOADED,
         pads_vocabulary=True,
+        hybrid=(1, 2, 3),
     ),
-    Tool("torchtitan", COMPILED, _torchtitan_splits, _torchtitan_trains, offloads=_shards_out),
+    Tool(
+        "torchtitan",
+        COMPILED,
+        _torchtitan_splits,
+        _torchtitan_trains,
+        offloads=_shards_out,
+        hybrid=(2, 3),
+    ),
     Tool(
         "nemo",
         OVERLAPPED,
