@@ -69,8 +69,12 @@ def _fsdp(plan: Plan) -> dict[str, object]:
     blocks = Blocks.of(plan)
     if _replicates(plan):
         return {"distributed_type": "MULTI_GPU" if plan.strategy.ranks > 1 else "NO"}
+    ranks, groups = plan.strategy.ranks, plan.strategy.zero_group
+    sizes = {"dp_replicate_size": ranks // groups, "dp_shard_size": groups} if groups else {}
+    copies = {f"parallelism_config_{name}": size for name, size in sizes.items()}
     return {
         "distributed_type": "FSDP",
+        **({"parallelism_config": copies} if groups else {}),
         "fsdp_config": {
             "fsdp_version": 2,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",

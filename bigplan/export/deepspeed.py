@@ -14,6 +14,7 @@ from bigplan.export.written import (
     WrittenConfig,
     attention_of,
     heading,
+    lost_groups,
     lost_without_context,
 )
 from bigplan.graph.graph import Recompute
@@ -75,7 +76,7 @@ def _strategy(plan: Plan, stage: int) -> Strategy:
     """The plan's data parallelism, under the stage."""
     zero = stage if plan.strategy.dp > 1 else 0
     changes = {"zero": zero, "tp": 1, "cp": 1, "pp": 1, "vpp": 1, "accumulation_group": 1}
-    changes |= {"first_blocks": 0, "last_blocks": 0}
+    changes |= {"first_blocks": 0, "last_blocks": 0, "zero_group": 0}
     return plan.strategy.model_copy(update=changes)
 
 
@@ -109,6 +110,7 @@ def _lost(plan: Plan) -> Iterator[str]:
     if plan.config:
         return
     yield from lost_without_context(plan)
+    yield from lost_groups(plan)
     if plan.strategy.tp > 1:
         yield f"tensor parallelism of {plan.strategy.tp}"
     if plan.strategy.pp > 1:

@@ -22,9 +22,10 @@ def written(plan: Plan) -> WrittenConfig:
     lost, blocks = tuple(_lost(plan)), Blocks.of(plan)
     away = blocks.away("parameters")
     again = blocks.recomputed(Recompute.FULL)
+    imported, together, mesh = _grouped(plan) if plan.strategy.zero_group else ("", "", "")
     text = f'''{heading(plan, lost)}{attention_of(plan)}
 import torch
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+{imported}from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     MixedPrecisionPolicy,
@@ -35,12 +36,12 @@ from torch.distributed.fsdp import (
 MICRO_BATCH = {plan.strategy.micro_batch}  # sequences of {plan.training.sequence_length} tokens
 MICRO_BATCHES = {plan.strategy.micro_batches(plan.training)}  # of each rank in a step
 RECOMPUTED = {again}  # blocks, from their inputs
-
+{together}
 
 def shard(model, blocks):
     """Shard `model` in place; `blocks` is the ModuleList of its transformer blocks."""
     options = dict(
-        mp_policy=MixedPrecisionPolicy(
+{mesh}        mp_policy=MixedPrecisionPolicy(
             param_dtype={_DTYPES[plan.training.precision]},
             reduce_dtype={_DTYPES[plan.training.gradient_precision]},
         ),
@@ -54,6 +55,21 @@ def shard(model, blocks):
     return fully_shard(model, **options)
 '''
     return WrittenConfig({"fsdp2.py": text}, lost)
+
+
+def _grouped(plan: Plan) -> tuple[str, str, str]:
+    """Imports, a constant and an option: fully_shard replicates over a mesh's first dimension."""
+    imported = """from torch.distributed import get_world_size
+from torch.distributed.device_mesh import init_device_mesh
+"""
+    together = f"TOGETHER = {plan.strategy.zero_group}  # ranks that share one copy of the state\n"
+    mesh = f"""        mesh=init_device_mesh(
+            "{plan.cluster.group.gpu.device}",
+            (get_world_size() // TOGETHER, TOGETHER),
+            mesh_dim_names=("replicate", "shard"),
+        ),
+"""
+    return imported, together, mesh
 
 
 def _lost(plan: Plan) -> Iterator[str]:

@@ -176,6 +176,11 @@ def _split(plan: Plan) -> Iterator[str]:
         for end, blocks in (("first", strategy.first_blocks), ("last", strategy.last_blocks)):
             if blocks:
                 yield f"--decoder-{end}-pipeline-num-layers {blocks}"
+    yield from _sharding(plan)
+
+
+def _sharding(plan: Plan) -> Iterator[str]:
+    strategy = plan.strategy
     if strategy.zero == 1:
         yield "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
     elif strategy.zero == 0 and Blocks.of(plan).state_away:
@@ -187,6 +192,8 @@ def _split(plan: Plan) -> Iterator[str]:
         sharding = _SHARDING[strategy.zero]
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {sharding}"
         yield "--use-distributed-optimizer --no-gradient-accumulation-fusion"
+    if strategy.zero_group:  # for both: its groups are neighbours among data-parallel ranks, too
+        yield f"--num-distributed-optimizer-instances {strategy.zero_copies}"
 
 
 def _memory(plan: Plan) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.engines.frameworks.tool import unlike_torchtitan
-from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
+from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all, lost_groups
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
 
@@ -82,12 +82,20 @@ def _schedule(plan: Plan) -> dict[str, object]:
     }
 
 
+def _copies(plan: Plan) -> int:
+    """Groups with a copy of all states each; it shards over context-parallel ranks, too."""
+    strategy = plan.strategy
+    if strategy.zero < 2:
+        return strategy.dp
+    return 1 if strategy.dp % strategy.zero_copies else strategy.zero_copies
+
+
 def _parallelism(plan: Plan) -> dict[str, object]:
     strategy = plan.strategy
-    shards = strategy.zero >= 2
+    copies = _copies(plan)
     found: dict[str, object] = {
-        "data_parallel_replicate_degree": 1 if shards else strategy.dp,
-        "data_parallel_shard_degree": strategy.dp if shards else 1,
+        "data_parallel_replicate_degree": copies,
+        "data_parallel_shard_degree": strategy.dp // copies,
         "fsdp_reshard_after_forward": "always" if strategy.zero == 3 else "never",
         "tensor_parallel_degree": strategy.tp,
         "pipeline_parallel_degree": strategy.pp,
@@ -127,6 +135,8 @@ def _lost(plan: Plan) -> Iterator[str]:
         yield "all-to-alls around attention: torchtitan exchanges keys and values within it"
         if strategy.zero < 2:
             yield "states that context-parallel ranks have whole: torchtitan shards them"
+    if strategy.zero >= 2 and _copies(plan) != strategy.zero_copies:
+        yield from lost_groups(plan)
     if strategy.zero == 1:
         yield "ZeRO 1: torchtitan shards gradients as well (2) or nothing"
     mixed = [policy for policy in Recompute if blocks.recomputed(policy)]

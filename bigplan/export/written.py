@@ -108,6 +108,12 @@ def lost_by_all(plan: Plan) -> Iterator[str]:
         yield f"the loss of {plan.placement.loss_chunk} tokens at a time"
 
 
+def lost_groups(plan: Plan) -> Iterator[str]:
+    """Sharding over groups of ranks, of tools that are given none."""
+    if ranks := plan.strategy.zero_group:
+        yield f"ZeRO over groups of {ranks} ranks: over all is written"
+
+
 def lost_without_context(plan: Plan) -> Iterator[str]:
     """The same of tools that are given no context parallelism."""
     yield from lost_by_all(plan)

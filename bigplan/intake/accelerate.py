@@ -10,6 +10,7 @@ from typing import Any
 from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.graph.graph import Recompute
 from bigplan.intake import deepspeed
+from bigplan.intake.copies import ONE_COPY, Copies
 from bigplan.intake.section import Section
 from bigplan.intake.setup import ALL, BatchSizes, Given, Offload, Recomputation, Setup
 from bigplan.placement import Tier
@@ -111,9 +112,13 @@ def _fsdp(top: Section, path: Path, given: Given) -> Setup:
     reshard = part.text("fsdp_reshard_after_forward") or ""
     word = (stated if version == 1 or not reshard else reshard) or reshard or "FULL_SHARD"
     zero = _stage(part, word)
-    if word.upper().startswith("HYBRID") or word in ("4", "5"):
+    copies, hybrid = _copies(top, version), word.upper().startswith("HYBRID") or word in ("4", "5")
+    if hybrid and version == 1:  # torch's default groups (fsdp/_init_utils.py)
+        copies = Copies(of_node=True)
+    elif hybrid:
         told.append(
-            f"fsdp_config: {word}: states are shared out over a node's ranks, priced over all"
+            f"fsdp_config: {word} is FSDP1's: FSDP2 shards over all ranks, or over the "
+            "dp_shard_size of parallelism_config"
         )
     if version == 1:
         told.append("fsdp_config.fsdp_version 1: priced as FSDP2, which moves and keeps the same")
@@ -132,11 +137,23 @@ def _fsdp(top: Section, path: Path, given: Given) -> Setup:
     parallel = top.part("parallelism_config")
     if parallel is not None:
         split["tp"] = parallel.whole("parallelism_config_tp_size", 1) or 1
-        if (parallel.whole("parallelism_config_dp_replicate_size", 1) or 1) > 1:
-            told.append("parallelism_config: states are shared out over a part, priced over all")
     left = (f"{key}: bigplan does not know it" for key in part.left(_HARMLESS_FSDP))
-    setup = Setup("accelerate", split=split, offload=offload, again=again)
+    setup = Setup("accelerate", split=split, copies=copies, offload=offload, again=again)
     return setup.with_told((), (*told, *left), part.without_effect(_HARMLESS_FSDP))
+
+
+def _copies(top: Section, version: int) -> Copies:
+    """Groups of ParallelismConfig (accelerate/parallelism_config.py): dp_replicate is outside."""
+    part = top.part("parallelism_config") or Section({}, top.file, "parallelism_config")
+    where = "parallelism_config_dp_replicate_size"
+    number = part.whole(where, 1) or 1
+    ranks = part.whole("parallelism_config_dp_shard_size", 1) or 1
+    if number == 1:
+        return ONE_COPY
+    if version == 1 or ranks == 1:
+        needed = "fsdp_version 2" if version == 1 else "a dp_shard_size of several ranks"
+        raise part.wrong(where, f"for which accelerate needs {needed}")
+    return Copies(ranks, number)
 
 
 def _stage(part: Section, word: str) -> int:

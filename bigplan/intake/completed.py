@@ -89,7 +89,7 @@ def completed(setup: Setup, experiment: Experiment, file: str) -> Completed:
         )
     micro, whole = _batch(setup, experiment, options, dp, file)
     data: dict[str, Any] = {**split, "dp": dp, "micro_batch": micro}
-    data["zero"] = split.get("zero", 0) if dp > 1 else 0  # one rank has nothing to shard
+    data |= _sharding(setup, split, dp, cluster.group.gpus_per_node, file)
     if "sequence_parallel" in data:
         data["sequence_parallel"] = bool(data["sequence_parallel"])
     strategy = validate(data, Strategy, file)
@@ -109,6 +109,15 @@ def completed(setup: Setup, experiment: Experiment, file: str) -> Completed:
     again = replace(again, blocks=min(again.blocks, ceil(most / again.every)))
     tokens = micro * request.training.sequence_length
     return Completed(setup, request, strategy, again, min(options.loss_chunk or tokens, tokens))
+
+
+def _sharding(
+    setup: Setup, split: Mapping[str, int], dp: int, each: int, file: str
+) -> dict[str, int]:
+    """ZeRO's stage, and how many ranks share a copy, on nodes of `each` GPUs."""
+    together = setup.copies.together(dp, each // split.get("tp", 1), file)
+    zero = split.get("zero", 0) if together > 1 else 0  # one rank has nothing to shard
+    return {"zero": zero, "zero_group": together if zero and together < dp else 0}
 
 
 def _same_model(setup: Setup, model: ModelSpec, file: str) -> None:

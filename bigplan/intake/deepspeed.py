@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bigplan.errors import RefusedError
+from bigplan.intake.copies import ONE_COPY, Copies
 from bigplan.intake.section import Section
 from bigplan.intake.setup import BatchSizes, Given, Offload, Setup
 from bigplan.placement import Tier
@@ -84,8 +85,9 @@ def setup_of(data: object, file: str, given: Given) -> Setup:
         top.whole("train_batch_size", 1),
         alone=not any(map(top.is_auto, ("gradient_accumulation_steps", "train_batch_size"))),
     )
+    copies, removed = _copies(zero, stage, offload)
     sizes = _sizes(zero, offload)
-    unpriced = [*_unpriced(top, zero), *_parallel(top), *_low_states(top)]
+    unpriced = [*removed, *_unpriced(top, zero), *_parallel(top), *_low_states(top)]
     unpriced += [f"{key}: bigplan does not know it" for key in top.left(_HARMLESS)]
     unpriced += [f"{key}: bigplan does not know it" for key in zero.left(_HARMLESS_ZERO)]
     ignored = [*top.without_effect(_HARMLESS), *zero.without_effect(_HARMLESS_ZERO)]
@@ -97,6 +99,7 @@ def setup_of(data: object, file: str, given: Given) -> Setup:
         {"zero": stage},
         offload,
         again=None,
+        copies=copies,
         sizes=sizes,
         own_pinning=given.environment.get("DS_PIN_MEMORY_BACKEND") == "native",
         assumed=(LAYERS, LOSS, *_pinning(offload, given.environment)),
@@ -172,6 +175,23 @@ def _offload(zero: Section) -> Offload:
     return Offload(tiers[0], tiers[1], 1.0 if ratio is None else ratio)
 
 
+def _copies(zero: Section, stage: int, offload: Offload) -> tuple[Copies, list[str]]:
+    """MiCS's groups (runtime/zero/mics.py of 0.19.6), and what is to say of them."""
+    ranks = zero.whole("mics_shard_size", -1) or -1
+    if ranks < 1:
+        return ONE_COPY, []
+    path = zero.path("mics_shard_size")
+    if ranks == 1:
+        raise zero.wrong("mics_shard_size", "which shares nothing out")
+    if stage < 3:
+        return ONE_COPY, [f"{path}: MiCS shards by ZeRO 3 alone; priced without"]
+    if offload.state is not Tier.GPU:
+        raise zero.wrong(
+            "mics_shard_size", "but MiCS has no offload_optimizer: leave one of them out"
+        )
+    return Copies(ranks), [f"{path}: priced as in DeepSpeed 0.19.6; 0.19.8 has no MiCS any more"]
+
+
 def _sizes(zero: Section, offload: Offload) -> dict[str, int]:
     """Sizes of buffers; Hugging Face fills in "auto" from the model, near a plan's own sizes."""
     found = {
@@ -204,9 +224,16 @@ def _unpriced(top: Section, zero: Section) -> Iterator[str]:
     ):
         if zero.flag(key):
             yield f"{zero.path(key)}: {what}"
-    for key in ("zero_hpz_partition_size", "mics_shard_size"):
-        if (size := zero.whole(key, -1)) and size > 1:
-            yield f"{zero.path(key)}: states are shared out over {size} ranks, priced over all"
+    if (size := zero.whole("zero_hpz_partition_size")) and size > 1:
+        yield (
+            f"{zero.path('zero_hpz_partition_size')}: {size} ranks keep a second copy of the "
+            "parameters, which the backward gathers; priced without, as gathered over all ranks"
+        )
+    if zero.flag("mics_hierarchical_params_gather"):
+        yield (
+            f"{zero.path('mics_hierarchical_params_gather')}: parameters are gathered over nodes, "
+            "then inside; priced as one ring"
+        )
     if zero.part("zenflow"):
         yield "zero_optimization.zenflow: updates run beside later steps"
     for name in ("offload_optimizer", "offload_param"):

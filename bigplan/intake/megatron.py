@@ -10,6 +10,7 @@ from typing import Any
 from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.graph.graph import Recompute
 from bigplan.intake.arguments import ArgumentLines
+from bigplan.intake.copies import ONE_COPY, Copies
 from bigplan.intake.setup import ALL, BatchSizes, Given, Offload, Recomputation, Setup
 from bigplan.placement import Tier
 from bigplan.spec.files.reading import read_text
@@ -81,7 +82,6 @@ _UNPRICED = {
     "delay-wgrad-compute": "gradients of weights are computed later",
     "defer-embedding-wgrad-compute": "the embedding's gradient is computed later",
     "use-nccl-ub": "NCCL works on registered buffers",
-    "num-distributed-optimizer-instances": "state is shared out over a part of the ranks",
     "main-grads-dtype": "gradients of another precision than is priced",
     "main-params-dtype": "master weights of another precision than fp32",
     "exp-avg-dtype": "moments of another precision than fp32",
@@ -117,6 +117,7 @@ def read(path: Path, given: Given) -> Setup:
         again,
         _processes(found),
         {name: value for name, value in model.items() if value is not None},
+        copies=_copies(found, split["zero"]),
         behaviour=_behaviour(found, split),
     )
     unpriced = [*told, *_unpriced(found)]
@@ -166,6 +167,19 @@ def _zero(found: ArgumentLines) -> int:
     if found.flag("use-torch-fsdp2"):
         return 2 if kept else 3
     return int(distributed)
+
+
+def _copies(found: ArgumentLines, zero: int) -> Copies:
+    """Instances of the distributed optimizer: neighbours share one (core/parallel_state.py)."""
+    number = found.whole("num-distributed-optimizer-instances", 1) or 1
+    if number == 1 or found.flag("use-torch-fsdp2"):
+        return ONE_COPY
+    if zero == 0:
+        raise InputError(
+            f"{found.file}: --num-distributed-optimizer-instances is {number}, which needs "
+            "--use-distributed-optimizer; add it, or leave the instances out"
+        )
+    return Copies(number=number)
 
 
 def _training(found: ArgumentLines) -> dict[str, Any]:
@@ -260,6 +274,11 @@ def _unpriced(found: ArgumentLines) -> Iterator[str]:
     for name, what in _UNPRICED.items():
         if found.flag(name):
             yield f"--{name}: {what}"
+    if found.text("outer-dp-sharding-strategy", "no_shard", "optim") == "optim":
+        yield "--outer-dp-sharding-strategy optim: state is shared out over all, priced in groups"
+    torchs, instances = found.flag("use-torch-fsdp2"), "num-distributed-optimizer-instances"
+    if torchs and found.flag(instances):
+        yield f"--{instances}: torch's FSDP2 shards over all ranks there, as is priced"
     optimizer = found.text("optimizer")
     if optimizer not in (None, "adam", "sgd"):
         yield f"--optimizer {optimizer}: priced as AdamW"

@@ -9,6 +9,7 @@ from typing import Any
 from bigplan.cost.framework import Framework
 from bigplan.engines.deepspeed.sizes import BufferSizes
 from bigplan.graph.graph import Recompute
+from bigplan.intake.copies import ONE_COPY, Copies
 from bigplan.placement import Tier
 
 ALL = 10**6  # blocks: more than any model has
@@ -63,6 +64,7 @@ class Setup:
     again: Recomputation | None = Recomputation()
     processes: int | None = None
     model: Mapping[str, int] = field(default_factory=dict)  # fields of ModelSpec, to compare
+    copies: Copies = ONE_COPY
     # Fields of Framework that differ from the engine's.
     behaviour: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)  # fields of BufferSizes

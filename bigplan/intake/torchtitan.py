@@ -9,6 +9,7 @@ from typing import Any
 from bigplan.cost.framework import FSDP
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.graph import Recompute
+from bigplan.intake.copies import ONE_COPY, Copies
 from bigplan.intake.section import Section
 from bigplan.intake.setup import BatchSizes, Given, Offload, Recomputation, Setup
 from bigplan.intake.toml import read_toml
@@ -64,6 +65,7 @@ def read(path: Path, given: Given) -> Setup:
         Offload(Tier.HOST, Tier.HOST) if offload else Offload(),
         again,
         _processes(parts["parallelism"], split),
+        copies=_copies(parts["parallelism"]),
         behaviour=_behaviour(parts),
     )
     more = [*_more(parts), *told, *unpriced]
@@ -87,18 +89,12 @@ def _split(part: Section) -> tuple[dict[str, int], list[str]]:
     """The split. `shard` is the number of ranks that shard state: 0 all that are left, 1 none."""
     told, names = list[str](), ("tensor_parallel_degree", "pipeline_parallel_degree")
     tp, pp = (part.whole(name, 1) or 1 for name in names)
-    replicas = part.whole("data_parallel_replicate_degree", 1) or 1
     shard = part.number("data_parallel_shard_degree", -1)
     reshard = part.text("fsdp_reshard_after_forward", ("default", "always", "never")) or "default"
     always = reshard == "always" or (reshard == "default" and pp == 1)
     split = {"tp": tp, "pp": pp, "zero": 3 if always else 2}
     if shard == 1:
         split["zero"] = 0
-    elif replicas > 1:
-        told.append(
-            f"{part.path('data_parallel_replicate_degree')} {replicas}: states are shared out over "
-            "a part of the ranks, priced over all"
-        )
     schedule = part.text("pipeline_parallel_schedule") or "1F1B"
     stages = _stages(part)
     if pp > 1:
@@ -115,6 +111,15 @@ def _split(part: Section) -> tuple[dict[str, int], list[str]]:
         if value and pp > 1:
             told.append(f"{part.path(key)}: stages or schedule by hand; even ones are priced")
     return split, told
+
+
+def _copies(part: Section) -> Copies:
+    """Groups that shard; in its mesh dp_replicate is outside of fsdp (parallel_dims.py)."""
+    replicas = part.whole("data_parallel_replicate_degree", 1) or 1
+    shard = part.whole("data_parallel_shard_degree", -1) or -1
+    if replicas == 1 or shard == 1:
+        return ONE_COPY
+    return Copies(max(shard, 0), replicas)
 
 
 def _processes(part: Section, split: dict[str, int]) -> int | None:

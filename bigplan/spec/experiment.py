@@ -26,7 +26,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.part import SMALLEST
 from bigplan.spec.schedule import MOST_STEPS
 from bigplan.spec.training import Training, TrainingRequest, resolve
-from bigplan.spec.unplanned import unplanned
+from bigplan.spec.unplanned import NO_MICS, unplanned
 from bigplan.units import Bytes, Seconds, format_bytes
 
 TierName = Literal["gpu", "host", "nvme"]
@@ -185,11 +185,6 @@ class Experiment(Spec):
         return resolve(request, self.model_spec())
 
 
-NO_MICS = (
-    "DeepSpeed 0.19.8 has no sharding over groups of ranks any more (MiCS is removed; its hpZ keeps "
-    "a second copy of parameters in a group, and shards state over all ranks); leave it out, or "
-    "plan with --engine native"
-)
 SPREADS_EXPERTS = ("auto", "any", "native", "megatron")  # engines that may
 
 

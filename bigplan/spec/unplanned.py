@@ -20,6 +20,11 @@ OTHER_EXPERT_PARALLEL = (
     "bigplan plans expert parallelism for its own runtime and for Megatron-LM alone; leave it out, "
     "or plan with --engine native and --set ep=N"
 )
+NO_MICS = (
+    "DeepSpeed shards over groups of ranks no more (0.19.8 has no MiCS; hpZ keeps a second copy of "
+    "parameters in a group, and shards state over all ranks); leave it out, or plan with --engine "
+    "native"
+)
 
 _REMEDIES = {
     EXPERTS: "leave it out; a model has its own as `experts` and `experts_per_token`",

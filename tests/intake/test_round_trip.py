@@ -22,6 +22,7 @@ from tests.engines.deepspeed.test_search import Settings
 
 EIGHT, ONE = find_cluster("hgx-h200"), find_cluster("h200-1x")
 TIGHT, HELD = EIGHT.with_caps(gpu=24 << 30), ONE.with_caps(gpu=24 << 30)
+TWO = EIGHT.with_nodes(2)
 NAMES = {"deepspeed": "ds_config.json", "accelerate": "accelerate.yaml", "megatron": "megatron.sh"}
 NAMES["torchtitan"] = "torchtitan.toml"
 CASES: tuple[tuple[str, Cluster, Settings], ...] = (
@@ -41,6 +42,10 @@ CASES: tuple[tuple[str, Cluster, Settings], ...] = (
     ("accelerate", EIGHT, {"zero": 0}),
     ("accelerate", TIGHT, {"recompute": "full"}),
     ("accelerate", HELD, {"parameters": "host"}),
+    ("megatron", TWO, {"zero": 1, "zero_group": 4, "tp": 2, "pp": 1}),
+    ("megatron", TWO, {"zero": 3, "zero_group": 8, "tp": 1}),
+    ("torchtitan", TWO, {"zero": 3, "zero_group": 4, "tp": 2, "pp": 1}),
+    ("accelerate", TWO, {"zero": 2, "zero_group": 8}),
     ("deepspeed", HELD, {}),
     ("deepspeed", EIGHT, {"zero": 1}),
     ("deepspeed", find_cluster("dgx-h100"), {"optimizer": "nvme", "parameters": "nvme"}),

@@ -66,7 +66,9 @@ class StageHoldings:
     @property
     def owned(self) -> int:
         """Elements of state of a rank: all of them without ZeRO."""
-        return -(-self.parameters // (self.graph.strategy.dp if self.decisions.stage else 1))
+        strategy = self.graph.strategy
+        ranks = strategy.zero_group or strategy.dp
+        return -(-self.parameters // (ranks if self.decisions.stage else 1))
 
     @property
     def in_flight(self) -> int:

@@ -206,7 +206,9 @@ class StagePricing:
         """Gradients reduced over ranks, then moved to the tier of their sum."""
         graph, decisions, rates = self.held.graph, self.held.decisions, self.costs.rates
         if graph.strategy.dp > 1 and (decisions.stage >= 2 or last):
-            exposed = BEHAVIOUR.reduce_exposed * self.reduces()
+            exposed = BEHAVIOUR.reduce_exposed * (
+                self.reduces() + (self._over_copies() if last else 0.0)
+            )
             yield Phase(Op.BACKWARD, number, Lane.COMM, exposed)
         if decisions.state is Tier.GPU:
             return
@@ -229,6 +231,10 @@ class StagePricing:
         if self.held.graph.strategy.dp == 1:
             return 0.0
         return sum(self.costs.kinds[name].reduce for name in self.held.layers)
+
+    def _over_copies(self) -> float:
+        """Seconds to sum a rank's part over groups with a copy of the state each (MiCS)."""
+        return sum(self.costs.kinds[name].sum_replicas for name in self.held.layers)
 
     def sums(self) -> Iterator[Phase]:
         """A pipeline's gradients after its last backward: reduced, and moved to the CPU."""

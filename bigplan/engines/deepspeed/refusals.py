@@ -6,6 +6,7 @@ from bigplan.capabilities import expert_parallel_refusal, native_refusal, other_
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
+from bigplan.spec.unplanned import NO_MICS
 
 PRECISIONS = ("bf16", "fp32")
 
@@ -38,6 +39,8 @@ def _split_refusal(strategy: Strategy) -> str | None:
             "DeepSpeed's Ulysses is a module of its own attention, which bigplan's layers do not "
             f"call: cp {strategy.cp} needs --engine native"
         )
+    if strategy.zero_group:
+        return f"zero_group {strategy.zero_group}: {NO_MICS}"
     if strategy.accumulation_group > 1:
         return (
             "DeepSpeed passes one micro-batch after the other through all layers: "

@@ -77,7 +77,7 @@ def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Bu
     kinds = [graph.kinds[name] for name in graph.layers]
     tensors = [tensor for kind in graph.kinds.values() for tensor in kind.tensors]
     parameters = sum(kind.parameters for kind in kinds)
-    owned = -(-parameters // graph.strategy.dp)
+    owned = -(-parameters // (graph.strategy.zero_group or graph.strategy.dp))
     block = graph.kinds["block"]
     matrices = sum(tensor.rows > 1 for tensor in block.tensors)
     largest = max(tensor.elements for tensor in tensors)
@@ -106,7 +106,7 @@ def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Bu
 
 def _parts(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
     tensors = [tensor for name in graph.layers for tensor in graph.kinds[name].tensors]
-    ranks = graph.strategy.dp
+    ranks = graph.strategy.zero_group or graph.strategy.dp
     matrices = tuple(-(-t.elements // ranks) for t in tensors if t.rows > 1)
     return matrices, tuple(-(-t.elements // ranks) for t in tensors if t.rows == 1)
 
