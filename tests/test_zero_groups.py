@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bigplan.capabilities import zero_group_refusal
 from bigplan.cost.collective import Group, all_gather, all_reduce, data_group
 from bigplan.cost.price import price
+from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.errors import BigplanError
 from bigplan.graph.build import build_graph
 from bigplan.graph.space import Space
@@ -169,10 +170,13 @@ def test_groups_that_share_nothing_are_refused(fixed: dict[str, int], told: str)
     assert zero_group_refusal({"zero_group": 4, "dp": 8, "zero": 3}) is None
 
 
-def test_other_tools_are_not_planned_with_groups() -> None:
+def test_deepspeed_is_not_planned_with_groups() -> None:
     asked = {"model": "llama-2-13b", "cluster": "dgx-h100", "set": {"zero_group": 8}}
-    with pytest.raises(BigplanError, match="plan with --engine native"):
+    with pytest.raises(BigplanError, match=r"0\.19\.8 has no MiCS.*plan with --engine native"):
         make_experiment({**asked, "engine": "deepspeed"})
+    make_experiment({**asked, "engine": "fsdp2"})
+    plan = Strategy(dp=16, zero=3, zero_group=8)
+    assert "no MiCS" in str(refusal(MODEL, TRAINING, plan))
 
 
 def test_groups_are_told_in_words() -> None:
