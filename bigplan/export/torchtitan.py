@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.engines.frameworks.tool import unlike_torchtitan
+from bigplan.engines.frameworks.tool import unlike_torchtitan, whole_beside_others
 from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all, lost_groups
 from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp32": "float32"}
@@ -127,18 +128,9 @@ def _lost(plan: Plan) -> Iterator[str]:
     blocks, strategy = Blocks.of(plan), plan.strategy
     yield from lost_by_all(plan)
     yield from _lost_arithmetic(plan)
-    if strategy.first_blocks or strategy.last_blocks:
-        yield "stages of different numbers of blocks"
-    if strategy.vpp > 2:
-        yield f"{strategy.vpp} virtual stages: two are torchtitan's default"
-    if strategy.cp > 1:
-        yield "all-to-alls around attention: torchtitan exchanges keys and values within it"
-        if strategy.zero < 2:
-            yield "states that context-parallel ranks have whole: torchtitan shards them"
+    yield from _lost_split(strategy)
     if strategy.zero >= 2 and _copies(plan) != strategy.zero_copies:
         yield from lost_groups(plan)
-    if strategy.zero == 1:
-        yield "ZeRO 1: torchtitan shards gradients as well (2) or nothing"
     mixed = [policy for policy in Recompute if blocks.recomputed(policy)]
     if len(mixed) > 1:
         yield "different recomputation of single blocks: all are treated as the most frugal"
@@ -148,6 +140,21 @@ def _lost(plan: Plan) -> Iterator[str]:
         yield "a part of the state, or state alone, off the GPU: its CPU offload takes all or none"
     if blocks.on_drives:
         yield "anything on drives"
+
+
+def _lost_split(strategy: Strategy) -> Iterator[str]:
+    if strategy.first_blocks or strategy.last_blocks:
+        yield "stages of different numbers of blocks"
+    if strategy.vpp > 2:
+        yield f"{strategy.vpp} virtual stages: two are torchtitan's default"
+    if strategy.cp > 1:
+        yield "all-to-alls around attention: torchtitan exchanges keys and values within it"
+        if strategy.zero < 2:
+            yield "states that context-parallel ranks have whole: torchtitan shards them"
+    if whole_beside_others(strategy):
+        yield "replicas that have whole states: beside another split torchtitan has none"
+    if strategy.zero == 1:
+        yield "ZeRO 1: torchtitan shards gradients as well (2) or nothing"
     if strategy.tp > 1 and not strategy.sequence_parallel:
         yield "tensor parallelism without sequence parallelism"
 

@@ -17,6 +17,7 @@ from bigplan.planner import Request
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.experiment import make_experiment
+from bigplan.spec.hardware import with_hardware
 from bigplan.spec.training import Training
 from tests.engines.deepspeed.test_search import Settings
 
@@ -35,7 +36,7 @@ CASES: tuple[tuple[str, Cluster, Settings], ...] = (
     ("megatron", TIGHT, {"optimizer.host": 0.5, "tp": 1}),
     ("torchtitan", EIGHT, {}),
     ("torchtitan", EIGHT, {"tp": 2, "pp": 2, "zero": 2}),
-    ("torchtitan", EIGHT, {"pp": 4, "vpp": 2, "zero": 0}),
+    ("torchtitan", with_hardware(EIGHT, {"gpus_per_node": 4}), {"pp": 4, "vpp": 2}),
     ("torchtitan", TIGHT, {"recompute": "full", "zero": 3}),
     ("torchtitan", TIGHT, {"parameters": "host"}),
     ("accelerate", EIGHT, {"zero": 2}),

@@ -234,9 +234,22 @@ def _accelerate_trains(model: ModelSpec, training: Training) -> str | None:
     return None
 
 
+def whole_beside_others(strategy: Strategy) -> bool:
+    """Whether replicas are whole beside another split, for which torchtitan 0.2.2 has no way.
+
+    `parallelize_llama` raises "DDP has not supported > 1D parallelism".
+    """
+    return strategy.zero < 2 and strategy.shards == strategy.dp > 1 < strategy.tp * strategy.pp
+
+
 def _torchtitan_splits(model: ModelSpec, strategy: Strategy) -> str | None:
     if strategy.zero == 1:
         return "torchtitan shards gradients as well (zero 2) or nothing"
+    if whole_beside_others(strategy):
+        return (
+            f"torchtitan has replicas (zero 0) beside no other split, not with tp {strategy.tp} "
+            f"and pp {strategy.pp}: use zero 2 or 3"
+        )
     if strategy.first_blocks or strategy.last_blocks:
         return "bigplan writes no uneven stages for torchtitan"
     if strategy.vpp > 2:

@@ -39,9 +39,9 @@ def _asked(engine: str, cluster: Cluster, settings: Settings, batch: int = 64) -
     return Request(find_model("llama-3-8b"), training, cluster, settings, engine=engine)
 
 
-def _priced(engine: str, strategy: Strategy, batch: int = 64, **way: object) -> PricedWay:
+def _priced(engine: str, strategy: Strategy, batch: int = 64, *, away: bool = False) -> PricedWay:
     search = FrameworkSearch(FRAMEWORKS[engine].tool, _asked(engine, _nodes(2, 400), {}, batch))
-    return search.priced(replace(Way(strategy), **way))
+    return search.priced(Way(strategy, on_cpu=float(away), parameters_on_host=away))
 
 
 @pytest.mark.parametrize(("engine", "zero"), GROUPED.items())
@@ -60,8 +60,7 @@ def test_a_rank_has_its_part_of_a_groups_copy(engine: str, zero: int) -> None:
 
 def test_state_of_a_group_in_host_memory() -> None:
     whole, grouped = (
-        _priced("fsdp2", Strategy(dp=16, zero=3, zero_group=g), on_cpu=1.0, parameters_on_host=True)
-        for g in (0, 8)
+        _priced("fsdp2", Strategy(dp=16, zero=3, zero_group=g), away=True) for g in (0, 8)
     )
     host = (priced.memory[1].by_purpose["optimizer"] for priced in (whole, grouped))
     before, after = host
@@ -120,6 +119,7 @@ def test_a_distributed_optimizer_sums_within_the_last_backward() -> None:
     [
         ("nemo", {"zero_group": 8, "dp": 16, "zero": 1}, "plan with --engine megatron"),
         ("torchtitan", {"zero_group": 8, "zero": 1}, "with zero 2 or 3"),
+        ("torchtitan", {"zero": 0, "tp": 2, "pp": 1}, "beside no other split"),
         ("fsdp2", {"zero_group": 8, "zero": 0}, "use zero 1, 2 or 3"),
         ("megatron", {"zero_group": 3, "dp": 16}, "does not divide the 16 ranks"),
         ("fsdp2", {"zero_group": 3}, "no way in which fsdp2 runs"),
