@@ -6,9 +6,11 @@ fully_shard of each block and of the rest, bf16 compute, fp32 gradients, torch's
 CPU, clipping. Page-locked memory unless --pageable. --resident leaves a step's bf16 weights and
 fp32 sums of gradients on the GPU between its micro-batches (6 bytes a parameter there): weights are
 fetched and gradients brought home once a step instead of once a micro-batch. --state gpu leaves
-everything on the GPUs. --meta makes first weights of parts, rank by rank: for models that one GPU
-does not hold. With --exact such weights are page-locked in their own size and gradients stay
-pageable: torch's allocator rounds each page-locked buffer up to a power of two.
+everything on the GPUs. With --together N, neighbouring ranks share one copy of all states, and
+parts of gradients are summed over such groups (hybrid sharding). --meta makes first weights of
+parts, rank by rank: for models that one GPU does not hold. With --exact such weights are
+page-locked in their own size and gradients stay pageable: torch's allocator rounds each page-locked
+buffer up to a power of two.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -40,15 +43,23 @@ def shard(model: LlamaForCausalLM, args: argparse.Namespace) -> FSDPModule:
     offload = OffloadPolicy()
     if args.state == "cpu":
         offload = CPUOffloadPolicy(pin_memory=not (args.pageable or args.exact))
+    mesh = copies(args.together, args.device) if args.together else None
     for layer in model.model.layers:
         fully_shard(
             layer,
+            mesh=mesh,
             mp_policy=policy,
             offload_policy=offload,
             reshard_after_forward=not args.resident,
         )
-    sharded: FSDPModule = fully_shard(model, mp_policy=policy, offload_policy=offload)
+    sharded: FSDPModule = fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
     return sharded
+
+
+def copies(together: int, device: str) -> DeviceMesh:
+    """Ranks by the copy that they share, and by their part of it."""
+    shape = frame.place().ranks // together, together
+    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def page_lock(part: Tensor) -> None:
@@ -135,6 +146,7 @@ def main() -> None:
     parser.add_argument("--exact", action="store_true", help="see above")
     parser.add_argument("--resident", action="store_true", help="see above")
     parser.add_argument("--state", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--together", type=int, default=0, help="see above; 0: all ranks")
     parser.add_argument("--meta", action="store_true", help="see above")
     parser.add_argument("--compile", choices=["none", "layers"], default="none")
     args = frame.parse(parser)
