@@ -25,8 +25,8 @@ OFF_BESIDE_UPDATE = 0.86
 # Elements/s that a core updates where moments are in fewer bits and lie in its caches. bf16 is
 # measured with AVX-512 on one core of an EPYC 9004 (benchmarks/moments.py host), where fp32 takes
 # 1.5 G/s, more than any core's part of its memory. 8 bits take 0.30 G/s there; in training on a
-# rented H200's machine 12 of 16 cores, which may be halves of cores, reached 1.25 G/s, with the time
-# of memory, which served fp32 at 3.55 G/s (benchmarks/results/2026-11-27-h200-spread).
+# rented H200's machine 12 of 16 cores, which may be halves of cores, reached 1.25 G/s with the
+# time of memory, which served fp32 at 3.55 G/s (benchmarks/results/2026-11-27-h200-spread).
 CORE_UPDATES: dict[Moments, float] = {"bf16": 1.0e9, "int8": 0.132e9}
 # The same of a GPU's multiprocessor: 93.2 G/s on the 132 of an H200, where fp32 and bf16 reach
 # 4.2 TB/s (benchmarks/results/2026-11-27-h200-spread).
