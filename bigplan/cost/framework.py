@@ -48,6 +48,7 @@ class Framework:
     whole_logits: bool = False  # every tensor-parallel rank takes the loss over all words
     dispatches_once: bool = False  # a token goes once to each node and rank with its experts
     dispatches_beside: bool = False  # beside the compute of another micro-batch
+    fused_experts: bool = False  # experts as in graph/fused_experts.py
     gather_exposed: float = 0.0  # ZeRO-3 gathers, even if compute is long enough
     regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
     reduce_exposed: float = 1.0  # gradient reductions

@@ -9,6 +9,7 @@ from bigplan.cost.framework import Framework
 from bigplan.cost.price import price
 from bigplan.cost.step import Execution, framework_step
 from bigplan.graph.build import graph_of_shape
+from bigplan.graph.fused_experts import fusing_experts
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
 from bigplan.graph.policies import (
     Selective,
@@ -71,6 +72,8 @@ def graph_of(run: PricedRun) -> Graph:
         graph = summing_apart(graph, run.framework.inputs_summed)
     if run.framework.whole_logits:
         graph = gathering_logits(graph)
+    if run.framework.fused_experts:
+        graph = fusing_experts(graph)
     if run.framework.fused_norms:
         graph = fusing_norms(graph, model)
     if run.context_parallel > 1:

@@ -53,7 +53,13 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
-from bigplan.validate.experts import CHEAP_AGAIN, dispatching, expert_model, experts_refusal
+from bigplan.validate.experts import (
+    CHEAP_AGAIN,
+    again_by_recipe,
+    dispatching,
+    expert_model,
+    experts_refusal,
+)
 from bigplan.validate.frameworks import FrameworkRule, framework_of
 from bigplan.validate.machines import machine_of
 from bigplan.validate.rows import PublishedRow
@@ -167,7 +173,7 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
         state_bytes=state,
         autocast=AUTOCAST.search(row.notes) is not None and training.precision != "fp32",
         within_nodes=within,
-        selective="cheap" if CHEAP_AGAIN in row.notes else rule.selective,
+        selective="cheap" if CHEAP_AGAIN in row.notes or again_by_recipe(row) else rule.selective,
     )
 
 
@@ -294,6 +300,8 @@ def _virtual_stages(row: PublishedRow, rule: FrameworkRule) -> int:
     if row.schedule:
         return 2 if row.schedule == "interleaved" else 1
     pp, layers = row.pp or 1, row.layers or 1
+    if row.moe:
+        return 1
     return layers // pp if rule.interleaves and pp > 1 else 1
 
 
@@ -325,7 +333,8 @@ def _recompute(row: PublishedRow) -> Recompute:
     if row.recompute and row.recompute not in tuple(Recompute):
         told = f"recompute {quoted(row.recompute)} is not known"
         raise SkippedError(f"{told}; write full, selective or none, or leave it blank")
-    return Recompute(row.recompute or Recompute.NONE)
+    by_recipe = Recompute.SELECTIVE if again_by_recipe(row) else Recompute.NONE
+    return Recompute(row.recompute or by_recipe)
 
 
 def _state_bytes(where: str, row: PublishedRow) -> int:
