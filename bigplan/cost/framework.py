@@ -48,6 +48,7 @@ class Framework:
     whole_logits: bool = False  # every tensor-parallel rank takes the loss over all words
     dispatches_once: bool = False  # a token goes once to each node and rank with its experts
     dispatches_beside: bool = False  # beside the compute of another micro-batch
+    dispatch_hidden: float = 1.0  # of these exchanges, the part that compute hides
     fused_experts: bool = False  # experts as in graph/fused_experts.py
     gather_exposed: float = 0.0  # ZeRO-3 gathers, even if compute is long enough
     regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward

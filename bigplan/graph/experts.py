@@ -136,9 +136,12 @@ def exchanged(shape: RankShape) -> tuple[Collective, ...]:
         return (*spread.brought(shape), *spread.returned(shape))
     if not shape.dispatched or shape.strategy.ep == 1:
         return ()
-    rows, each = row_bytes(shape), shape.model.experts_per_token
+    rows, each, routing = row_bytes(shape), shape.model.experts_per_token, shape.model.routed_by
+    groups = routing.groups, routing.groups_per_token
     names = (SENT, "returned")
-    return tuple(Collective(f"rows {name}", "all_to_all", rows, rows=each) for name in names)
+    return tuple(
+        Collective(f"rows {name}", "all_to_all", rows, rows=each, groups=groups) for name in names
+    )
 
 
 def brought_again(shape: RankShape) -> tuple[Collective, ...]:
