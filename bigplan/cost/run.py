@@ -63,7 +63,7 @@ def graph_of(run: PricedRun) -> Graph:
     fused = run.framework.in_place
     shape = RankShape(
         model, run.training, run.strategy, run.context_parallel, fused,
-        dispatched=model.experts > 0, cast_once=True,
+        dispatched=model.experts > 0, sends_once=run.framework.dispatches_once, cast_once=True,
     )  # fmt: skip
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
     if run.autocast:

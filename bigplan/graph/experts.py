@@ -82,7 +82,7 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
         came = spread.came_bytes(shape)
         there, back = there + 2 * came, _summed(shape, came, both=True) + 2 * rows + came + hidden
     if shape.dispatched:
-        there = back = rows + spread.routed_hidden(shape) + _sorted(shape)
+        there = back = _brought(shape)
     return (
         (
             Stream("route", chosen * scores, launches),
@@ -114,17 +114,29 @@ def combining(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
         came = spread.came_bytes(shape)
         summed, copied = _summed(shape, came) + came + hidden, copied + 2 * came
     if shape.dispatched:
-        summed = copied = row_bytes(shape) + spread.routed_hidden(shape) + _sorted(shape)
+        summed = copied = _brought(shape)
     return (
         Stream(step.name, summed, PLACES_LAUNCHES, generated=made),
         Stream(step.name, copied, PLACES_LAUNCHES, generated=made),
     )
 
 
-def _sorted(shape: RankShape) -> int:
-    """Bytes of bringing the rows that came from several ranks into the order of experts."""
-    several = shape.strategy.ep > 1 and shape.experts > 1
-    return 2 * row_bytes(shape) if several else 0
+def _brought(shape: RankShape) -> int:
+    """Bytes of copying tokens into rows in the order of experts, or of adding up rows by token.
+
+    Tokens that go once to each rank become rows where they come. By all-to-all rows are made before
+    they are sent, those that come from several ranks are sorted, and in 8 bits padded to whole
+    blocks of scales besides (`Fp8Padding`; HybridEP pads as it copies). Megatron-LM's baselines of
+    a layer of 470 MB of rows on 8 H100s tell that apart: 8 bits cost 0.74 and 0.76 ms more by
+    all-to-all than by HybridEP, forward and backward, where this is 0.70
+    (tests/functional_tests/test_cases/common/moe_perf/baseline.json, d98e8a6).
+    """
+    rows, several = row_bytes(shape), shape.strategy.ep > 1
+    if shape.sends_once and several:
+        return spread.came_bytes(shape) + rows
+    moved = rows + spread.routed_hidden(shape)
+    moved += 2 * rows if several and shape.experts > 1 else 0
+    return moved + (2 * rows if shape.training.fp8_gemms else 0)
 
 
 def exchanged(shape: RankShape) -> tuple[Collective, ...]:

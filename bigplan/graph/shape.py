@@ -35,6 +35,7 @@ class RankShape:
     # Experts as Megatron Core has them: whole ones on each rank, `strategy.ep` ranks have them all.
     # Tensor-parallel ranks route their own tokens, and rows go to where their experts are.
     dispatched: bool = False
+    sends_once: bool = False  # these: a token goes once to each rank with any of its experts
     cast_once: bool = False  # another tool's runtime, whose kernels know scales of 8 bits before
 
     @classmethod
