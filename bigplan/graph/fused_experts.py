@@ -5,6 +5,10 @@ experts is one kernel of cuDNN's, which reads the numbers of rows on the GPU. Th
 computes the activation, too, and writes it in 8 bits, as it is and transposed, beside gate and up,
 which the backward reads. The backward's product by down's weight does the same with the gradients
 by gate and up. So neither is cast apart.
+
+A step that is one CUDA graph has room for more rows than come. What the backward needs of them is
+therefore copied into pages, and back before it (`moe_paged_stash`; Megatron-LM's
+docs/user-guide/features/paged_stash.md): rows in 8 bits, gate and up, and the activation in 8 bits.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ def fusing_experts(graph: Graph) -> Graph:
 
 def _fused(kind: LayerKind) -> LayerKind:
     up, down = _grouped(kind.forward)
-    inner = down.m * down.k  # elements of gate
+    rows, inner = up.m * up.k, down.m * down.k  # elements of rows, of gate
+    stashed = Stream("paged stash", 2 * (rows + 5 * inner), 3)
     forward = {
         ACTIVATION: FUSED_BYTES * inner,
         name_of_cast(down.name): 4 * down.n * down.k * down.groups,  # its weights alone
@@ -42,8 +47,8 @@ def _fused(kind: LayerKind) -> LayerKind:
     backward = {ACTIVATION: FUSED_BACK_BYTES * inner, name_of_cast(up.name): 0}
     return replace(
         kind,
-        forward=_changed(kind.forward, forward),
-        backward=_changed(kind.backward, backward),
+        forward=(*_changed(kind.forward, forward), stashed),
+        backward=(*_changed(kind.backward, backward), stashed),
         waits=False,
     )
 
