@@ -50,6 +50,7 @@ class Framework:
     dispatches_beside: bool = False  # beside the compute of another micro-batch
     dispatch_hidden: float = 1.0  # of these exchanges, the part that compute hides
     fused_experts: bool = False  # experts as in graph/fused_experts.py
+    mxfp8_attention: bool = False  # of these blocks
     gather_exposed: float = 0.0  # ZeRO-3 gathers, even if compute is long enough
     regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
     reduce_exposed: float = 1.0  # gradient reductions

@@ -63,6 +63,7 @@ def graph_of(run: PricedRun) -> Graph:
     fused = run.framework.in_place
     shape = RankShape(
         model, run.training, run.strategy, run.context_parallel, fused,
+        narrow=run.nodes.gpu.narrow_values,
         dispatched=model.experts > 0, sends_once=run.framework.dispatches_once, cast_once=True,
     )  # fmt: skip
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
@@ -73,7 +74,7 @@ def graph_of(run: PricedRun) -> Graph:
     if run.framework.whole_logits:
         graph = gathering_logits(graph)
     if run.framework.fused_experts:
-        graph = fusing_experts(graph)
+        graph = fusing_experts(graph, mxfp8_attention=run.framework.mxfp8_attention)
     if run.framework.fused_norms:
         graph = fusing_norms(graph, model)
     if run.context_parallel > 1:

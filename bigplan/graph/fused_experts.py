@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from bigplan.graph.eight_bits import name_of_cast
 from bigplan.graph.graph import Graph, LayerKind
-from bigplan.graph.operators import Gemm, Operator, Stream
+from bigplan.graph.operators import Attention, Gemm, Operator, Stream
 from bigplan.spec.layers import BLOCKS
 
 ACTIVATION = "activation"  # the step between the products
@@ -26,17 +26,17 @@ ACTIVATION = "activation"  # the step between the products
 FUSED_BYTES, FUSED_BACK_BYTES = 2, 4 + 4 - 2
 
 
-def fusing_experts(graph: Graph) -> Graph:
-    """The graph whose blocks with experts run them so."""
+def fusing_experts(graph: Graph, *, mxfp8_attention: bool) -> Graph:
+    """The graph whose blocks with experts run them so, with attention in 8 bits or not."""
     changed = {
-        name: _fused(kind)
+        name: _fused(kind, mxfp8_attention)
         for name, kind in graph.kinds.items()
         if name in BLOCKS and _grouped(kind.forward)
     }
     return replace(graph, kinds={**graph.kinds, **changed})
 
 
-def _fused(kind: LayerKind) -> LayerKind:
+def _fused(kind: LayerKind, mxfp8_attention: bool) -> LayerKind:
     up, down = _grouped(kind.forward)
     rows, inner = up.m * up.k, down.m * down.k  # elements of rows, of gate
     stashed = Stream("paged stash", 2 * (rows + 5 * inner), 3)
@@ -47,8 +47,8 @@ def _fused(kind: LayerKind) -> LayerKind:
     backward = {ACTIVATION: FUSED_BACK_BYTES * inner, name_of_cast(up.name): 0}
     return replace(
         kind,
-        forward=(*_changed(kind.forward, forward), stashed),
-        backward=(*_changed(kind.backward, backward), stashed),
+        forward=(*_changed(kind.forward, forward, mxfp8_attention), stashed),
+        backward=(*_changed(kind.backward, backward, mxfp8_attention), stashed),
         waits=False,
     )
 
@@ -58,12 +58,16 @@ def _grouped(operators: tuple[Operator, ...]) -> tuple[Gemm, ...]:
     return tuple(one for one in operators if isinstance(one, Gemm) and one.groups > 1)
 
 
-def _changed(operators: tuple[Operator, ...], moved: dict[str, int]) -> tuple[Operator, ...]:
+def _changed(
+    operators: tuple[Operator, ...], moved: dict[str, int], mxfp8_attention: bool
+) -> tuple[Operator, ...]:
     """The operators, with products of experts in one launch and streams of other bytes."""
 
     def changed(one: Operator) -> Operator:
         if isinstance(one, Gemm):
             return replace(one, apart=False)
+        if isinstance(one, Attention):
+            return replace(one, fp8=mxfp8_attention)
         if isinstance(one, Stream) and one.name in moved:
             return replace(one, nbytes=moved[one.name])
         return one

@@ -111,6 +111,7 @@ class Attention:
     window: int | None = None  # tokens that a token attends to at most; None: all before it
     launches: int = 1
     edges: float = 1.0  # of sequences without a window, each half a tile of a query's row
+    fp8: bool = False  # its products are in MXFP8
     fills: float = 1.0  # times that a row of tiles is filled and drained, over a whole sequence's
 
 

@@ -79,7 +79,8 @@ def dispatching(row: PublishedRow, framework: Framework) -> Framework:
         way = recipe_way(_name(row), row)
     found = replace(framework, dispatches_once=way.once, dispatches_beside=way.beside)
     if way.whole:
-        return replace(found, host=0.0, fused_experts=True)
+        whole = replace(found, host=0.0, fused_experts=True)
+        return replace(whole, mxfp8_attention=way.mxfp8_attention)
     return replace(found, dispatch_hidden=HIDDEN)
 
 

@@ -9,7 +9,8 @@ the container.
                                   its copies by all-to-all
     moe_a2a_overlap               exchanges beside the compute of another micro-batch
     cuda_graph_impl               full_iteration: a step is one CUDA graph. All such recipes have
-                                  cutedsl_fused_grouped_mlp, too
+                                  cutedsl_fused_grouped_mlp, too, and all but one
+                                  fp8_dot_product_attention
     recompute_modules             layernorm and moe_act are selective recomputation here, and so is
                                   mla_up_proj, which runs queries' second product again besides
 
@@ -35,6 +36,7 @@ class Way(NamedTuple):
     once: bool = False
     beside: bool = False
     whole: bool = False  # a step is a CUDA graph, and experts are one fused kernel a product
+    mxfp8_attention: bool = False
 
 
 class _Since(NamedTuple):
@@ -49,7 +51,8 @@ class _Since(NamedTuple):
 
 ALL_TO_ALL, ONCE = Way(), Way(once=True)
 BESIDE, ONCE_BESIDE = Way(beside=True), Way(once=True, beside=True)
-WHOLE = Way(once=True, beside=True, whole=True)
+WHOLE_16 = Way(once=True, beside=True, whole=True)
+WHOLE = WHOLE_16._replace(mxfp8_attention=True)
 
 # Of those that a row meets the last one counts.
 RECIPES = (
@@ -61,7 +64,8 @@ RECIPES = (
     _Since(DEEPSEEK, "B300", ANY, (26, 2), ONCE),
     _Since(DEEPSEEK, "B300", "fp8", (26, 6, 1), WHOLE),
     _Since(DEEPSEEK, "GB", ANY, (25, 11), ONCE),
-    _Since(DEEPSEEK, "GB", "fp8", (26, 6), WHOLE),
+    _Since(DEEPSEEK, "GB200", "fp8", (26, 6), WHOLE_16),
+    _Since(DEEPSEEK, "GB300", "fp8", (26, 6), WHOLE),
     _Since(GPT_OSS, ANY, ANY, (25, 11), ALL_TO_ALL),
     _Since(GPT_OSS, "B200", ANY, (26, 4), ONCE),
     _Since(GPT_OSS, "B200", ANY, (26, 4, 1), ALL_TO_ALL),
