@@ -29,7 +29,8 @@ What a row leaves blank is chosen by one rule for all rows:
     dropout     GPT-2's where the framework trained with it, which was before 2023
     framework   one that is unknown runs plain PyTorch; Megatron-LM on a GPU of Hopper's time or
                 later is Megatron Core
-    experts     those of the shipped model with the row's name, sent as experts.py says
+    experts     those of the shipped model with the row's name, run as experts.py says; without
+                virtual stages
     memory      if the choices above need 1.2 times what the GPU has, the first that need less: more
                 state sharded, smaller micro-batches, full recomputation (not in Megatron Core,
                 which has finer ways)
@@ -134,7 +135,8 @@ def _open(row: PublishedRow, rule: FrameworkRule, usual: PricedRun) -> Iterator[
     megatron, pipelined = "Megatron" in usual.framework.name, usual.strategy.pp > 1
     stages = [usual.zero] if usual.strategy.dp == 1 else range(usual.zero, 2 if megatron else 4)
     sizes = [usual.strategy.micro_batch >> n for n in range(1 if pipelined else 5)]
-    again = ["none"] if usual.framework.name == MEGATRON_CORE.name else ["none", "full"]
+    finer = usual.framework.name == MEGATRON_CORE.name
+    again = [usual.execution.recompute.value] if finer else ["none", "full"]
     for recompute, micro_batch, stage in product(
         [row.recompute] if row.recompute else again,
         [row.micro_batch] if row.micro_batch else [size for size in sizes if size],
