@@ -243,7 +243,7 @@ def _reached(places: int, sent: Collective) -> float:
     rows, (groups, chosen) = sent.rows, sent.groups
     if places % groups == 0:  # each group has places of its own
         own = places // groups
-        return chosen * own * (1 - (1 - 1 / own) ** (rows / chosen)) / rows
+        return float(chosen * own * (1 - (1 - 1 / own) ** (rows / chosen)) / rows)
     if groups % places:
         return places * (1 - (1 - 1 / places) ** rows) / rows
     here = groups // places
@@ -251,7 +251,7 @@ def _reached(places: int, sent: Collective) -> float:
         comb(here, j) * comb(groups - here, chosen - j) * (1 - j / chosen) ** rows
         for j in range(min(here, chosen) + 1)
     )
-    return places * (1 - missed / comb(groups, chosen)) / rows
+    return float(places * (1 - missed / comb(groups, chosen)) / rows)
 
 
 PATTERNS: Mapping[Pattern | Traffic, Callable[[int, Group], float]] = {

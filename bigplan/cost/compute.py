@@ -64,9 +64,9 @@ AT_256: Mapping[FlashKernel, tuple[float, float]] = {
     "sdpa": (1.07, 1.44),
     "flash2": (1.07, 1.44),
 }
-# cuDNN's attention in a window takes 1 + c tile / w times its price, forward and backward. 128 heads
-# of 64 columns in windows of 128 tokens took 2.5 and 1.65 times on a GB200 and a GB300
-# (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results, 2026-04-24). Windows of 1,024 on
+# cuDNN's attention in a window takes 1 + c tile / w times its price, forward and backward. Windows
+# of 128 tokens took 2.5 and 1.65 times on a GB200 and a GB300, 128 heads of 64 columns
+# (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results, 2026-04-24). Those of 1,024 on
 # an H200 took 1.19 and 1.27 times, where this is 1.19 and 1.08 (h200_919_only_cudnn there).
 CUDNN_WINDOW = (1.5, 0.65)
 # Seconds of its attention in MXFP8 over those in bf16, from the same tables: causal, 4,096 tokens,
