@@ -4,7 +4,8 @@ Counted on transformer_engine/pytorch/ops/fused/grouped_mlp.py (d0067d0): each p
 experts is one kernel of cuDNN's, which reads the numbers of rows on the GPU. The one by gate and up
 computes the activation, too, and writes it in 8 bits, as it is and transposed, beside gate and up,
 which the backward reads. The backward's product by down's weight does the same with the gradients
-by gate and up. So neither is cast apart.
+by gate and up. So neither is cast apart. Biases are added there, too, and their gradients read once
+what down's products gave.
 
 A step that is one CUDA graph has room for more rows than come. What the backward needs of them is
 therefore copied into pages, and back before it (`moe_paged_stash`; Megatron-LM's
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigplan.graph.eight_bits import name_of_cast
+from bigplan.graph.expert_biases import biases_of
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.graph.operators import Attention, Gemm, Operator, Stream
 from bigplan.spec.layers import BLOCKS
@@ -43,8 +45,13 @@ def _fused(kind: LayerKind, mxfp8_attention: bool) -> LayerKind:
     forward = {
         ACTIVATION: FUSED_BYTES * inner,
         name_of_cast(down.name): 4 * down.n * down.k * down.groups,  # its weights alone
+        biases_of(down.name): 0,
     }
-    backward = {ACTIVATION: FUSED_BACK_BYTES * inner, name_of_cast(up.name): 0}
+    backward = {
+        ACTIVATION: FUSED_BACK_BYTES * inner,
+        name_of_cast(up.name): 0,
+        biases_of(down.name): 2 * down.m * down.n,
+    }
     return replace(
         kind,
         forward=(*_changed(kind.forward, forward, mxfp8_attention), stashed),
