@@ -63,7 +63,8 @@ def graph_of(run: PricedRun) -> Graph:
     fused = run.framework.in_place
     shape = RankShape(
         model, run.training, run.strategy, run.context_parallel, fused,
-        narrow=run.nodes.gpu.narrow_values,
+        narrow=run.nodes.gpu.narrow_values, looks_first=run.framework.current_scaling,
+        pads_rows=run.framework.pads_rows,
         dispatched=model.experts > 0, sends_once=run.framework.dispatches_once, cast_once=True,
     )  # fmt: skip
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)

@@ -46,10 +46,10 @@ def expert_biases(
     return (product, ahead), (*back, *([vectors] if back else []))
 
 
-# Bytes of an element that an expert gives, and kernels, forward and backward: its bias times weights
-# is made, added and joined with those of other experts, and the gradients of all three are taken
-# (`TEGroupedMLP._apply_bias`). DeepEP and HybridEP know weights in fp32 alone, which makes all of
-# this so.
+# Bytes of an element that an expert gives, and kernels, forward and backward: its bias times
+# weights is made, added and joined with those of other experts, and the gradients of all three are
+# taken (`TEGroupedMLP._apply_bias`). DeepEP and HybridEP know weights in fp32 alone, which makes
+# all of this so.
 BIASED_ROW, BIASED_ROW_WIDE, BIASED_ROW_LAUNCHES = (12, 16), (28, 40), (3, 6)
 
 

@@ -125,18 +125,20 @@ def _brought(shape: RankShape) -> int:
     """Bytes of copying tokens into rows in the order of experts, or of adding up rows by token.
 
     Tokens that go once to each rank become rows where they come. By all-to-all rows are made before
-    they are sent, those that come from several ranks are sorted, and in 8 bits padded to whole
-    blocks of scales besides (`Fp8Padding`; HybridEP pads as it copies). Megatron-LM's baselines of
-    a layer of 470 MB of rows on 8 H100s tell that apart: 8 bits cost 0.74 and 0.76 ms more by
-    all-to-all than by HybridEP, forward and backward, where this is 0.70
-    (tests/functional_tests/test_cases/common/moe_perf/baseline.json, d98e8a6).
+    they are sent, and those that come from several ranks are sorted. In 8 bits rows are padded to
+    whole blocks of scales besides (`Fp8Padding`); HybridEP pads as it copies. Megatron-LM's
+    baselines of a layer of 470 MB of rows on 8 H100s tell that apart: in place of 16 bits, 8 cost
+    0.74 and 0.76 ms more by all-to-all than by HybridEP, forward and backward, and 0.60 and 0.65
+    by DeepEP, where this is 0.64 (tests/functional_tests/test_cases/common/moe_perf/baseline.json,
+    d98e8a6).
     """
     rows, several = row_bytes(shape), shape.strategy.ep > 1
-    if shape.sends_once and several:
-        return spread.came_bytes(shape) + rows
-    moved = rows + spread.routed_hidden(shape)
-    moved += 2 * rows if several and shape.experts > 1 else 0
-    return moved + (2 * rows if shape.training.fp8_gemms else 0)
+    once = shape.sends_once and several
+    padded = 2 * rows if shape.training.fp8_gemms and (shape.pads_rows or not once) else 0
+    if once:
+        return spread.came_bytes(shape) + rows + padded
+    ordered = 2 * rows if several and shape.experts > 1 else 0
+    return rows + spread.routed_hidden(shape) + ordered + padded
 
 
 def exchanged(shape: RankShape) -> tuple[Collective, ...]:

@@ -36,6 +36,8 @@ BRIDGE = "Megatron-Bridge"
 CALLED = {"deepseekv3": DEEPSEEK, "deepseekv2": "deepseek-v2"}
 NO_SECOND = "w/o MTP"  # in a row's model: nothing predicts a second token
 CUT = " cut to "  # in a row's model: fewer blocks than the model has, of which `layers` tells
+# In the notes of Megatron-Bridge's rows; other fp8 there is `fp8_cs`, current scaling.
+MXFP8 = re.compile(r"MXFP8|FP8-MX")
 # Of exchanges beside compute that Python launches, the part that it hides: a profile of Qwen3
 # 30B-A3B on 16 H100s by HybridEP (Megatron-Bridge's skills/nemo-mbridge-perf-moe-comm-overlap,
 # 067f987): 3.96 s of 10.8 a step.
@@ -74,14 +76,17 @@ def expert_model(row: PublishedRow, vocab: int) -> ModelSpec:
 
 def dispatching(row: PublishedRow, framework: Framework) -> Framework:
     """The framework with the way in which the row's tokens reach their experts."""
-    way = Way(once="DeepEP" in row.notes, beside="moe_dev" in row.framework)
+    deep = "DeepEP" in row.notes
+    way = Way(once=deep, pads=deep, beside="moe_dev" in row.framework)
     if BRIDGE in row.framework:
         way = recipe_way(_name(row), row)
-    found = replace(framework, dispatches_once=way.once, dispatches_beside=way.beside)
+    sent = replace(framework, dispatches_once=way.once, dispatches_beside=way.beside)
+    found = replace(sent, pads_rows=way.pads)
     if way.whole:
         whole = replace(found, host=0.0, fused_experts=True)
         return replace(whole, mxfp8_attention=way.mxfp8_attention)
-    return replace(found, dispatch_hidden=HIDDEN)
+    scaled = BRIDGE in row.framework and MXFP8.search(row.notes) is None
+    return replace(found, dispatch_hidden=HIDDEN, current_scaling=scaled)
 
 
 def again_by_recipe(row: PublishedRow) -> bool:

@@ -35,6 +35,7 @@ class Way(NamedTuple):
 
     once: bool = False
     beside: bool = False
+    pads: bool = False  # DeepEP, where HybridEP pads rows as it copies them
     whole: bool = False  # a step is a CUDA graph, and experts are one fused kernel a product
     mxfp8_attention: bool = False
 
@@ -50,17 +51,19 @@ class _Since(NamedTuple):
 
 
 ALL_TO_ALL, ONCE = Way(), Way(once=True)
+DEEP_EP = Way(once=True, pads=True)
 BESIDE, ONCE_BESIDE = Way(beside=True), Way(once=True, beside=True)
+DEEP_EP_BESIDE = DEEP_EP._replace(beside=True)
 WHOLE_16 = Way(once=True, beside=True, whole=True)
 WHOLE = WHOLE_16._replace(mxfp8_attention=True)
 
 # Of those that a row meets the last one counts.
 RECIPES = (
-    _Since(DEEPSEEK, "H100", ANY, (25, 9), ONCE_BESIDE),
+    _Since(DEEPSEEK, "H100", ANY, (25, 9), DEEP_EP_BESIDE),
     _Since(DEEPSEEK, "H100", ANY, (26, 2), ONCE),
     _Since(DEEPSEEK, "B200", ANY, (25, 9), ALL_TO_ALL),
     _Since(DEEPSEEK, "B200", ANY, (26, 2), ONCE),
-    _Since(DEEPSEEK, "B200", "fp8", (26, 4, 1), ONCE_BESIDE),
+    _Since(DEEPSEEK, "B200", "fp8", (26, 4, 1), DEEP_EP_BESIDE),
     _Since(DEEPSEEK, "B300", ANY, (26, 2), ONCE),
     _Since(DEEPSEEK, "B300", "fp8", (26, 6, 1), WHOLE),
     _Since(DEEPSEEK, "GB", ANY, (25, 11), ONCE),
@@ -74,19 +77,19 @@ RECIPES = (
     _Since(GPT_OSS, "GB200", ANY, (26, 4, 1), BESIDE),
     _Since(GPT_OSS, "GB", "fp8", (26, 6), WHOLE),
     _Since(QWEN_235B, "H100", ANY, (25, 11), BESIDE),
-    _Since(QWEN_235B, "H100", ANY, (26, 2, 1), ONCE_BESIDE),
+    _Since(QWEN_235B, "H100", ANY, (26, 2, 1), DEEP_EP_BESIDE),
     _Since(QWEN_235B, "H100", ANY, (26, 4), BESIDE),
     _Since(QWEN_235B, "B200", ANY, (25, 11), BESIDE),
     _Since(QWEN_235B, "B200", ANY, (26, 2), ALL_TO_ALL),
     _Since(QWEN_235B, "B300", ANY, (26, 2), BESIDE),
-    _Since(QWEN_235B, "B", ANY, (26, 2, 1), ONCE),
+    _Since(QWEN_235B, "B", ANY, (26, 2, 1), DEEP_EP),
     _Since(QWEN_235B, "B", ANY, (26, 4), ALL_TO_ALL),
     _Since(QWEN_235B, "B300", ANY, (26, 4, 1), ONCE),
     _Since(QWEN_235B, "B", "fp8", (26, 6, 1), WHOLE),
     _Since(QWEN_235B, "GB", ANY, (25, 11), ONCE),
     _Since(QWEN_235B, "GB", "fp8", (26, 6), WHOLE),
     _Since(QWEN_30B, "H100", ANY, (25, 11), BESIDE),
-    _Since(QWEN_30B, "H100", ANY, (26, 2), ONCE_BESIDE),
+    _Since(QWEN_30B, "H100", ANY, (26, 2), DEEP_EP_BESIDE),
     _Since(QWEN_30B, "H100", ANY, (26, 4), ONCE),
     _Since(QWEN_30B, "B200", ANY, (25, 11), ALL_TO_ALL),
     _Since(QWEN_30B, "B200", ANY, (26, 2, 1), ONCE),

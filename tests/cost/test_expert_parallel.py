@@ -147,15 +147,34 @@ def test_tokens_sent_once_become_rows_where_they_come() -> None:
     rows, tokens = LENGTH * EACH * HIDDEN * 2, LENGTH * HIDDEN * 2
     eight = TRAINING.model_copy(update={"fp8_gemms": True})
     reached = 8 * (1 - comb(112, EACH) / comb(128, EACH))
-    for once, training, moved in (
-        (True, TRAINING, reached * tokens + rows),
-        (True, eight, reached * tokens + rows),
-        (False, TRAINING, 3 * rows + tokens),
-        (False, eight, 5 * rows + tokens),
+    for once, pads, training, moved in (
+        (True, True, TRAINING, reached * tokens + rows),
+        (True, False, eight, reached * tokens + rows),
+        (True, True, eight, reached * tokens + 3 * rows),
+        (False, False, TRAINING, 3 * rows + tokens),
+        (False, False, eight, 5 * rows + tokens),
     ):
-        framework = replace(MEGATRON_CORE, dispatches_once=once)
+        framework = replace(MEGATRON_CORE, dispatches_once=once, pads_rows=pads)
         one = replace(run(Strategy(dp=16, ep=8)), training=training, framework=framework)
         block = graph_of(one).kinds[BLOCK]
         streams = [x for x in (*block.forward, *block.backward) if isinstance(x, Stream)]
         copied = [x.nbytes for x in streams if x.name in ("sent", "combine")]
         assert copied == pytest.approx(4 * [moved], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("once", "ahead", "back"), [(False, 12, 16), (True, 28, 40)], ids=["all-to-all", "once"]
+)
+def test_biases_of_what_experts_give_are_added_by_expert(once: bool, ahead: int, back: int) -> None:
+    """First ones by the product. The rest in bf16, or in fp32 where weights are, by element."""
+    model = find_model("gpt-oss-120b")
+    framework = replace(MEGATRON_CORE, dispatches_once=once)
+    strategy = Strategy(dp=16, ep=8)
+    one = PricedRun(model, TRAINING, strategy, NODES, framework, Execution())
+    block = graph_of(one).kinds[BLOCK]
+    given = LENGTH * model.experts_per_token * model.hidden
+    for operators, each, launches in ((block.forward, ahead, 3), (block.backward, back, 6)):
+        biases = [x for x in operators if x.name.startswith("biases of")]
+        assert [x.name for x in biases] == ["biases of mlp down"]
+        assert isinstance(biases[0], Stream)
+        assert (biases[0].nbytes, biases[0].launches) == (each * given, launches * 16)

@@ -61,3 +61,22 @@ def test_each_product_is_a_launch_and_the_host_waits_for_nothing() -> None:
     assert attentions
     assert all(one.fp8 for one in attentions)
     assert not any(one.fp8 for one in apart.backward if isinstance(one, Attention))
+
+
+def test_current_scaling_looks_for_the_largest_value_first() -> None:
+    """Three kernels a cast, for each expert, which read 2 bytes more."""
+    training = Training(sequence_length=4096, global_batch=8, fp8_gemms=True)
+    nodes = find_cluster("dgx-h100").with_nodes(1).group
+    kinds = []
+    for current in (False, True):
+        framework = replace(MEGATRON_CORE, current_scaling=current)
+        run = PricedRun(QWEN, training, Strategy(dp=8, ep=8), nodes, framework, Execution())
+        kinds.append(graph_of(run).kinds[BLOCK])
+    known, sought = (
+        [x for x in (*kind.forward, *kind.backward) if "to fp8" in x.name] for kind in kinds
+    )
+    assert len(known) == 8
+    for one, other in zip(known, sought, strict=True):
+        assert isinstance(one, Stream)
+        assert isinstance(other, Stream)
+        assert (other.nbytes, other.launches) == (1.5 * one.nbytes, 3 * one.launches)
