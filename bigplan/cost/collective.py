@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import log2
+from math import comb, log2
 from typing import NamedTuple
 
 from bigplan.cost.framework import Framework
@@ -152,17 +152,35 @@ def exposed_seconds(
 
 
 def dispatched_seconds(
-    collectives: Iterable[Collective], groups: LayerGroups, framework: Framework, compute: float
+    collectives: Iterable[Collective],
+    groups: LayerGroups,
+    framework: Framework,
+    compute: float,
+    multiprocessors: int,
 ) -> float:
     """Seconds that a rank waits for rows of experts in a pass with so many of compute.
 
-    Beside the compute of another micro-batch, which takes as long, they are hidden as far as that
-    reaches.
+    Beside the compute of another micro-batch, which takes as long, a part of them is hidden, as far
+    as that reaches. Their kernels then take multiprocessors from it.
     """
     once = framework.dispatches_once
     rows = (one for one in collectives if one.rows)
-    sent = sum(dispatch(one.nbytes, one.rows, groups.experts, once=once) for one in rows)
-    return max(0.0, sent - compute) if framework.dispatches_beside else sent
+    sent = sum(dispatch(one, groups.experts, once=once) for one in rows)
+    if not framework.dispatches_beside:
+        return sent
+    hidden = min(framework.dispatch_hidden * sent, compute)
+    taken = min(1.0, DISPATCH_MULTIPROCESSORS / multiprocessors)
+    return sent - hidden + taken * hidden
+
+
+# Multiprocessors of kernels that exchange rows: Megatron-Bridge sets `moe_hybridep_num_sms` so
+# (scripts/performance/utils/overrides.py).
+DISPATCH_MULTIPROCESSORS = 32
+# Of what kernels that send a token once to each rank forward inside a node, the part that does not
+# hide behind the network. HybridEP's kernels among 16, 32 and 64 H100s reach 67, 58 and 50 GB/s of
+# tokens times nodes (its README, hidden states of 7,168 in bf16, 16 multiprocessors, mean of
+# dispatch and combine); this gives 67, 55 and 50.
+FORWARDED = 0.55
 
 
 def all_reduce(nbytes: int, group: Group) -> float:
@@ -192,33 +210,48 @@ def all_to_all(nbytes: int, group: Group) -> float:
     return _once_around(nbytes, group, "send")
 
 
-def dispatch(nbytes: int, rows: int, group: Group, *, once: bool) -> float:
-    """A rank's `nbytes`, `rows` rows of each token, to the ranks of their experts.
+def dispatch(sent: Collective, group: Group, *, once: bool) -> float:
+    """A rank's bytes, some rows of each token, to the ranks of their experts.
 
     Every rank sends each other one as much. Of n ranks, m of them on each node, (m - 1) / n of the
     bytes go to other ranks of the node, and (n - m) / n leave it, those of all m ranks over its
     network. With `once` a token goes once to each node that has any of its experts, and from there
-    once to each such rank (DeepEP's kernels): to p (1 - (1 - 1 / p)^k) of p places, expected of k
-    experts that are anywhere.
+    once to each such rank (the kernels of DeepEP and HybridEP), all at once in place of a ring.
     """
     if group.size == 1:
         return 0.0
-    ranks, nodes = group.size, -(-group.size // group.per_node)
-
-    def reached(places: int) -> float:
-        return places * (1 - (1 - 1 / places) ** rows) / rows
-
+    nbytes, ranks, nodes = sent.nbytes, group.size, -(-group.size // group.per_node)
     inside, leaving = (group.per_node - 1) / ranks, (ranks - group.per_node) / ranks
     if once:
-        inside = reached(ranks) * (group.per_node - 1) / group.per_node
-        leaving = reached(nodes) * (nodes - 1) / nodes
-    intra = _sized(group.intra.reached("send"), nbytes, group.intra)
-    seconds = inside * nbytes / intra
+        inside = _reached(ranks, sent) * (group.per_node - 1) / group.per_node
+        leaving = _reached(nodes, sent) * (nodes - 1) / nodes
+    seconds = inside * nbytes / _sized(group.intra.reached("send"), nbytes, group.intra)
     if group.crosses_nodes:
         assert group.inter is not None, "a cluster of several nodes describes its network"
         rate = group.inter_share * group.inter.reached("send") / group.per_node
-        seconds = max(seconds, leaving * nbytes / _sized(rate, nbytes, group.inter))
-    return seconds + _ring_latency(group)
+        across = leaving * nbytes / _sized(rate, nbytes, group.inter)
+        seconds = across + FORWARDED * seconds if once else max(seconds, across)
+    return seconds + (group.slowest.latency if once else _ring_latency(group))
+
+
+def _reached(places: int, sent: Collective) -> float:
+    """Of a token's rows, the part of as many places that has any of them, expected of experts.
+
+    k rows are anywhere: p (1 - (1 - 1 / p)^k) of p places. A token that has g of G groups of
+    experts has its rows in those: of G / p groups at a place, j are the token's by chance.
+    """
+    rows, (groups, chosen) = sent.rows, sent.groups
+    if places % groups == 0:  # each group has places of its own
+        own = places // groups
+        return float(chosen * own * (1 - (1 - 1 / own) ** (rows / chosen)) / rows)
+    if groups % places:
+        return places * (1 - (1 - 1 / places) ** rows) / rows
+    here = groups // places
+    missed = sum(
+        comb(here, j) * comb(groups - here, chosen - j) * (1 - j / chosen) ** rows
+        for j in range(min(here, chosen) + 1)
+    )
+    return float(places * (1 - missed / comb(groups, chosen)) / rows)
 
 
 PATTERNS: Mapping[Pattern | Traffic, Callable[[int, Group], float]] = {

@@ -64,6 +64,15 @@ AT_256: Mapping[FlashKernel, tuple[float, float]] = {
     "sdpa": (1.07, 1.44),
     "flash2": (1.07, 1.44),
 }
+# cuDNN's attention in a window takes 1 + c tile / w times its price, forward and backward. Windows
+# of 128 tokens took 2.5 and 1.65 times on a GB200 and a GB300, 128 heads of 64 columns
+# (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results, 2026-04-24). Those of 1,024 on
+# an H200 took 1.19 and 1.27 times, where this is 1.19 and 1.08 (h200_919_only_cudnn there).
+CUDNN_WINDOW = (1.5, 0.65)
+# Seconds of its attention in MXFP8 over those in bf16, from the same tables: causal, 4,096 tokens,
+# means of both GPUs, which differ by up to 0.1: 64 heads of 128 columns; 128 heads with keys of 192
+# and values of 128; heads of 64 in a window of 128 tokens, which the backward takes no use of.
+MXFP8_ATTENTION, MXFP8_WIDE_KEYS, MXFP8_WINDOW = (0.79, 1.09), (0.68, 0.76), (0.93, 4.35)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +250,12 @@ def attention_seconds(attention: Attention, device: Device) -> float:
         edges *= EFFICIENT_BACKWARD if attention.backward else EFFICIENT_FORWARD
     elif gpu.runs_kernels and attention.head_dim > WIDEST_BUT_256 and kernel in AT_256:
         edges *= AT_256[kernel][attention.backward]
+    if kernel == "cudnn" and reach < length:
+        edges *= 1 + CUDNN_WINDOW[attention.backward] * ATTENTION_TILE / reach
+    if attention.fp8:
+        windowed = MXFP8_WINDOW if reach < length else MXFP8_ATTENTION
+        wide_keys = attention.head_dim > 128
+        edges *= (MXFP8_WIDE_KEYS if wide_keys else windowed)[attention.backward]
     columns = 0.0 if kernel in NARROW_AS_FAST else HEAD_OVERHEAD
     narrow = (1 + columns / attention.head_dim) / (1 + columns / 128)
     window = attention.window and max(attention.window, ATTENTION_TILE)

@@ -46,8 +46,13 @@ class Framework:
     # MLP. (1, 1) where queries, keys and values are one product, and gate and up another.
     inputs_summed: tuple[int, int] = (1, 1)
     whole_logits: bool = False  # every tensor-parallel rank takes the loss over all words
+    current_scaling: bool = False  # casts to 8 bits look for the largest value first
     dispatches_once: bool = False  # a token goes once to each node and rank with its experts
+    pads_rows: bool = False  # and its rows are padded for products in 8 bits after that
     dispatches_beside: bool = False  # beside the compute of another micro-batch
+    dispatch_hidden: float = 1.0  # of these exchanges, the part that compute hides
+    fused_experts: bool = False  # experts as in graph/fused_experts.py
+    mxfp8_attention: bool = False  # of these blocks
     gather_exposed: float = 0.0  # ZeRO-3 gathers, even if compute is long enough
     regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
     reduce_exposed: float = 1.0  # gradient reductions

@@ -383,7 +383,9 @@ def pass_cost(
         for one in collectives
         if not one.rows
     )
-    exposed += dispatched_seconds(collectives, groups, framework, sum(seconds))
+    exposed += dispatched_seconds(
+        collectives, groups, framework, sum(seconds), device.gpu.multiprocessors
+    )
     host = host_seconds(operators, device, framework, hooks, again=again)
     if not groups.alone:
         number = COLLECTIVE_LAUNCHES * sum(one.count for one in collectives)

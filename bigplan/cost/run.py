@@ -9,6 +9,7 @@ from bigplan.cost.framework import Framework
 from bigplan.cost.price import price
 from bigplan.cost.step import Execution, framework_step
 from bigplan.graph.build import graph_of_shape
+from bigplan.graph.fused_experts import fusing_experts
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
 from bigplan.graph.policies import (
     Selective,
@@ -62,7 +63,9 @@ def graph_of(run: PricedRun) -> Graph:
     fused = run.framework.in_place
     shape = RankShape(
         model, run.training, run.strategy, run.context_parallel, fused,
-        dispatched=model.experts > 0, cast_once=True,
+        narrow=run.nodes.gpu.narrow_values, looks_first=run.framework.current_scaling,
+        pads_rows=run.framework.pads_rows,
+        dispatched=model.experts > 0, sends_once=run.framework.dispatches_once, cast_once=True,
     )  # fmt: skip
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
     if run.autocast:
@@ -71,6 +74,8 @@ def graph_of(run: PricedRun) -> Graph:
         graph = summing_apart(graph, run.framework.inputs_summed)
     if run.framework.whole_logits:
         graph = gathering_logits(graph)
+    if run.framework.fused_experts:
+        graph = fusing_experts(graph, mxfp8_attention=run.framework.mxfp8_attention)
     if run.framework.fused_norms:
         graph = fusing_norms(graph, model)
     if run.context_parallel > 1:

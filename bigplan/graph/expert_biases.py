@@ -26,6 +26,8 @@ def expert_biases(
     """
     if not (any(p.experts for p in step.parameters) and step.biased):
         return (), ()
+    if shape.dispatched:
+        return _by_megatron(shape, step)
     name, count, given = biases_of(step.name), len(step.gives), step.gives[0]
     rows, experts = shape.tokens * given.each, shape.model.experts
     columns = given.columns(shape.tp) // given.each
@@ -42,6 +44,29 @@ def expert_biases(
     vectors = Stream(f"{name}, vectors", made, VECTOR_LAUNCHES)
     ahead = Stream(f"{name}, vectors", count * made + read, count * VECTOR_LAUNCHES)
     return (product, ahead), (*back, *([vectors] if back else []))
+
+
+# Bytes of an element that an expert gives, and kernels, forward and backward: its bias times
+# weights is made, added and joined with those of other experts, and the gradients of all three are
+# taken (`TEGroupedMLP._apply_bias`). DeepEP and HybridEP know weights in fp32 alone, which makes
+# all of this so.
+BIASED_ROW, BIASED_ROW_WIDE, BIASED_ROW_LAUNCHES = (12, 16), (28, 40), (3, 6)
+
+
+def _by_megatron(
+    shape: RankShape, step: LayerStep
+) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """Megatron Core's first biases are added by the product; last ones by torch, by expert."""
+    (read,), given = step.reads, step.gives[0]
+    if given.split:
+        return (), ()
+    moved = shape.routed * read.each * given.parts
+    nbytes = BIASED_ROW_WIDE if shape.sends_once else BIASED_ROW
+    ahead, back = (
+        Stream(biases_of(step.name), each * moved, launches * shape.experts)
+        for each, launches in zip(nbytes, BIASED_ROW_LAUNCHES, strict=True)
+    )
+    return (ahead,), (back,)
 
 
 def vector_bytes(shape: RankShape) -> int:

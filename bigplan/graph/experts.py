@@ -82,7 +82,7 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
         came = spread.came_bytes(shape)
         there, back = there + 2 * came, _summed(shape, came, both=True) + 2 * rows + came + hidden
     if shape.dispatched:
-        there = back = rows + spread.routed_hidden(shape) + _sorted(shape)
+        there = back = _brought(shape)
     return (
         (
             Stream("route", chosen * scores, launches),
@@ -114,17 +114,31 @@ def combining(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
         came = spread.came_bytes(shape)
         summed, copied = _summed(shape, came) + came + hidden, copied + 2 * came
     if shape.dispatched:
-        summed = copied = row_bytes(shape) + spread.routed_hidden(shape) + _sorted(shape)
+        summed = copied = _brought(shape)
     return (
         Stream(step.name, summed, PLACES_LAUNCHES, generated=made),
         Stream(step.name, copied, PLACES_LAUNCHES, generated=made),
     )
 
 
-def _sorted(shape: RankShape) -> int:
-    """Bytes of bringing the rows that came from several ranks into the order of experts."""
-    several = shape.strategy.ep > 1 and shape.experts > 1
-    return 2 * row_bytes(shape) if several else 0
+def _brought(shape: RankShape) -> int:
+    """Bytes of copying tokens into rows in the order of experts, or of adding up rows by token.
+
+    Tokens that go once to each rank become rows where they come. By all-to-all rows are made before
+    they are sent, and those that come from several ranks are sorted. In 8 bits rows are padded to
+    whole blocks of scales besides (`Fp8Padding`); HybridEP pads as it copies. Megatron-LM's
+    baselines of a layer of 470 MB of rows on 8 H100s tell that apart: in place of 16 bits, 8 cost
+    0.74 and 0.76 ms more by all-to-all than by HybridEP, forward and backward, and 0.60 and 0.65
+    by DeepEP, where this is 0.64 (tests/functional_tests/test_cases/common/moe_perf/baseline.json,
+    d98e8a6).
+    """
+    rows, several = row_bytes(shape), shape.strategy.ep > 1
+    once = shape.sends_once and several
+    padded = 2 * rows if shape.training.fp8_gemms and (shape.pads_rows or not once) else 0
+    if once:
+        return spread.came_bytes(shape) + rows + padded
+    ordered = 2 * rows if several and shape.experts > 1 else 0
+    return rows + spread.routed_hidden(shape) + ordered + padded
 
 
 def exchanged(shape: RankShape) -> tuple[Collective, ...]:
@@ -136,9 +150,12 @@ def exchanged(shape: RankShape) -> tuple[Collective, ...]:
         return (*spread.brought(shape), *spread.returned(shape))
     if not shape.dispatched or shape.strategy.ep == 1:
         return ()
-    rows, each = row_bytes(shape), shape.model.experts_per_token
+    rows, each, routing = row_bytes(shape), shape.model.experts_per_token, shape.model.routed_by
+    groups = routing.groups, routing.groups_per_token
     names = (SENT, "returned")
-    return tuple(Collective(f"rows {name}", "all_to_all", rows, rows=each) for name in names)
+    return tuple(
+        Collective(f"rows {name}", "all_to_all", rows, rows=each, groups=groups) for name in names
+    )
 
 
 def brought_again(shape: RankShape) -> tuple[Collective, ...]:

@@ -111,6 +111,7 @@ class Attention:
     window: int | None = None  # tokens that a token attends to at most; None: all before it
     launches: int = 1
     edges: float = 1.0  # of sequences without a window, each half a tile of a query's row
+    fp8: bool = False  # its products are in MXFP8
     fills: float = 1.0  # times that a row of tiles is filled and drained, over a whole sequence's
 
 
@@ -138,7 +139,8 @@ class Collective:
 
     An all-to-all is of the context-parallel group, and of the bytes that a rank has: it sends each
     other rank an equal part of them. With `rows` it is of the expert-parallel group, and the bytes
-    are so many rows for each token, which go to as many experts.
+    are so many rows for each token, which go to as many experts; `groups`: of so many groups of
+    experts, the token's are in so many.
 
     `hidden`: a GEMM that does not depend on it runs at the same time. `beside`: the GEMM of the
     same pass that some frameworks run at the same time. `waits`: the host waits for what it brings.
@@ -151,6 +153,7 @@ class Collective:
     hidden: bool = False
     beside: str = ""
     rows: int = 0
+    groups: tuple[int, int] = (1, 1)
     waits: bool = False
 
 

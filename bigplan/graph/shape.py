@@ -35,7 +35,10 @@ class RankShape:
     # Experts as Megatron Core has them: whole ones on each rank, `strategy.ep` ranks have them all.
     # Tensor-parallel ranks route their own tokens, and rows go to where their experts are.
     dispatched: bool = False
+    sends_once: bool = False  # these: a token goes once to each rank with any of its experts
+    pads_rows: bool = False  # and rows are padded for 8 bits apart
     cast_once: bool = False  # another tool's runtime, whose kernels know scales of 8 bits before
+    looks_first: bool = False  # these do not: a tensor's largest value is looked for (Hopper)
 
     @classmethod
     def on(cls, gpu: Gpu, model: ModelSpec, training: Training, strategy: Strategy) -> RankShape:

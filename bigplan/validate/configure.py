@@ -29,7 +29,8 @@ What a row leaves blank is chosen by one rule for all rows:
     dropout     GPT-2's where the framework trained with it, which was before 2023
     framework   one that is unknown runs plain PyTorch; Megatron-LM on a GPU of Hopper's time or
                 later is Megatron Core
-    experts     those of the shipped model with the row's name, sent as experts.py says
+    experts     those of the shipped model with the row's name, run as experts.py says; without
+                virtual stages
     memory      if the choices above need 1.2 times what the GPU has, the first that need less: more
                 state sharded, smaller micro-batches, full recomputation (not in Megatron Core,
                 which has finer ways)
@@ -53,7 +54,13 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
-from bigplan.validate.experts import CHEAP_AGAIN, dispatching, expert_model, experts_refusal
+from bigplan.validate.experts import (
+    CHEAP_AGAIN,
+    again_by_recipe,
+    dispatching,
+    expert_model,
+    experts_refusal,
+)
 from bigplan.validate.frameworks import FrameworkRule, framework_of
 from bigplan.validate.machines import machine_of
 from bigplan.validate.rows import PublishedRow
@@ -128,7 +135,8 @@ def _open(row: PublishedRow, rule: FrameworkRule, usual: PricedRun) -> Iterator[
     megatron, pipelined = "Megatron" in usual.framework.name, usual.strategy.pp > 1
     stages = [usual.zero] if usual.strategy.dp == 1 else range(usual.zero, 2 if megatron else 4)
     sizes = [usual.strategy.micro_batch >> n for n in range(1 if pipelined else 5)]
-    again = ["none"] if usual.framework.name == MEGATRON_CORE.name else ["none", "full"]
+    finer = usual.framework.name == MEGATRON_CORE.name
+    again = [usual.execution.recompute.value] if finer else ["none", "full"]
     for recompute, micro_batch, stage in product(
         [row.recompute] if row.recompute else again,
         [row.micro_batch] if row.micro_batch else [size for size in sizes if size],
@@ -167,7 +175,7 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
         state_bytes=state,
         autocast=AUTOCAST.search(row.notes) is not None and training.precision != "fp32",
         within_nodes=within,
-        selective="cheap" if CHEAP_AGAIN in row.notes else rule.selective,
+        selective="cheap" if CHEAP_AGAIN in row.notes or again_by_recipe(row) else rule.selective,
     )
 
 
@@ -294,6 +302,8 @@ def _virtual_stages(row: PublishedRow, rule: FrameworkRule) -> int:
     if row.schedule:
         return 2 if row.schedule == "interleaved" else 1
     pp, layers = row.pp or 1, row.layers or 1
+    if row.moe:
+        return 1
     return layers // pp if rule.interleaves and pp > 1 else 1
 
 
@@ -325,7 +335,8 @@ def _recompute(row: PublishedRow) -> Recompute:
     if row.recompute and row.recompute not in tuple(Recompute):
         told = f"recompute {quoted(row.recompute)} is not known"
         raise SkippedError(f"{told}; write full, selective or none, or leave it blank")
-    return Recompute(row.recompute or Recompute.NONE)
+    by_recipe = Recompute.SELECTIVE if again_by_recipe(row) else Recompute.NONE
+    return Recompute(row.recompute or by_recipe)
 
 
 def _state_bytes(where: str, row: PublishedRow) -> int:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.cost.collective import (
+    FORWARDED,
     PATTERNS,
     Group,
     LayerGroups,
@@ -135,6 +136,10 @@ def test_an_exchange_sends_each_other_rank_its_part() -> None:
     assert LayerGroups(INSIDE, alone, alone).seconds(exchange) == 0.0
 
 
+def rows(each: int, groups: tuple[int, int] = (1, 1)) -> Collective:
+    return Collective("rows", "all_to_all", 800, rows=each, groups=groups)
+
+
 def test_rows_go_to_their_experts_over_both_links_at_once() -> None:
     """Eight ranks, four on a node with half of its network, at 100 and 20 bytes/s.
 
@@ -142,26 +147,37 @@ def test_rows_go_to_their_experts_over_both_links_at_once() -> None:
     160 s. Latencies: six hops inside, one between.
     """
     latency = 6 * 0.5 + 2.0
-    assert dispatch(800, 2, ACROSS, once=False) == pytest.approx(160 + latency)
+    assert dispatch(rows(2), ACROSS, once=False) == pytest.approx(160 + latency)
     quick = replace(ACROSS, inter=SLOW.model_copy(update={"bandwidth": 1e9}))
-    assert dispatch(800, 2, quick, once=False) == pytest.approx(3 + latency)
-    assert dispatch(800, 2, INSIDE, once=False) == pytest.approx(all_to_all(800, INSIDE))
-    assert dispatch(800, 2, replace(INSIDE, size=1, per_node=1), once=False) == 0.0
+    assert dispatch(rows(2), quick, once=False) == pytest.approx(3 + latency)
+    assert dispatch(rows(2), INSIDE, once=False) == pytest.approx(all_to_all(800, INSIDE))
+    assert dispatch(rows(2), replace(INSIDE, size=1, per_node=1), once=False) == 0.0
 
 
 def test_a_token_goes_once_to_each_node_and_rank_with_its_experts() -> None:
     """Both rows of a token are on one of two nodes in half of all cases: it goes to 1.5 of them.
 
     Half of these copies leave the node: 0.75 of a row's 400 bytes, of four ranks at 10 bytes/s. Of
-    8 ranks it goes to 8 (1 - (7/8)^2) = 1.875, each from another rank of its node in 3 cases of 4.
+    8 ranks it goes to 8 (1 - (7/8)^2) = 1.875, each from another rank of its node in 3 cases of 4,
+    and FORWARDED of that is not hidden. Messages go at once: the latency is one.
     """
-    latency = 6 * 0.5 + 2.0
-    assert dispatch(800, 2, ACROSS, once=True) == pytest.approx(0.75 * 400 * 4 / 10 + latency)
-    quick = replace(ACROSS, inter=SLOW.model_copy(update={"bandwidth": 1e9}))
-    inside = 400 * 1.875 * 0.75 / 100
-    assert dispatch(800, 2, quick, once=True) == pytest.approx(inside + latency)
-    one_row = dispatch(800, 1, ACROSS, once=True)
-    assert one_row == pytest.approx(dispatch(800, 1, ACROSS, once=False))
+    inside, across = 400 * 1.875 * 0.75 / 100, 0.75 * 400 * 4 / 10
+    took = dispatch(rows(2), ACROSS, once=True)
+    assert took == pytest.approx(across + FORWARDED * inside + 2.0)
+    assert dispatch(rows(2), INSIDE, once=True) == pytest.approx(400 * 1.75 * 0.75 / 100 + 0.5)
+
+
+def test_a_token_of_some_groups_of_experts_reaches_fewer_ranks() -> None:
+    """Four rows in one of two groups: those of four ranks are on two of them, of two on one."""
+    four = dispatch(rows(4, (2, 1)), INSIDE, once=True) - 0.5
+    assert four == pytest.approx(200 * 2 * (1 - 0.5**4) * 0.75 / 100)
+    two = replace(INSIDE, size=2, per_node=2)
+    assert dispatch(rows(4, (2, 1)), two, once=True) - 0.5 == pytest.approx(200 * 0.5 / 100)
+    # Two of four groups on two ranks: both are on one rank in a third of all cases, else each rank
+    # has one of them and none of its rows once in 16.
+    halves = dispatch(rows(4, (4, 2)), two, once=True) - 0.5
+    reached = 2 * (1 - (1 / 6 + 4 / 6 * 0.5**4))
+    assert halves == pytest.approx(200 * reached * 0.5 / 100)
 
 
 def test_ranks_of_experts_are_neighbours_and_fold_into_those_of_a_stage() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import comb
 
 import pytest
 
@@ -15,7 +16,7 @@ from bigplan.cost.run import PricedRun, graph_of
 from bigplan.cost.step import UPDATE_BYTES, Execution, framework_step
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph
-from bigplan.graph.operators import Collective, Gemm
+from bigplan.graph.operators import Collective, Gemm, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.layers import BLOCK
@@ -124,13 +125,56 @@ def test_gradients_of_experts_are_reduced_among_those_who_have_them() -> None:
 def test_compute_waits_for_rows_unless_they_pass_beside_it() -> None:
     strategy = Strategy(dp=16, ep=16, zero=1)
     found = graph_of(run(strategy))
-    nbytes = LENGTH * EACH * HIDDEN * 2
+    sent = Collective("rows", "all_to_all", LENGTH * EACH * HIDDEN * 2, rows=EACH)
     for once in (False, True):
         framework = replace(MEGATRON_CORE, dispatches_once=once)
         cost = price(found, TRAINING, NODES, framework).kinds[BLOCK]
-        took = dispatch(nbytes, EACH, LayerGroups.of(strategy, NODES).experts, once=once)
+        took = dispatch(sent, LayerGroups.of(strategy, NODES).experts, once=once)
         assert cost.forward_waits.collectives == pytest.approx(2 * took)
         assert cost.backward_waits.collectives == pytest.approx(2 * took)
+    # Beside compute their kernels take 32 of 132 multiprocessors from it, and a part is not hidden.
     beside = replace(MEGATRON_CORE, dispatches_once=True, dispatches_beside=True)
-    cost = price(found, TRAINING, NODES, beside).kinds[BLOCK]
-    assert cost.backward_waits.collectives == 0.0
+    for hidden in (1.0, 0.25):
+        framework = replace(beside, dispatch_hidden=hidden)
+        cost = price(found, TRAINING, NODES, framework).kinds[BLOCK]
+        waited = 2 * took * (1 - hidden + hidden * 32 / 132)
+        assert cost.backward_waits.collectives == pytest.approx(waited)
+
+
+def test_tokens_sent_once_become_rows_where_they_come() -> None:
+    """In bytes: U tokens are read and R rows written; before all-to-all rows are made and sorted,
+    and in 8 bits padded."""
+    rows, tokens = LENGTH * EACH * HIDDEN * 2, LENGTH * HIDDEN * 2
+    eight = TRAINING.model_copy(update={"fp8_gemms": True})
+    reached = 8 * (1 - comb(112, EACH) / comb(128, EACH))
+    for once, pads, training, moved in (
+        (True, True, TRAINING, reached * tokens + rows),
+        (True, False, eight, reached * tokens + rows),
+        (True, True, eight, reached * tokens + 3 * rows),
+        (False, False, TRAINING, 3 * rows + tokens),
+        (False, False, eight, 5 * rows + tokens),
+    ):
+        framework = replace(MEGATRON_CORE, dispatches_once=once, pads_rows=pads)
+        one = replace(run(Strategy(dp=16, ep=8)), training=training, framework=framework)
+        block = graph_of(one).kinds[BLOCK]
+        streams = [x for x in (*block.forward, *block.backward) if isinstance(x, Stream)]
+        copied = [x.nbytes for x in streams if x.name in ("sent", "combine")]
+        assert copied == pytest.approx(4 * [moved], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("once", "ahead", "back"), [(False, 12, 16), (True, 28, 40)], ids=["all-to-all", "once"]
+)
+def test_biases_of_what_experts_give_are_added_by_expert(once: bool, ahead: int, back: int) -> None:
+    """First ones by the product. The rest in bf16, or in fp32 where weights are, by element."""
+    model = find_model("gpt-oss-120b")
+    framework = replace(MEGATRON_CORE, dispatches_once=once)
+    strategy = Strategy(dp=16, ep=8)
+    one = PricedRun(model, TRAINING, strategy, NODES, framework, Execution())
+    block = graph_of(one).kinds[BLOCK]
+    given = LENGTH * model.experts_per_token * model.hidden
+    for operators, each, launches in ((block.forward, ahead, 3), (block.backward, back, 6)):
+        biases = [x for x in operators if x.name.startswith("biases of")]
+        assert [x.name for x in biases] == ["biases of mlp down"]
+        assert isinstance(biases[0], Stream)
+        assert (biases[0].nbytes, biases[0].launches) == (each * given, launches * 16)
