@@ -158,6 +158,12 @@ GRANITE = LLAMA | {
 }
 OLMO = LLAMA | NO_TOKENS
 ROUTED = {"num_experts": 6, "num_experts_per_tok": 3}
+LFM2 = (
+    LLAMA
+    | NO_TOKENS
+    | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+    | {"block_multiple_of": 16, "norm_eps": 1e-4}
+)
 ERNIE_MOE = {
     "num_hidden_layers": 3,
     "moe_intermediate_size": 24,
@@ -406,6 +412,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": False, "tie_word_embeddings": True, "num_experts_per_tok": 2}
         | {"rope_parameters": LLAMA["rope_parameters"], "layer_types": ["full_attention"] * 3},
     ),
+    "lfm2": ("lfm2", LFM2),
+    "lfm2-bias-untied": (
+        "lfm2",
+        LFM2
+        | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}
+        | {"block_auto_adjust_ff_dim": False, "layer_types": ["conv", "conv", "full_attention"]},
+    ),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }
 BIAS = "e_score_correction_bias"  # of routers, a buffer, or of ERNIE a constant parameter
@@ -493,6 +506,8 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
             cycles = matrix.reshape(-1, place.cycle or place.run, *matrix.shape[1:])
             rows = cycles[:, place.above : place.above + place.run].flatten(0, 1)
             rows = apart(rows, place.pairs)
+            if piece.parameter.filters:  # a matrix of one row each, as torch's convolutions have
+                rows = rows.squeeze(1)
             assert rows.shape == piece.shape
             empty = torch.empty(piece.parameter.shape)
             whole = layers[piece.layer].setdefault(piece.parameter.name, empty)
