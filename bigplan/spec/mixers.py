@@ -63,12 +63,14 @@ def check_mixers(model: Any) -> None:
         f"`norms: {model.norms}`": model.norms != "before",
         f"`residual_scale` {model.residual_scale:g}": model.residual_scale != 1,
         "`attention_pattern`": bool(model.attention_pattern),
+        "`latent_attention`": model.latent_attention is not None,
         f"`positions: {model.positions}`": model.positions == "alibi",
     }
     if found := [name for name, there in unlike.items() if there]:
         raise InputError(
-            f"`{others[0]}` with {' and '.join(found)}, but its blocks have norms before their "
-            "parts and positions that attention alone knows; change that, or remove it"
+            f"`{others[0]}` with {' and '.join(found)}, but its blocks norm what their parts read, "
+            "one after the other, and attention beside it is of one kind, with heads made of the "
+            "residual stream; change that, or remove it"
         )
 
 
