@@ -17,7 +17,7 @@ NATIVE_PARTS = (
     *("norm_plus_one", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
-    *("attention_sinks", "qk_norm_turned"),
+    *("attention_sinks", "qk_norm_turned", "convolution", "mixer_pattern"),
 )
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
@@ -194,11 +194,12 @@ def muon_refusal(training: Training, fixed: Mapping[str, object]) -> str | None:
 
 def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
     """Why a stage does not have so many chunks of layers; None: it may have."""
-    if str(chunks) == "1" or not model.dense_blocks:
+    unlike = [key for key in ("dense_blocks", "mixer_pattern") if getattr(model, key)]
+    if str(chunks) == "1" or not unlike:
         return None
     return (
-        f"vpp {chunks}: virtual stages are not planned for models with dense_blocks, and "
-        f"{model.name} has {model.dense_blocks}: leave vpp out"
+        f"vpp {chunks}: virtual stages are not planned for models with {' and '.join(unlike)}, "
+        f"whose blocks are of several kinds, as those of {model.name}: leave vpp out"
     )
 
 

@@ -169,7 +169,8 @@ class Space:
 
     @property
     def _interleaves(self) -> bool:
-        return self.unlike_chunks or not self.model.dense_blocks
+        alike = not self.model.dense_blocks and not self.model.mixer_pattern
+        return self.unlike_chunks or alike
 
     def _tried(self, name: str, values: Iterable[int]) -> Iterable[int]:
         return (self.fixed[name],) if name in self.fixed else values
