@@ -82,13 +82,14 @@ class _Convolved(Function):
         by_after = _sum(padded, filters, bias, documents).mul_(gradient)
         by_sum = gradient * after
         by_bias = by_sum.sum((0, 1)) if bias is not None else None
-        by_filters, by_padded = torch.empty_like(filters), torch.zeros_like(padded)
+        by_filters, by_padded = torch.zeros_like(filters), torch.zeros_like(padded)
         for tap in range(taps):
             shifted = slice(tap, tap + length)
             part = by_sum
             if documents is not None and tap < past:
                 part = by_sum * documents.reaches(past - tap)
-            by_filters[:, tap] = (part * padded[:, shifted]).sum((0, 1))
+            if ctx.needs_input_grad[3]:
+                by_filters[:, tap] = (part * padded[:, shifted]).sum((0, 1))
             by_padded[:, shifted].addcmul_(part, filters[:, tap])
         del padded, by_sum, part
         by_gated = by_padded[:, past:]
