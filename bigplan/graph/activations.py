@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bigplan.spec.lora import Lora, adapted_steps
 from bigplan.spec.mixers import ATTENTION
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.step import StepOp, StepValue
+from bigplan.spec.step import LayerStep, StepOp, StepValue
 
 STATISTIC = 4  # bytes of norm and softmax statistics, fp32 in every precision
 
@@ -92,9 +92,19 @@ def saved_values(
             if shape.exchanging > 1:  # attention saves its own heads, the product what comes back
                 saves = (*saves, mixed._replace(name=f"{mixed.name} of own heads"))
             statistics = () if shape.materialised else statistics
+        if step.op is StepOp.CONVOLUTION and shape.exchanging > 1:
+            found.update(_past(step, shape))
         found.update({value: shape.nbytes(value) for value in saves})
         found.update({value: shape.nbytes(value, STATISTIC) for value in statistics})
     return found
+
+
+def _past(step: LayerStep, shape: BlockShape) -> Mapping[StepValue, int]:
+    """What a rank has of the tokens before its own, where ranks split sequences."""
+    value, (filters, *_) = step.gives[0], step.parameters
+    sequences, tokens = shape.tokens // shape.sequence_length, filters.shape[1] - 1
+    nbytes = sequences * tokens * value.columns(shape.tensor_parallel) * shape.element_size
+    return {value._replace(name=f"tokens before {step.name}"): nbytes}
 
 
 def block_saved_bytes(model: ModelSpec, shape: BlockShape) -> int:

@@ -57,6 +57,20 @@ def out_of_convolution(shape: RankShape) -> tuple[Collective, ...]:
     return out_of_matrix(shape, INPUT, beside=f"{INPUT} by weight")
 
 
+def exchanges(shape: RankShape) -> tuple[Collective, ...]:
+    """What context-parallel ranks send the next one, or in the backward the one before.
+
+    It is an all-to-all with a part for each rank, of which one is read.
+    """
+    conv = shape.model.convolution
+    assert conv is not None, shape.model.name
+    if shape.cp == 1 or conv.taps == 1:
+        return ()
+    tokens = shape.strategy.micro_batch * (conv.taps - 1)
+    nbytes = shape.cp * tokens * (shape.model.hidden // shape.tp) * shape.element
+    return (Collective("convolution exchange", "all_to_all", nbytes),)
+
+
 def forward_bytes(shape: RankShape) -> int:
     """Bytes that a forward takes beside what it saves."""
     return FORWARD_VECTORS * _vector(shape)

@@ -63,6 +63,7 @@ _MIXERS: Mapping[Mixer, Mixing] = {
         convolution.out_of_convolution,
         convolution.forward_bytes,
         convolution.backward_bytes,
+        exchanges=convolution.exchanges,
     ),
 }
 
