@@ -138,7 +138,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
             for kind in model.layer_sequence()
             if kind in BLOCKS
             for p in model.kinds()[kind]
-            if len(p.shape) == 2 and not p.constant and not p.name.endswith(".bias")
+            if len(p.shape) == 2 and not (p.constant or p.filters or p.name.endswith(".bias"))
         )
         + model.vocab * model.hidden
     )

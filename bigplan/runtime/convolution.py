@@ -127,7 +127,7 @@ def _past(before: Tensor, value: Tensor, tokens: int, group: RankGroup) -> Tenso
 
 
 def _from_neighbour(x: Tensor, group: RankGroup, *, after: bool) -> Tensor:
-    """x of the rank after this one, or before; zeros of none."""
+    """X of the rank after this one, or before; zeros of none."""
     step = 1 if after else -1
     parts = x.new_zeros(group.size, *x.shape)
     to, source = group.place - step, group.place + step
@@ -138,7 +138,7 @@ def _from_neighbour(x: Tensor, group: RankGroup, *, after: bool) -> Tensor:
 
 
 def _padded(before: Tensor, value: Tensor, past: Tensor | None, tokens: int) -> Tensor:
-    """u [b, s, h] below so many tokens that come before it: [b, tokens + s, h]."""
+    """U [b, s, h] below so many tokens that come before it: [b, tokens + s, h]."""
     batch, length, channels = before.shape
     padded = before.new_empty(batch, tokens + length, channels)
     if past is None:

@@ -70,9 +70,10 @@ def _embedding(model: Architecture) -> tuple[LayerStep, ...]:
 
 
 def _block(model: Architecture) -> tuple[LayerStep, ...]:
-    """Attention, or another mixer, and MLP, each added to the residual stream, with norms before or after.
+    """Attention and MLP, each added to the residual stream, with norms before or after.
 
-    With a parallel residual both read the block's input, normed for each or once for both.
+    Another mixer may stand in place of attention. With a parallel residual both read the block's
+    input, normed for each or once for both.
     """
     x = _hidden(model, "input")
     first = _opening_norm(model, "input_norm", "input norm", x, "attention input")

@@ -33,9 +33,7 @@ def expanded(pattern: Sequence[str], blocks: int) -> tuple[bool, ...]:
     return tuple(word == LOCAL for word in words)
 
 
-def in_runs(
-    key: str, pattern: Sequence[str], blocks: int, words: Sequence[str]
-) -> tuple[str, ...]:
+def in_runs(key: str, pattern: Sequence[str], blocks: int, words: Sequence[str]) -> tuple[str, ...]:
     """The word of each of so many blocks, by the pattern under `key`.
 
     Raises InputError where a run is not a number and one of `words`.

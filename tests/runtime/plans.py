@@ -211,9 +211,7 @@ def _convolves(style: dict[str, object]) -> bool:
 
 def of_lfm2() -> st.SearchStrategy[dict[str, object]]:
     """A convolution in some blocks, or in all."""
-    convolution = st.fixed_dictionaries(
-        {"taps": st.sampled_from((1, 3, 4)), "bias": st.booleans()}
-    )
+    convolution = st.fixed_dictionaries({"taps": st.sampled_from((1, 3, 4)), "bias": st.booleans()})
     patterns = (), ("1 convolution", "1 attention"), ("1 attention", "2 convolution")
     return st.fixed_dictionaries(
         {"convolution": convolution, "mixer_pattern": st.sampled_from(patterns)}

@@ -6,6 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,7 +51,7 @@ def test_it_keeps_documents_apart(taps: int) -> None:
     alone = torch.empty_like(ours)
     for sequence, starts in enumerate(BEGINS):
         edges = [*sorted({*starts}), LENGTH]
-        for first, last in zip(edges, edges[1:], strict=False):
+        for first, last in itertools.pairwise(edges):
             part = tuple(x[sequence : sequence + 1, first:last] for x in vectors)
             alone[sequence, first:last] = _plain(part, filters, bias)[0]
     torch.testing.assert_close(ours, alone)

@@ -68,6 +68,9 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", _SMALL),
     ("glm4_moe", _SMALL | {"n_group": 4, "topk_group": 2, "n_shared_experts": 3}),
     ("dots1", _SMALL | _DOTS1),
+    ("lfm2", _SMALL | {"full_attn_idxs": [1], "block_ff_dim": 200, "block_multiple_of": 16}),
+    ("lfm2", _SMALL | {"conv_bias": True, "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),
+    ("lfm2", _SMALL | {"layer_types": ["conv"] * 3, "block_auto_adjust_ff_dim": False}),
     ("olmoe", _SMALL),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
     ("minimax_m2", _SMALL),
@@ -325,6 +328,13 @@ def _of_its_own(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, 
 
 
 def _rope_like(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if spec.convolution is not None:
+        types = ["conv" if mixer == "convolution" else "full_attention" for mixer in spec.mixers]
+        return "lfm2", llama | {
+            "layer_types": types,
+            "block_ff_dim": 3 * spec.ffn // 2,
+            "norm_eps": spec.norm_epsilon,
+        }
     if spec.qk_norm:
         return "qwen3", llama | {"head_dim": spec.head_dim}
     if spec.rope_scaling is not None:
@@ -431,6 +441,8 @@ _PUBLISHED = {
     # predicts a second token
     "glm-4.5-air": (106_852_251_264, 0),
     "glm-4.5": (352_797_829_024, 0),
+    # LiquidAI's file and card
+    "lfm2-1.2b": (1_170_340_608, 0),
     # tensors of Qwen's files; Qwen Team 2024, arXiv 2407.10671, table 1
     "qwen1.5-moe-a2.7b": (14_315_784_192, 0),
     "qwen2-57b-a14b": (57.4e9, 0.05e9),
@@ -507,6 +519,8 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
             "`max_window_layers` is 2",
         ),
         ("olmoe", {"clip_qkv": 8.0}, "`clip_qkv` is 8.0"),
+        ("lfm2", {"layer_types": ["conv", "mamba", "conv"]}, "`layer_types` is"),
+        ("lfm2", {"full_attn_idxs": [0, 3]}, "`full_attn_idxs` is [0, 3]"),
         ("minimax_m2", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
         ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [1, 2]}, "`moe_topk` is [1, 2]"),
         ("hunyuan_v1_moe", {"use_cla": True}, "`use_cla` is True"),

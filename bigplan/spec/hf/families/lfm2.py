@@ -71,11 +71,8 @@ def _inner_width(reader: ConfigReader) -> int:
     width = reader.count(key)
     if not reader.flag("block_auto_adjust_ff_dim"):
         return width
-    width = int(2 * width / 3)
-    if reader.get("block_ffn_dim_multiplier") is None:
-        return width
     multiple = reader.count("block_multiple_of")
-    width = int(reader.number("block_ffn_dim_multiplier") * width)
+    width = int(reader.number("block_ffn_dim_multiplier") * int(2 * width / 3))
     return -(-width // multiple) * multiple
 
 
