@@ -80,7 +80,7 @@ def saved_values(
     blocks share, are not counted. A block's input counts, because its first norm saves it. Its
     output is the next layer's input and does not count, so the sum over layers counts each once.
     """
-    found = {}
+    found: dict[StepValue, int] = {}
     for step in adapted_steps(model, kind, shape.lora):
         saves, statistics = step.saves, step.statistics
         if step.op is StepOp.ATTENTION:

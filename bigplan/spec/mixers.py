@@ -74,7 +74,7 @@ def check_mixers(model: Any) -> None:
         )
 
 
-def _check_pattern(model: Any, others: list[str]) -> None:
+def _check_pattern(model: Any, others: list[Mixer]) -> None:
     """Every mixer of the pattern is described, and every one described is in it."""
     found = mixers_of(model.mixer_pattern, model.layers, ATTENTION)
     for name in BESIDE_ATTENTION:

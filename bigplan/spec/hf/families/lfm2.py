@@ -127,9 +127,9 @@ LFM2 = ModelFamily(
     },
     _write,
     Tensors(
-        LLAMA_TENSORS.names
-        | MIXER_TENSORS
-        | {
+        {
+            **LLAMA_TENSORS.names,
+            **MIXER_TENSORS,
             "gate_proj": f"{_WITHIN}.feed_forward.w1",
             "up_proj": f"{_WITHIN}.feed_forward.w3",
             "down_proj": f"{_WITHIN}.feed_forward.w2",
