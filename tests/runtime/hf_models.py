@@ -164,6 +164,14 @@ LFM2 = (
     | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
     | {"block_multiple_of": 16, "norm_eps": 1e-4}
 )
+LFM2_MOE = {key: value for key, value in LFM2.items() if key != "block_multiple_of"} | {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention"] * 2,
+    "moe_intermediate_size": 24,
+    "num_dense_layers": 2,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
 ERNIE_MOE = {
     "num_hidden_layers": 3,
     "moe_intermediate_size": 24,
@@ -419,9 +427,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}
         | {"block_auto_adjust_ff_dim": False, "layer_types": ["conv", "conv", "full_attention"]},
     ),
+    "lfm2-moe": ("lfm2_moe", LFM2_MOE),
+    "lfm2-moe-bare": (
+        "lfm2_moe",
+        LFM2_MOE
+        | {"num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False}
+        | {"routed_scaling_factor": 2.5, "conv_bias": True},
+    ),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }
-BIAS = "e_score_correction_bias"  # of routers, a buffer, or of ERNIE a constant parameter
+BIAS = (
+    "e_score_correction_bias",
+    "expert_bias",
+)  # of routers, a buffer, or of ERNIE a constant parameter
 # What files call the modules that transformers 5 has by other names.
 RENAMED = {
     "mixtral": {".mlp.": ".block_sparse_moe."},
@@ -481,7 +499,7 @@ def _of_experts(theirs: dict[str, torch.Tensor], prefix: str) -> dict[str, torch
     """Experts' tensors as files have them, out of what transformers 5 keeps them in."""
     both, down = theirs.pop(f"{prefix}gate_up_proj"), theirs.pop(f"{prefix}down_proj")
     gate, up = both.chunk(2, dim=1)
-    few = "block_sparse_moe" in prefix
+    few = "block_sparse_moe" in prefix or "feed_forward" in prefix
     names = ("w1", "w3", "w2") if few else ("gate_proj", "up_proj", "down_proj")
     found: dict[str, torch.Tensor] = {}
     for name, matrices in zip(names, (gate, up, down), strict=True):

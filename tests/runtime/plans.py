@@ -184,7 +184,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         style |= _latent(draw)
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
     if not latent and _convolves(style) and draw(flag):
-        style |= draw(of_lfm2())
+        style |= draw(of_lfm2(dense="dense_blocks" in style))
     several = {"attention_pattern", "dense_blocks", "mixer_pattern"} & {*style}
     tied = draw(flag)
     turned = style.get("positions", "rope") == "rope"
@@ -205,16 +205,15 @@ def _convolves(style: dict[str, object]) -> bool:
     """Whether some blocks of a model like this may have a convolution in place of attention."""
     usual = {"norms": "before", "residual_scale": 1.0, "parallel_residual": False}
     alike = all(style.get(key, value) == value for key, value in usual.items())
-    alone = {"attention_pattern", "dense_blocks"} & {*style}
-    return alike and not alone and style.get("positions") != "alibi"
+    return alike and "attention_pattern" not in style and style.get("positions") != "alibi"
 
 
-def of_lfm2() -> st.SearchStrategy[dict[str, object]]:
-    """A convolution in some blocks, or in all."""
+def of_lfm2(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
+    """A convolution in some blocks, or in all; `dense`: the first has no experts."""
     convolution = st.fixed_dictionaries({"taps": st.sampled_from((1, 3, 4)), "bias": st.booleans()})
     patterns = (), ("1 convolution", "1 attention"), ("1 attention", "2 convolution")
     return st.fixed_dictionaries(
-        {"convolution": convolution, "mixer_pattern": st.sampled_from(patterns)}
+        {"convolution": convolution, "mixer_pattern": st.sampled_from(patterns[: 3 - dense])}
     )
 
 

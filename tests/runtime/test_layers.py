@@ -59,7 +59,8 @@ def small(name: str) -> ModelSpec:
     kv_heads = min(2, model.kv_heads)
     heads = kv_heads * (model.heads // model.kv_heads)
     sizes: dict[str, object] = {
-        "layers": 1 + (model.dense_blocks > 0),
+        "layers": 1 + bool(model.dense_blocks or model.mixer_pattern),
+        "mixer_pattern": ("1 convolution", "1 attention") if model.mixer_pattern else (),
         "hidden": 48,
         "ffn": 80,
         "shared_ffn": 48 * (model.shared_ffn > 0),

@@ -25,10 +25,12 @@ _OF_OTHERS: Mapping[str, str] = {
     "experts_per_token": "num_experts_per_tok moe_router_topk top_k moe_k moe_topk",
     "router_normalised": "norm_topk_prob",
     "router_loss": "router_aux_loss_coef moe_aux_loss_coeff aux_loss_coef",
-    "routing": "n_group topk_group routed_scaling_factor scoring_func moe_router_score_function",
+    "routing": "n_group topk_group routed_scaling_factor use_expert_bias scoring_func "
+    "moe_router_score_function",
     "shared_ffn": "n_shared_experts shared_expert_intermediate_size "
     "moe_shared_expert_intermediate_size moe_num_shared_experts",
-    "dense_blocks": "first_k_dense_replace mlp_only_layers mlp_layer_types moe_layer_start_index",
+    "dense_blocks": "first_k_dense_replace mlp_only_layers mlp_layer_types moe_layer_start_index "
+    "num_dense_layers",
     "heads": "num_attention_heads num_heads n_heads n_head attention_heads",
     "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads num_query_groups key_value_heads",
     "head_dim": "kv_channels head_size d_head d_kv",

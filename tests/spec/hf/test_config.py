@@ -71,6 +71,13 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("lfm2", _SMALL | {"full_attn_idxs": [1], "block_ff_dim": 200, "block_multiple_of": 16}),
     ("lfm2", _SMALL | {"conv_bias": True, "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),
     ("lfm2", _SMALL | {"layer_types": ["conv"] * 3, "block_auto_adjust_ff_dim": False}),
+    ("lfm2_moe", _SMALL | {"layer_types": ["conv", "conv", "full_attention"]}),
+    (
+        "lfm2_moe",
+        _SMALL
+        | {"layer_types": ["full_attention"] * 3, "num_dense_layers": 0}
+        | {"use_expert_bias": False, "routed_scaling_factor": 2.0},
+    ),
     ("olmoe", _SMALL),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
     ("minimax_m2", _SMALL),
@@ -110,7 +117,8 @@ def built_by_transformers(model_type: str, fields: dict[str, Any]) -> tuple[dict
     config = transformers.AutoConfig.for_model(model_type, **fields)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    biases = (b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    ends = "e_score_correction_bias", "expert_bias"
+    biases = (b for name, b in model.named_buffers() if name.endswith(ends))
     count = sum(p.numel() for p in (*model.parameters(), *biases))
     return json.loads(config.to_json_string()), count
 
@@ -569,7 +577,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "hunyuan_v1_moe, ernie4_5_moe, or a dense one",
+            "ernie4_5_moe, lfm2_moe, or a dense one",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),

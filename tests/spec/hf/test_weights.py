@@ -77,7 +77,7 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
         kinds += [
             kind for one in _with_latents(model.model_dump()) for kind in one.kinds().values()
         ]
-    if not experts and changes.get("qk_norm", True):
+    if changes.get("qk_norm", True):
         mixed = {"convolution": {"bias": True}, "mixer_pattern": ("1 convolution", "1 attention")}
         kinds += ModelSpec.model_validate(model.model_dump() | mixed).kinds().values()
     named = {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
