@@ -217,6 +217,12 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"and {tokens} do not divide by tp {strategy.tp}: use a sequence_length that does, or "
             "sequence_parallel 0"
         )
+    conv, own = model.convolution, training.sequence_length // strategy.cp
+    if strategy.cp > 1 and conv is not None and own < conv.taps - 1:
+        return (
+            f"cp {strategy.cp}: a rank has {own} tokens of a sequence, but a convolution of "
+            f"{conv.taps} taps reads {conv.taps - 1} of the rank before: use a smaller cp"
+        )
     scaling = model.rope_scaling
     if scaling is not None and scaling.name not in NATIVE_ROPE_SCALINGS:
         *some, last = NATIVE_ROPE_SCALINGS
@@ -239,6 +245,8 @@ def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy
         f"kv_heads x head_dim / tp {tp}": max(model.head_dim, model.kv_width // tp),
         "tokens of a micro-batch": strategy.rank_tokens(training),
     }
+    if model.convolution is not None:
+        sides[f"hidden / tp {tp}"] = model.hidden // tp
     if (latent := model.latent_attention) is not None:
         sides |= {
             "query_rank": latent.query_rank or 0,
