@@ -17,7 +17,7 @@ NATIVE_PARTS = (
     *("norm_plus_one", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
-    *("attention_sinks", "qk_norm_turned"),
+    *("attention_sinks", "qk_norm_turned", "convolution", "mixer_pattern"),
 )
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
@@ -194,11 +194,12 @@ def muon_refusal(training: Training, fixed: Mapping[str, object]) -> str | None:
 
 def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
     """Why a stage does not have so many chunks of layers; None: it may have."""
-    if str(chunks) == "1" or not model.dense_blocks:
+    unlike = [key for key in ("dense_blocks", "mixer_pattern") if getattr(model, key)]
+    if str(chunks) == "1" or not unlike:
         return None
     return (
-        f"vpp {chunks}: virtual stages are not planned for models with dense_blocks, and "
-        f"{model.name} has {model.dense_blocks}: leave vpp out"
+        f"vpp {chunks}: virtual stages are not planned for models with {' and '.join(unlike)}, "
+        f"whose blocks are of several kinds, as those of {model.name}: leave vpp out"
     )
 
 
@@ -215,6 +216,12 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"the native runtime shares out the tokens of a micro-batch to tensor-parallel ranks, "
             f"and {tokens} do not divide by tp {strategy.tp}: use a sequence_length that does, or "
             "sequence_parallel 0"
+        )
+    conv, own = model.convolution, training.sequence_length // strategy.cp
+    if strategy.cp > 1 and conv is not None and own < conv.taps - 1:
+        return (
+            f"cp {strategy.cp}: a rank has {own} tokens of a sequence, but a convolution of "
+            f"{conv.taps} taps reads {conv.taps - 1} of the rank before: use a smaller cp"
         )
     scaling = model.rope_scaling
     if scaling is not None and scaling.name not in NATIVE_ROPE_SCALINGS:
@@ -238,6 +245,8 @@ def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy
         f"kv_heads x head_dim / tp {tp}": max(model.head_dim, model.kv_width // tp),
         "tokens of a micro-batch": strategy.rank_tokens(training),
     }
+    if model.convolution is not None:
+        sides[f"hidden / tp {tp}"] = model.hidden // tp
     if (latent := model.latent_attention) is not None:
         sides |= {
             "query_rank": latent.query_rank or 0,

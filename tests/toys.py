@@ -92,15 +92,20 @@ def toy_graph(
     looked_up: int = 0,
     frozen: bool = False,
     dense: int = 0,
+    in_turns: bool = False,
 ) -> Graph:
     """An embedding, `blocks` blocks and a head whose forward and backward are one.
 
-    The first `dense` blocks are of another kind.
+    The first `dense` blocks are of another kind, or of the first ones every other is (`in_turns`).
     """
     strategy = strategy or Strategy(dp=1)
+    between = ["dense"] * dense + ["block"] * (blocks - dense)
+    if in_turns:
+        turns = min(dense, blocks - dense)
+        between = ["dense", "block"] * turns + between[turns : blocks - turns]
     return Graph(
         strategy=strategy,
-        layers=("embedding", *("dense",) * dense, *("block",) * (blocks - dense), "head"),
+        layers=("embedding", *between, "head"),
         kinds={
             "embedding": toy_kind(
                 "embedding",
@@ -283,6 +288,7 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
         looked_up=draw(st.sampled_from((0, 4, 8))) if alone else 0,
         frozen=frozen,
         dense=draw(st.sampled_from((0, 0, 1, 3))) if another else 0,
+        in_turns=draw(st.booleans()),
     )
 
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bigplan.spec.lora import Lora, adapted_steps
+from bigplan.spec.mixers import ATTENTION
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.step import StepOp, StepValue
+from bigplan.spec.step import LayerStep, StepOp, StepValue
 
 STATISTIC = 4  # bytes of norm and softmax statistics, fp32 in every precision
 
@@ -63,7 +64,7 @@ def score_bytes(model: ModelSpec, shape: BlockShape) -> int:
     The softmax's output, and with dropout its mask of one byte and what it lets through: 5 a s
     bytes a token in 16 bits (arXiv 2205.05198, section 4.1).
     """
-    if not shape.materialised:
+    if not shape.materialised or model.mixer != ATTENTION:
         return 0
     per_score = shape.element_size + (1 + shape.element_size if shape.dropout else 0)
     heads = model.heads // shape.tensor_parallel
@@ -79,7 +80,7 @@ def saved_values(
     blocks share, are not counted. A block's input counts, because its first norm saves it. Its
     output is the next layer's input and does not count, so the sum over layers counts each once.
     """
-    found = {}
+    found: dict[StepValue, int] = {}
     for step in adapted_steps(model, kind, shape.lora):
         saves, statistics = step.saves, step.statistics
         if step.op is StepOp.ATTENTION:
@@ -91,9 +92,19 @@ def saved_values(
             if shape.exchanging > 1:  # attention saves its own heads, the product what comes back
                 saves = (*saves, mixed._replace(name=f"{mixed.name} of own heads"))
             statistics = () if shape.materialised else statistics
+        if step.op is StepOp.CONVOLUTION and shape.exchanging > 1:
+            found.update(_past(step, shape))
         found.update({value: shape.nbytes(value) for value in saves})
         found.update({value: shape.nbytes(value, STATISTIC) for value in statistics})
     return found
+
+
+def _past(step: LayerStep, shape: BlockShape) -> Mapping[StepValue, int]:
+    """What a rank has of the tokens before its own, where ranks split sequences."""
+    value, (filters, *_) = step.gives[0], step.parameters
+    sequences, tokens = shape.tokens // shape.sequence_length, filters.shape[1] - 1
+    nbytes = sequences * tokens * value.columns(shape.tensor_parallel) * shape.element_size
+    return {value._replace(name=f"tokens before {step.name}"): nbytes}
 
 
 def block_saved_bytes(model: ModelSpec, shape: BlockShape) -> int:

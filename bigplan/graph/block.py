@@ -7,13 +7,7 @@ from itertools import chain
 
 from bigplan.graph.activations import block_saved_bytes, score_bytes
 from bigplan.graph.adapters import adapter_products, local_adapters
-from bigplan.graph.attention import (
-    attention,
-    exchange_bytes,
-    exchanges,
-    flash_gradients,
-    widened_bytes,
-)
+from bigplan.graph.convolution import convolved
 from bigplan.graph.eight_bits import cast_bytes, casts
 from bigplan.graph.expert_biases import expert_biases, vector_bytes
 from bigplan.graph.experts import (
@@ -32,13 +26,8 @@ from bigplan.graph.experts import (
 )
 from bigplan.graph.four_bits import unpacked_bytes, unpacking
 from bigplan.graph.graph import LayerKind, Tensor
-from bigplan.graph.latent import (
-    backward_bytes,
-    forward_bytes,
-    into_heads,
-    out_of_heads,
-    turned,
-)
+from bigplan.graph.latent import turned
+from bigplan.graph.mixers import mixing, output_of
 from bigplan.graph.operators import (
     Collective,
     Gemm,
@@ -90,7 +79,7 @@ def block(shape: RankShape) -> LayerKind:
     trained = adapters if shape.frozen else tensors
     activation_shape = shape.activation_shape
     saved = block_saved_bytes(shape.model, activation_shape) + kept_rows(shape)
-    inner, inner_backward = attention(shape)
+    inner, inner_backward = mixing(shape).core(shape)
     streams = _streams(shape)
     forward = [pair[0] for pair in streams]
     linear, linear_backward = _linear(shape)
@@ -132,11 +121,12 @@ def block(shape: RankShape) -> LayerKind:
 
 def _collectives(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """What ranks exchange in a forward, and in a backward."""
+    mixer = mixing(shape)
     forward = (
-        *exchanges(shape),
-        *into_heads(shape),
+        *mixer.exchanges(shape),
+        *mixer.into(shape, ""),
         *into_mlp(shape, "mlp input"),
-        *out_of_matrix(shape, "attention output"),
+        *out_of_matrix(shape, output_of(shape)),
         *out_of_mlp(shape, "mlp output"),
         *counted(shape),
         *exchanged(shape),
@@ -144,10 +134,10 @@ def _collectives(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator
     )
     # A sum over ranks of the input's gradient does not depend on the weight's gradient.
     backward = (
-        *exchanges(shape),
-        *out_of_heads(shape),
+        *mixer.exchanges(shape),
+        *mixer.out_of(shape),
         *out_of_mlp(shape, "mlp input", beside="mlp up by weight"),
-        *into_matrix(shape, "attention output"),
+        *into_matrix(shape, output_of(shape)),
         *into_mlp(shape, "mlp output"),
         *_gathered_again(shape),
         *exchanged(shape),
@@ -161,10 +151,8 @@ def _forward_workspace(shape: RankShape) -> int:
     return (
         2 * max(shape.whole_hidden, row_bytes(shape))
         + arriving_bytes(shape)
-        + widened_bytes(shape) // 2
-        + forward_bytes(shape)
+        + mixing(shape).forward_bytes(shape)
         + vector_bytes(shape)
-        + exchange_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[0]
     )
@@ -236,6 +224,8 @@ def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
                 found += routing(shape)
             case StepOp.COMBINE:
                 found.append(combining(shape, step))
+            case StepOp.CONVOLUTION:
+                found.append(convolved(shape, step))
             case StepOp.ACTIVATION:
                 found.append(_activations(shape, step))
             case StepOp.SCALE:
@@ -291,7 +281,7 @@ def _residual(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     normed = step.gives[0] in (norm.reads[0] for norm in shape.steps(StepOp.NORM))
     # A norm's backward adds the other gradient of its input. Where two products read one value,
     # autograd adds theirs.
-    first = name == "attention residual"
+    first = name == f"{shape.model.mixer} residual"
     by_autograd = shape.model.norms == "after" or (shape.model.shared_norm and first)
     if shape.generated and normed:  # part of the norm's kernel, which reads and writes two tensors
         forward = Stream(name, 2 * hidden, 0, 1.5)
@@ -308,7 +298,7 @@ def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     A frozen product's input is gathered for its adapters alone.
     """
     *others, up, _ = shape.steps(StepOp.PRODUCT)
-    again, name = into_heads(shape, "again"), "mlp input again"
+    again, name = mixing(shape).into(shape, "again"), "mlp input again"
     if up.saves or (shape.model.experts and not shape.frozen):
         again = (*again, *into_mlp(shape, name))
     elif any(step.saves for step in others if step.name == SHARED_UP):
@@ -341,13 +331,12 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     again = 2 * gathered + shape.hidden - inner if gathered else 0
     copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden
     at_end = new_gradients(shape, tensors) + copies - saved
-    # Attention. Where scores are materialised, the gradients of dropout and softmax take two of the
+    # The mixer. Where scores are materialised, the gradients of dropout and softmax take two of the
     # saved five bytes each. Two saved tensors of the MLP's width are gone by then, but the native
     # runtime's rings keep what they hold.
     scores = 4 * score_bytes(shape.model, shape.activation_shape) // 5
     gone = 0 if shape.fused else 2 * inner
-    widened = widened_bytes(shape) + backward_bytes(shape)
-    within = scores + flash_gradients(shape) + widened + exchange_bytes(shape) - gone
+    within = scores + mixing(shape).backward_bytes(shape) - gone
     # Sums of gradients of heads that some ranks share need room beside the gradients of other
     # heads.
     few = [tensor for tensor in tensors if 1 < tensor.holders < shape.tp]

@@ -22,8 +22,9 @@ from bigplan.graph.shape import RankShape, gradient_sum, local_tensors, new_grad
 from bigplan.graph.strategy import Strategy
 from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import LOOKED_UP_ROWS
-from bigplan.spec.layers import BLOCK, BLOCKS, DENSE
+from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import trained_count
+from bigplan.spec.mixers import ATTENTION
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import StepOp
 from bigplan.spec.training import Training
@@ -52,10 +53,12 @@ def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
     model, training, strategy = shape.model, shape.training, shape.strategy
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
     kinds = {"embedding": _embedding(shape)}
-    if model.dense_blocks:
-        plain = replace(shape, model=model.dense, dispatched=False)
-        kinds[DENSE] = replace(block(plain), name=DENSE)
-    kinds |= {BLOCK: block(shape), "head": _head(shape, chunk)}
+    for kind in dict.fromkeys(model.layer_sequence()[1:-1]):
+        seen = replace(shape, model=model.seen_by(kind))
+        if not seen.model.experts:
+            seen = replace(seen, dispatched=False)
+        kinds[kind] = replace(block(seen), name=kind)
+    kinds["head"] = _head(shape, chunk)
     if training.optimizer.name == "muon":
         kinds = {name: by_muon(kind, model, training.optimizer) for name, kind in kinds.items()}
     return Graph(
@@ -135,14 +138,18 @@ def model_flops(model: ModelSpec, training: Training) -> float:
             for kind in model.layer_sequence()
             if kind in BLOCKS
             for p in model.kinds()[kind]
-            if len(p.shape) == 2 and not p.constant and not p.name.endswith(".bias")
+            if len(p.shape) == 2 and not (p.constant or p.filters or p.name.endswith(".bias"))
         )
         + model.vocab * model.hidden
     )
     each = 6.0 if training.lora is None else 4.0
     adapted = trained_count(model, training.lora) if training.lora else 0
     length = training.attended_length
-    rows = sum(doubled_reach(length, one.window) for one in model.attentions)
+    rows = sum(
+        doubled_reach(length, one.window)
+        for one, mixer in zip(model.attentions, model.mixers, strict=True)
+        if mixer == ATTENTION
+    )
     attention = 3.0 * rows * model.heads * (model.head_dim + model.value_width)
     return tokens * (each * matrices + 6.0 * adapted + attention)
 

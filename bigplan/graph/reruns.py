@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from bigplan.graph.activations import saved_values, score_bytes
 from bigplan.graph.adapters import adapters_of
-from bigplan.graph.attention import exchanges
 from bigplan.graph.eight_bits import name_of_cast
 from bigplan.graph.expert_biases import biases_of
 from bigplan.graph.experts import SENT, brought_again, kept_rows
 from bigplan.graph.graph import Recompute, Rerun
-from bigplan.graph.latent import into_heads, made_again, runs_again
+from bigplan.graph.latent import made_again, runs_again
+from bigplan.graph.mixers import mixing, output_of
 from bigplan.graph.operators import Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.shared import into_mlp, out_of_mlp
@@ -60,12 +60,13 @@ def reruns(
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
     left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
-    summed = into_heads(shape)
-    if all(op.name != "attention output" for op in left_out):
-        summed += out_of_matrix(shape, "attention output")
+    mixer, output = mixing(shape), output_of(shape)
+    summed = (*mixer.into(shape, ""),)
+    if all(op.name != output for op in left_out):
+        summed += out_of_matrix(shape, output)
     if all(op.name != "mlp down" for op in left_out):
         summed += out_of_mlp(shape, "mlp output")
-    exchanged_again = (*exchanges(shape), *wide_norms(shape))
+    exchanged_again = (*mixer.exchanges(shape), *wide_norms(shape))
     full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 

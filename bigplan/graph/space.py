@@ -169,7 +169,8 @@ class Space:
 
     @property
     def _interleaves(self) -> bool:
-        return self.unlike_chunks or not self.model.dense_blocks
+        alike = not self.model.dense_blocks and not self.model.mixer_pattern
+        return self.unlike_chunks or alike
 
     def _tried(self, name: str, values: Iterable[int]) -> Iterable[int]:
         return (self.fixed[name],) if name in self.fixed else values
@@ -209,7 +210,7 @@ class Space:
 
 
 def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
-    """Whether `tp` divides heads and the MLP's width, and key-value heads divide or are divided.
+    """Whether `tp` divides heads, channels and the MLP's width, and key-value heads or is divided.
 
     Where there are fewer key-value heads than ranks, neighbouring ranks hold the same head. Each
     rank adds the last biases of its part of the experts.
@@ -217,7 +218,8 @@ def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
     repeats = tp % model.kv_heads == 0
     heads = model.heads % tp == 0 and (repeats or model.kv_heads % tp == 0)
     biased = model.experts if model.mlp_bias else 0
-    return heads and not any(width % tp for width in (*model.inner_widths, biased))
+    channels = 0 if model.convolution is None else model.hidden
+    return heads and not any(width % tp for width in (*model.inner_widths, biased, channels))
 
 
 def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:

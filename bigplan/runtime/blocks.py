@@ -17,6 +17,7 @@ from bigplan.mechanics import repeats_heads
 from bigplan.runtime import (
     alibi,
     capped,
+    convolution,
     generated,
     isolated,
     latent,
@@ -50,6 +51,7 @@ from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.ways import PLAIN, Parameters, Ways
 from bigplan.runtime.words import Words, cross_entropy, own_rows
 from bigplan.spec.layers import SINKS, TABLE
+from bigplan.spec.mixers import CONVOLUTION, OUTPUTS
 from bigplan.spec.model import ModelSpec
 
 
@@ -146,7 +148,8 @@ def block(
     if model.norms != "after":
         # With one norm for both, the gradient beside it is the caller's.
         normed, x = norm_of(p, "input_norm", x, model, ways, over=not model.shared_norm)
-    mixed = _attention(p, normed, model, positions, ways)
+    mixes = convolution.mixed if model.mixer == CONVOLUTION else _attention
+    mixed = mixes(p, normed, model, positions, ways)
     if model.parallel_residual:
         if not model.shared_norm:
             normed, x = norm_of(p, "post_norm", x, model, ways)
@@ -356,9 +359,10 @@ def _closed_and_normed(
 
     A generated kernel adds and norms in one pass.
     """
+    output = OUTPUTS[model.mixer]
     if ways.kernels is None and model.adds_products:
-        return norm_of(p, "post_norm", ways.close(p, "o_proj", x, mixed), model, ways)
-    added = _closed(p, "attention", _alone(p, "o_proj", mixed, ways), model, ways)
+        return norm_of(p, "post_norm", ways.close(p, output, x, mixed), model, ways)
+    added = _closed(p, "attention", _alone(p, output, mixed, ways), model, ways)
     if model.norms == "after":
         x = x + added
         return x, x

@@ -196,6 +196,8 @@ def joined(tensor: HfTensor, parts: Sequence[Tensor]) -> Tensor:
     whole = whole.flatten(0, 1)
     if tensor.as_row:
         return whole.unsqueeze(0)
+    if tensor.as_filters:
+        return whole.unsqueeze(1)
     return whole.T.contiguous() if tensor.transposed else whole
 
 

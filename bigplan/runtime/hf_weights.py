@@ -119,6 +119,8 @@ class HfFolder:
             first, last = rectangle.first_column, rectangle.last_column
             rectangle = Rectangle(parameter.name, first, last, 0, 1)
         tensors = [*self._matrices(places)]
+        if parameter.filters:
+            tensors = [tensor.squeeze(1) for tensor in tensors if isinstance(tensor, Tensor)]
         dtypes = {torch.bfloat16 if isinstance(t, Packed) else t.dtype for t in tensors}
         alike = len(dtypes) == 1 and torch.float64 not in dtypes
         dtype = dtypes.pop() if alike else torch.float32

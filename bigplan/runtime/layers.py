@@ -200,6 +200,7 @@ class Block:
         self._constants = frozenset(t.untyped_storage().data_ptr() for t in positions.tables)
         # Their sums of gradients stay zero.
         self._untrained = {p.name for p in model.kinds()["block"] if p.constant}
+        self._filters = {p.name for p in model.kinds()["block"] if p.filters}
 
     def forward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Keeps the input where all is recomputed, else a graph."""
@@ -261,9 +262,9 @@ class Block:
         """
         leaves = dict(parameters)
         if self.lora is None:
-            leaves = _leaves(parameters, in_product=self._in_product) | {
-                name: parameters[name] for name in self._untrained
-            }
+            leaves = _leaves(parameters, in_product=self._in_product)
+            leaves |= {name: parameters[name] for name in self._untrained}
+            leaves |= {name: _leaf(parameters[name]) for name in self._filters}
         kept.parameters = _differentiated(leaves)
         kept.constants = self._constants
         model, ways = self._model, self._ways(kept, recompute)

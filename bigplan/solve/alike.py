@@ -22,7 +22,8 @@ class AlikeStages:
     graph: Graph
     stages: range
     counts: tuple[tuple[str, int], ...]
-    opening: tuple[tuple[str, int], ...]  # those of its first chunk: all, without virtual stages
+    # Those of its first chunk in order, neighbours alike together: all, without virtual stages.
+    opening: tuple[tuple[str, int], ...]
     most: Rings = ROOMY  # what time rows may count on
     least: Rings = ROOMY  # what memory rows must hold; less than `most` only for a bound
 
@@ -30,6 +31,11 @@ class AlikeStages:
     def kinds(self) -> Iterator[tuple[LayerKind, int]]:
         """Kinds with their number of layers."""
         return ((self.graph.kinds[name], count) for name, count in self.counts)
+
+    @property
+    def end_kinds(self) -> tuple[str, str]:
+        """The kinds of its first and of its last layer."""
+        return self.opening[0][0], self.graph.layers[-1] if self.last else self.opening[-1][0]
 
     @property
     def last(self) -> bool:

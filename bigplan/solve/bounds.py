@@ -97,7 +97,7 @@ def _hop(times: StageTimes) -> float:
     """Seconds from a unit's first micro-batch into a stage to it leaving, forward and backward."""
     if times.stage.interleaved:
         return sum(opening_seconds(times))
-    backward, others = times.plain_backward, times.other_micro_batches(times.stage.counts[-1][0])
+    backward, others = times.plain_backward, times.other_micro_batches(times.stage.end_kinds[-1])
     return times.forward_hop() + max(backward - others, backward / times.group)
 
 

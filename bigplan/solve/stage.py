@@ -159,7 +159,7 @@ Counts = tuple[tuple[str, int], ...]
 def _alike(
     layers: tuple[str, ...], cut: Cut, pp: int
 ) -> tuple[tuple[str, range, Counts, Counts], ...]:
-    """Each class by name: its stages, and its layers of each kind, of all chunks and the first."""
+    """Each class by name: its stages, its layers of each kind, and those of its first chunk."""
     chunks = chunk_layers(len(layers), cut)
     if pp == 1:
         ranges = {"all": range(1)}
@@ -171,7 +171,7 @@ def _alike(
             name,
             stages,
             _counted(layers[i] for chunk in chunks[stages[0] :: pp] for i in chunk),
-            _counted(layers[i] for i in chunks[stages[0]]),
+            _runs(layers[i] for i in chunks[stages[0]]),
         )
         for name, stages in ranges.items()
         if stages
@@ -179,16 +179,16 @@ def _alike(
 
 
 def _between(layers: tuple[str, ...], chunks: Sequence[range], pp: int) -> dict[str, range]:
-    """Neighbours among the inner stages that have as many layers of each kind, by name.
+    """Neighbours among the inner stages that have the same kinds of layers in order, by name.
 
     Those before the last may have a block more, and first ones kinds of blocks of their own.
     """
 
-    def counts(stage: int) -> list[Counts]:
-        return [_counted(layers[i] for i in chunk) for chunk in chunks[stage::pp]]
+    def order(stage: int) -> list[Counts]:
+        return [_runs(layers[i] for i in chunk) for chunk in chunks[stage::pp]]
 
     found, start = {}, 1
-    for number, (_, stages) in enumerate(groupby(range(1, pp - 1), counts)):
+    for number, (_, stages) in enumerate(groupby(range(1, pp - 1), order)):
         stop = start + len(list(stages))
         found["middle" if number == 0 else "late" if number == 1 else f"late{number}"] = range(
             start, stop
@@ -199,6 +199,10 @@ def _between(layers: tuple[str, ...], chunks: Sequence[range], pp: int) -> dict[
 
 def _counted(layers: Iterable[str]) -> Counts:
     return tuple(Counter(layers).items())
+
+
+def _runs(layers: Iterable[str]) -> Counts:
+    return tuple((kind, len([*alike])) for kind, alike in groupby(layers))
 
 
 RERUN = tuple(recompute for recompute in Recompute if recompute is not Recompute.NONE)

@@ -70,7 +70,7 @@ class StageTimes:
     @cached_property
     def last_forward(self) -> float:
         """Seconds of the last layer in that, its backward included where it is the loss."""
-        kind = self.stage.graph.kinds[self.stage.counts[-1][0]]
+        kind = self.stage.graph.kinds[self.stage.end_kinds[-1]]
         cost = self.costs.kinds[kind.name]
         return self.group * (cost.forward + (cost.backward if self.stage.is_loss(kind) else 0.0))
 
@@ -93,7 +93,7 @@ class StageTimes:
 
     def forward_hop(self) -> float:
         """Seconds until the unit's first micro-batch leaves the stage."""
-        last = self.stage.counts[-1][0]
+        last = self.stage.end_kinds[-1]
         return self.forward_compute - (self.group - 1) * self.costs.kinds[last].forward
 
     def other_micro_batches(self, kind: str) -> float:

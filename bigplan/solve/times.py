@@ -96,7 +96,7 @@ def hop_rows(times: StageTimes) -> Iterator[AtLeast]:
     stage, alone = times.stage, (1 / times.group) * times.backward_compute
     for label, end in (("H", 0), ("A", -1)):
         name = f"{stage.name}.{label}"
-        others = times.other_micro_batches(stage.counts[end][0])
+        others = times.other_micro_batches(stage.end_kinds[end])
         yield AtLeast(name, times.backward_compute - others)
         yield AtLeast(name, alone)
 

@@ -11,6 +11,14 @@ from bigplan.errors import InputError
 from bigplan.spec.experts import check_experts
 from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.latent import LatentAttention
+from bigplan.spec.mixers import (
+    ATTENTION,
+    BESIDE_ATTENTION,
+    Mixer,
+    ShortConvolution,
+    check_mixers,
+    mixers_of,
+)
 from bigplan.spec.pattern import BlockAttention, expanded, of_blocks, shares_of
 from bigplan.spec.rope_scaling import RopeScaling
 from bigplan.spec.routing import Routing
@@ -70,6 +78,13 @@ class Architecture(Spec):
     """heads are made of narrow latents, as in DeepSeek-V2 and V3; null: of the residual stream"""
     head_dim: int = Field(default_factory=_head_dim, gt=0, le=10**6)
     """width of one head's queries and keys; default: `hidden` / `heads`, or latent attention's"""
+    convolution: ShortConvolution | None = None
+    """mixes tokens in place of attention in some blocks, or all; null: in none"""
+    mixer_pattern: tuple[str, ...] = ()
+    """runs of blocks by what mixes their tokens, over and over, as [2 convolution, 1 attention]
+
+    Without a pattern, all blocks have the same mixer.
+    """
     vocab: int = Field(gt=0, le=10**8)
     """rows of the token table"""
     max_sequence_length: int = Field(gt=0, le=10**9)
@@ -161,6 +176,7 @@ class Architecture(Spec):
         self._check_sinks()
         self._check_norms()
         self._check_latent()
+        check_mixers(self)
         if self.heads % self.kv_heads:
             raise InputError(
                 f"`heads` {self.heads} is not a multiple of `kv_heads` {self.kv_heads}; "
@@ -291,6 +307,17 @@ class Architecture(Spec):
             "`attention_pattern`": bool(self.attention_pattern),
         }
         self.latent_attention.check((self.heads, self.kv_heads, self.head_dim), unlike)
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """What mixes tokens in every block."""
+        return mixers_of(self.mixer_pattern, self.layers, self.mixer)
+
+    @property
+    def mixer(self) -> Mixer:
+        """What mixes tokens in all blocks; with a `mixer_pattern`, attention in some of them."""
+        others = (name for name in BESIDE_ATTENTION if getattr(self, name) is not None)
+        return ATTENTION if self.mixer_pattern else next(others, ATTENTION)
 
     @property
     def attentions(self) -> tuple[BlockAttention, ...]:

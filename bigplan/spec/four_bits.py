@@ -27,7 +27,7 @@ def is_packed(parameter: Parameter) -> bool:
     Those have few elements, and a router's errors would choose other experts. Nor are the biases of
     all experts, which are a matrix too.
     """
-    matrix = len(parameter.shape) == 2 and not parameter.constant
+    matrix = len(parameter.shape) == 2 and not parameter.constant and not parameter.filters
     matrix = matrix and not parameter.name.endswith(".bias")
     return matrix and parameter.name not in (ROUTER, SHARED_GATE)
 

@@ -10,13 +10,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bigplan.spec.architecture import Architecture
+from bigplan.spec.convolution_steps import convolution
 from bigplan.spec.latent_heads import latent_heads
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION, Mixer
 from bigplan.spec.step import TERMS, LayerStep, Parameter, Split, StepOp, StepValue, product
 
 TABLE = "embed_tokens.weight"  # which a tied head reads
 BLOCK = "block"  # the kind of layer that is repeated
 DENSE = "dense"  # a block without experts, in a model whose others have some
-BLOCKS = (DENSE, BLOCK)
+# Blocks with another mixer than attention, in a model whose others have attention.
+_KINDS: Mapping[tuple[Mixer, bool], str] = {
+    (ATTENTION, True): DENSE,
+    (CONVOLUTION, True): f"{DENSE}_{CONVOLUTION}",
+    (CONVOLUTION, False): CONVOLUTION,
+    (ATTENTION, False): BLOCK,
+}
+BLOCKS = tuple(_KINDS.values())
 ROUTER_BIAS = "router.bias"  # a constant that is added to shares
 SCORE_BIAS = "router_scores.bias"
 SINKS = "attention.sinks"
@@ -25,6 +34,11 @@ SHARED_GATE = "shared_gate.weight"
 # Steps of an MLP beside the experts.
 SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"
 ROUTER = "router.weight"  # which chooses experts
+
+
+def block_kind(mixer: Mixer, *, dense: bool) -> str:
+    """The kind of a block in a model with several; `dense`: without the experts of others."""
+    return _KINDS[mixer, dense]
 
 
 def described(model: Architecture) -> Mapping[str, tuple[LayerStep, ...]]:
@@ -58,14 +72,15 @@ def _embedding(model: Architecture) -> tuple[LayerStep, ...]:
 def _block(model: Architecture) -> tuple[LayerStep, ...]:
     """Attention and MLP, each added to the residual stream, with norms before or after.
 
-    With a parallel residual both read the block's input, normed for each or once for both.
+    Another mixer may stand in place of attention. With a parallel residual both read the block's
+    input, normed for each or once for both.
     """
     x = _hidden(model, "input")
     first = _opening_norm(model, "input_norm", "input norm", x, "attention input")
     read = first[-1].gives[0] if first else x
-    attention = _attention(model, read)
-    attention += _closing(model, "attention", attention[-1].gives[0])
-    between = _sum("attention residual", x, attention[-1].gives[0], "between")
+    mixing = (convolution if model.mixer == CONVOLUTION else _attention)(model, read)
+    mixing += _closing(model, "attention", mixing[-1].gives[0])
+    between = _sum(f"{model.mixer} residual", x, mixing[-1].gives[0], "between")
     second = list[LayerStep]()
     if not model.shared_norm:
         read = x if model.parallel_residual else between.gives[0]
@@ -75,7 +90,7 @@ def _block(model: Architecture) -> tuple[LayerStep, ...]:
     mlp = (_experts if model.experts else _mlp)(model, read)
     mlp += _closing(model, "mlp", mlp[-1].gives[0])
     last = _sum("mlp residual", stream, mlp[-1].gives[0], "output")
-    return (*first, *attention, between, *second, *shared, *mlp, last)
+    return (*first, *mixing, between, *second, *shared, *mlp, last)
 
 
 def _opening_norm(

@@ -195,12 +195,17 @@ def _pair(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
 
 
 def check_lora(lora: Lora, model: ModelSpec) -> None:
-    """Raise InputError where the model has none of the targets, or blocks of two kinds."""
+    """Raise InputError where the model has none of the targets, or blocks of several kinds."""
     if model.dense_blocks:
         raise InputError(
             "lora: adapters are not planned where some blocks have no experts, and the first "
             f"{model.dense_blocks} of {model.name} have none; leave `lora` out, or use a model "
             "whose blocks are alike"
+        )
+    if model.convolution is not None:
+        raise InputError(
+            "lora: adapters are not planned where blocks mix tokens by a convolution, and some of "
+            f"{model.name} do; leave `lora` out, or use a model with attention in all blocks"
         )
     if not packs(model, lora, 1):
         widths = sorted({p.shape[1] for p in model.kinds()["block"] if is_packed(p)})

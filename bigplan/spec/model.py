@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.experts import OF_EXPERTS
-from bigplan.spec.layers import BLOCK, DENSE, OF_AN_EXPERT, described
+from bigplan.spec.layers import BLOCK, BLOCKS, DENSE, OF_AN_EXPERT, block_kind, described
+from bigplan.spec.mixers import BESIDE_ATTENTION, Mixer
 from bigplan.spec.step import LayerStep, Parameter
 
 
@@ -16,20 +17,52 @@ class ModelSpec(Architecture):
 
     @cached_property
     def _steps(self) -> Mapping[str, tuple[LayerStep, ...]]:
-        found = dict(described(self))
-        if not self.dense_blocks:
-            return found
-        return {"embedding": found.pop("embedding"), DENSE: self.dense.steps(BLOCK), **found}
+        if not self._views:
+            return described(self)
+        ends = described(self._views[BLOCK])
+        return {
+            kind: ends[kind] if kind not in BLOCKS else self._views[kind].steps(BLOCK)
+            for kind in dict.fromkeys(self.layer_sequence())
+        }
 
     def steps(self, kind: str) -> tuple[LayerStep, ...]:
-        """What one layer of a kind does: "embedding", "dense", "block" or "head"."""
+        """What one layer of a kind does: "embedding", "head", or one of layers.BLOCKS."""
         return self._steps[kind]
 
     @cached_property
-    def dense(self) -> ModelSpec:
-        """The model as its blocks without experts see it: as if all blocks were like them."""
-        usual = {key: ModelSpec.model_fields[key].default for key in OF_EXPERTS}
-        return ModelSpec.model_validate(self.model_dump() | usual | {"ffn": self.dense_ffn})
+    def _views(self) -> Mapping[str, ModelSpec]:
+        """The model as each kind of block sees it: as if all blocks were like these.
+
+        Empty where all blocks are alike.
+        """
+        if not self.dense_blocks and not self.mixer_pattern:
+            return {}
+        blocks = dict(zip(reversed(self._sequence[1:-1]), reversed(self.mixers), strict=True))
+        return {
+            kind: ModelSpec.model_validate(self.model_dump() | dict(self._changes(kind, mixer)))
+            for kind, mixer in blocks.items()
+        }
+
+    def _changes(self, kind: str, mixer: Mixer) -> Iterator[tuple[str, object]]:
+        """Fields that blocks of a kind, which have this mixer, see unlike the whole model."""
+        if kind.startswith(DENSE):
+            yield from ((key, ModelSpec.model_fields[key].default) for key in OF_EXPERTS)
+            yield "ffn", self.dense_ffn
+        else:
+            yield from (("dense_blocks", 0), ("dense_ffn", 0))
+        if self.mixer_pattern:
+            yield "mixer_pattern", ()
+            yield from ((name, None) for name in BESIDE_ATTENTION if name != mixer)
+
+    @cached_property
+    def _sequence(self) -> tuple[str, ...]:
+        blocks = (
+            block_kind(mixer, dense=number < self.dense_blocks)
+            for number, mixer in enumerate(self.mixers)
+        )
+        alike = (BLOCK,) * self.layers
+        several = self.dense_blocks or self.mixer_pattern
+        return ("embedding", *(blocks if several else alike), "head")
 
     @property
     def of_latents(self) -> ModelSpec:
@@ -47,7 +80,7 @@ class ModelSpec(Architecture):
 
     def seen_by(self, kind: str) -> ModelSpec:
         """The model as layers of a kind see it."""
-        return self.dense if kind == DENSE else self
+        return self._views.get(kind, self)
 
     @cached_property
     def _kinds(self) -> dict[str, tuple[Parameter, ...]]:
@@ -62,8 +95,7 @@ class ModelSpec(Architecture):
 
     def layer_sequence(self) -> tuple[str, ...]:
         """The kind of every layer, in forward order."""
-        dense = self.dense_blocks
-        return ("embedding", *(DENSE,) * dense, *(BLOCK,) * (self.layers - dense), "head")
+        return self._sequence
 
     def kind_parameter_count(self, kind: str) -> int:
         """Elements in one layer of this kind (a tied head holds only its norm)."""
@@ -78,8 +110,11 @@ class ModelSpec(Architecture):
     @property
     def active_parameter_count(self) -> int:
         """Elements that a token passes; without experts, all that `parameter_count` counts."""
-        idle = sum(parameter.values - self.passed(parameter) for parameter in self._kinds[BLOCK])
-        return self.parameter_count - (self.layers - self.dense_blocks) * idle
+        idle = {
+            kind: sum(parameter.values - self.passed(parameter) for parameter in parameters)
+            for kind, parameters in self._kinds.items()
+        }
+        return self.parameter_count - sum(idle[kind] for kind in self.layer_sequence())
 
     @property
     def parameter_count(self) -> int:

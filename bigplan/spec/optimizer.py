@@ -135,9 +135,10 @@ def orthogonalised(optimizer: Optimizer, kind: str, parameter: Parameter) -> boo
     """Whether Muon updates the parameter of a layer of that kind.
 
     It leaves embedding, positions and head to AdamW, and all vectors: biases of experts are a
-    vector each.
+    vector each, and a channel's filter is one.
     """
     matrix = len(parameter.shape) == 2 and not parameter.name.endswith(".bias")
+    matrix = matrix and not parameter.filters
     return optimizer.name == "muon" and kind in BLOCKS and matrix and not parameter.constant
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bigplan.errors import InputError, quoted
 
 LOCAL, GLOBAL = "local", "global"
-_RUN = re.compile(rf"([1-9]\d{{0,3}}) ({LOCAL}|{GLOBAL})", re.ASCII)
+_RUN = re.compile(r"([1-9]\d{0,3}) (\w+)", re.ASCII)
 
 
 class BlockAttention(NamedTuple):
@@ -29,14 +29,24 @@ class BlockAttention(NamedTuple):
 
 def expanded(pattern: Sequence[str], blocks: int) -> tuple[bool, ...]:
     """Whether each of so many blocks is local. Raises InputError where a run is misspelt."""
-    once: list[bool] = []
+    words = in_runs("attention_pattern", pattern, blocks, (LOCAL, GLOBAL))
+    return tuple(word == LOCAL for word in words)
+
+
+def in_runs(key: str, pattern: Sequence[str], blocks: int, words: Sequence[str]) -> tuple[str, ...]:
+    """The word of each of so many blocks, by the pattern under `key`.
+
+    Raises InputError where a run is not a number and one of `words`.
+    """
+    once: list[str] = []
     for run in pattern:
-        if (found := _RUN.fullmatch(run)) is None:
+        found = _RUN.fullmatch(run)
+        if found is None or found[2] not in words:
             raise InputError(
-                f"`attention_pattern` has {quoted(run)}; write runs of blocks, such as "
-                f"[5 {LOCAL}, 1 {GLOBAL}]"
+                f"`{key}` has {quoted(run)}; write runs of blocks, such as "
+                f"[5 {words[0]}, 1 {words[-1]}]"
             )
-        once += [found[2] == LOCAL] * int(found[1])
+        once += [found[2]] * int(found[1])
     return tuple(islice(cycle(once), blocks))
 
 
@@ -60,10 +70,14 @@ def shares_of(attentions: tuple[BlockAttention, ...]) -> Mapping[BlockAttention,
 
 def compact(local: Sequence[bool]) -> list[str]:
     """The shortest pattern that gives these blocks."""
-    length = next(n for n in range(1, len(local) + 1) if _repeats(local, n))
-    runs = groupby(local[:length])
-    return [f"{len([*run])} {LOCAL if is_local else GLOBAL}" for is_local, run in runs]
+    return compact_words([LOCAL if one else GLOBAL for one in local])
 
 
-def _repeats(local: Sequence[bool], length: int) -> bool:
-    return all(one == local[i % length] for i, one in enumerate(local))
+def compact_words(words: Sequence[str]) -> list[str]:
+    """The shortest pattern that gives blocks with these words."""
+    length = next(n for n in range(1, len(words) + 1) if _repeats(words, n))
+    return [f"{len([*run])} {word}" for word, run in groupby(words[:length])]
+
+
+def _repeats(words: Sequence[str], length: int) -> bool:
+    return all(one == words[i % length] for i, one in enumerate(words))

@@ -37,6 +37,7 @@ class Parameter:
     heads: int = 0
     experts: int = 0
     constant: bool = False
+    filters: bool = False  # each row has the weights of a channel alone, so that it is no matrix
 
     @property
     def values(self) -> int:
@@ -125,6 +126,7 @@ class StepOp(StrEnum):
     COMBINE = "combine"  # adds up what a token's experts give
     ROTARY = "rotary"  # turns what it reads by position
     ATTENTION = "attention"  # of queries, keys and values, in this order
+    CONVOLUTION = "convolution"  # of what is gated before, after, and convolved, in this order
     ACTIVATION = "activation"
     SUM = "sum"
     LOSS = "loss"

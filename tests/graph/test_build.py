@@ -109,7 +109,8 @@ def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) ->
         _flops(graph.kinds[kind].forward) + _flops(graph.kinds[kind].backward)
         for kind in graph.layers
     )
-    triangle = 2.0 * length * length * model.heads * model.head_dim * model.layers
+    triangle = 2.0 * length * length * model.heads * model.head_dim
+    triangle *= model.mixers.count("attention")
     useful = model_flops(model, training) / training.global_batch
     wasted = NOT_USEFUL[attention] * triangle
     if model.latent_attention is not None:

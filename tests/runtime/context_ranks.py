@@ -41,6 +41,10 @@ BLOOM = {
     "tied_embeddings": True,
     "kv_heads": 4,
 }
+LFM2: dict[str, object] = {
+    "convolution": {"taps": 4, "bias": True},
+    "mixer_pattern": ("1 convolution", "1 attention"),
+}
 FAMILIES: dict[str, dict[str, object]] = {
     "llama": {},
     "gpt2": GPT2,
@@ -51,6 +55,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "olmo2": {"qk_norm": True, "qk_norm_whole": True, "norms": "after"},
     "deepseek": LATENT,
     "gpt-oss": GPT_OSS,
+    "lfm2": LFM2,
     "mixtral": {**EXPERTS, "router_loss": 0.0},  # the plain loop balances over whole sequences
 }
 
@@ -95,7 +100,7 @@ def _isolated(ranks: int, data: str) -> dict[str, Plan]:
         "isolated-pp": two.model_copy(update={"pp": 2}),
     }
     for name, layout in ({f"{MASKED}-isolated": two} if ranks == 2 else others).items():
-        model = tiny_model(**(GPT2 if ranks == 2 else {"sliding_window": 5}))
+        model = tiny_model(**(GPT2 if ranks == 2 else {"sliding_window": 5} | LFM2))
         placement = all_resident(build_graph(model, training, layout))
         found[name] = plan_of(model, training, layout, placement)
     return found

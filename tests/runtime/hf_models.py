@@ -158,6 +158,20 @@ GRANITE = LLAMA | {
 }
 OLMO = LLAMA | NO_TOKENS
 ROUTED = {"num_experts": 6, "num_experts_per_tok": 3}
+LFM2 = (
+    LLAMA
+    | NO_TOKENS
+    | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+    | {"block_multiple_of": 16, "norm_eps": 1e-4}
+)
+LFM2_MOE = {key: value for key, value in LFM2.items() if key != "block_multiple_of"} | {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention"] * 2,
+    "moe_intermediate_size": 24,
+    "num_dense_layers": 2,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
 ERNIE_MOE = {
     "num_hidden_layers": 3,
     "moe_intermediate_size": 24,
@@ -406,9 +420,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": False, "tie_word_embeddings": True, "num_experts_per_tok": 2}
         | {"rope_parameters": LLAMA["rope_parameters"], "layer_types": ["full_attention"] * 3},
     ),
+    "lfm2": ("lfm2", LFM2),
+    "lfm2-bias-untied": (
+        "lfm2",
+        LFM2
+        | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}
+        | {"block_auto_adjust_ff_dim": False, "layer_types": ["conv", "conv", "full_attention"]},
+    ),
+    "lfm2-moe": ("lfm2_moe", LFM2_MOE),
+    "lfm2-moe-bare": (
+        "lfm2_moe",
+        LFM2_MOE
+        | {"num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False}
+        | {"routed_scaling_factor": 2.5, "conv_bias": True},
+    ),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }
-BIAS = "e_score_correction_bias"  # of routers, a buffer, or of ERNIE a constant parameter
+BIAS = (
+    "e_score_correction_bias",
+    "expert_bias",
+)  # of routers, a buffer, or of ERNIE a constant parameter
 # What files call the modules that transformers 5 has by other names.
 RENAMED = {
     "mixtral": {".mlp.": ".block_sparse_moe."},
@@ -468,7 +499,7 @@ def _of_experts(theirs: dict[str, torch.Tensor], prefix: str) -> dict[str, torch
     """Experts' tensors as files have them, out of what transformers 5 keeps them in."""
     both, down = theirs.pop(f"{prefix}gate_up_proj"), theirs.pop(f"{prefix}down_proj")
     gate, up = both.chunk(2, dim=1)
-    few = "block_sparse_moe" in prefix
+    few = "block_sparse_moe" in prefix or "feed_forward" in prefix
     names = ("w1", "w3", "w2") if few else ("gate_proj", "up_proj", "down_proj")
     found: dict[str, torch.Tensor] = {}
     for name, matrices in zip(names, (gate, up, down), strict=True):
@@ -493,6 +524,8 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
             cycles = matrix.reshape(-1, place.cycle or place.run, *matrix.shape[1:])
             rows = cycles[:, place.above : place.above + place.run].flatten(0, 1)
             rows = apart(rows, place.pairs)
+            if piece.parameter.filters:  # a matrix of one row each, as torch's convolutions have
+                rows = rows.squeeze(1)
             assert rows.shape == piece.shape
             empty = torch.empty(piece.parameter.shape)
             whole = layers[piece.layer].setdefault(piece.parameter.name, empty)

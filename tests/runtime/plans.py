@@ -183,7 +183,9 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     if latent:
         style |= _latent(draw)
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
-    several = "attention_pattern" in style or "dense_blocks" in style
+    if not latent and _convolves(style) and draw(flag):
+        style |= draw(of_lfm2(dense="dense_blocks" in style))
+    several = {"attention_pattern", "dense_blocks", "mixer_pattern"} & {*style}
     tied = draw(flag)
     turned = style.get("positions", "rope") == "rope"
     norms = _NORMS_OF_HEADS if turned else _NORMS_OF_HEADS[:3]
@@ -196,6 +198,22 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         **normed,
         qkv_bias=not latent and draw(flag),
         **style,
+    )
+
+
+def _convolves(style: dict[str, object]) -> bool:
+    """Whether some blocks of a model like this may have a convolution in place of attention."""
+    usual = {"norms": "before", "residual_scale": 1.0, "parallel_residual": False}
+    alike = all(style.get(key, value) == value for key, value in usual.items())
+    return alike and "attention_pattern" not in style and style.get("positions") != "alibi"
+
+
+def of_lfm2(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
+    """A convolution in some blocks, or in all; `dense`: the first has no experts."""
+    convolution = st.fixed_dictionaries({"taps": st.sampled_from((1, 3, 4)), "bias": st.booleans()})
+    patterns = (), ("1 convolution", "1 attention"), ("1 attention", "2 convolution")
+    return st.fixed_dictionaries(
+        {"convolution": convolution, "mixer_pattern": st.sampled_from(patterns[: 3 - dense])}
     )
 
 

@@ -100,6 +100,8 @@ def split_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
     model = draw(models())
     if model.latent_attention is not None:
         changes |= {"kv_heads": 24, "head_dim": model.head_dim}
+    if model.convolution is not None:
+        changes |= {"hidden": 48}  # channels
     changes |= {key: 48 for key in ("shared_ffn", "dense_ffn") if getattr(model, key)}
     model = model.model_copy(update=changes)
     training = tiny_training(

@@ -59,7 +59,8 @@ def small(name: str) -> ModelSpec:
     kv_heads = min(2, model.kv_heads)
     heads = kv_heads * (model.heads // model.kv_heads)
     sizes: dict[str, object] = {
-        "layers": 1 + (model.dense_blocks > 0),
+        "layers": 1 + bool(model.dense_blocks or model.mixer_pattern),
+        "mixer_pattern": ("1 convolution", "1 attention") if model.mixer_pattern else (),
         "hidden": 48,
         "ffn": 80,
         "shared_ffn": 48 * (model.shared_ffn > 0),
@@ -108,8 +109,10 @@ WHOLE = Split()
 splits = st.sampled_from((WHOLE, Split(2), Split(2, False), Split(4), Split(4, False)))
 SHIPPED = [name for name in list_models() if runnable(name)]
 mixed = st.sampled_from(SHIPPED).map(small) | models(kv_heads=(1, 2, 4))
-# Blocks without experts are those of a model without experts.
-shipped_and_random = mixed | mixed.map(lambda model: model.dense if model.dense_blocks else model)
+# As each kind of block sees its model, in which all blocks are like it.
+shipped_and_random = mixed.flatmap(
+    lambda model: st.sampled_from(model.layer_sequence()[1:-1]).map(model.seen_by)
+)
 
 
 def test_all_shipped_models_are_executed() -> None:

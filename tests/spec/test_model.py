@@ -177,7 +177,7 @@ def test_shared_experts_and_dense_blocks() -> None:
     routed = 8 * one + shared + 8 * 64 + 8  # a bias has a value for each expert
     assert spec.parameter_count == dense - 2 * one + 3 * 64 * 96 + routed
     assert spec.active_parameter_count == spec.parameter_count - 6 * one
-    assert spec.dense.parameter_count == model(ffn=96).parameter_count
+    assert spec.seen_by("dense").parameter_count == model(ffn=96).parameter_count
 
 
 def test_experts() -> None:

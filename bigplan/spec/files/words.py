@@ -20,19 +20,23 @@ _OF_OTHERS: Mapping[str, str] = {
     "layers": "num_hidden_layers num_layers n_layers n_layer depth",
     "hidden": "hidden_size d_model n_embd n_embed dim embed_dim",
     "ffn": "intermediate_size intermediate n_inner ffn_dim d_ff ffn_hidden_size ffn_hidden "
-    "mlp_hidden_size moe_intermediate_size moe_ffn_hidden_size",
+    "block_ff_dim mlp_hidden_size moe_intermediate_size moe_ffn_hidden_size",
     "experts": "num_experts num_local_experts n_routed_experts moe_num_experts",
     "experts_per_token": "num_experts_per_tok moe_router_topk top_k moe_k moe_topk",
     "router_normalised": "norm_topk_prob",
     "router_loss": "router_aux_loss_coef moe_aux_loss_coeff aux_loss_coef",
-    "routing": "n_group topk_group routed_scaling_factor scoring_func moe_router_score_function",
+    "routing": "n_group topk_group routed_scaling_factor use_expert_bias scoring_func "
+    "moe_router_score_function",
     "shared_ffn": "n_shared_experts shared_expert_intermediate_size "
     "moe_shared_expert_intermediate_size moe_num_shared_experts",
-    "dense_blocks": "first_k_dense_replace mlp_only_layers mlp_layer_types moe_layer_start_index",
+    "dense_blocks": "first_k_dense_replace mlp_only_layers mlp_layer_types moe_layer_start_index "
+    "num_dense_layers",
     "heads": "num_attention_heads num_heads n_heads n_head attention_heads",
     "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads num_query_groups key_value_heads",
     "head_dim": "kv_channels head_size d_head d_kv",
     "latent_attention": "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim",
+    "convolution": "conv_l_cache conv_bias",
+    "mixer_pattern": "full_attn_idxs",
     "vocab": "vocab_size padded_vocab_size vocabulary_size",
     "max_sequence_length": "max_position_embeddings n_positions n_ctx max_seq_len context_length "
     "max_length",
@@ -51,7 +55,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "score_cap": "attn_logit_softcapping attn_logit_softcap",
     "logit_cap": "final_logit_softcapping final_logit_softcap",
     "parallel_residual": "use_parallel_residual parallel_attn",
-    "tied_embeddings": "tie_word_embeddings tie_embeddings",
+    "tied_embeddings": "tie_word_embeddings tie_embedding tie_embeddings",
     "qkv_bias": "attention_bias use_bias use_qkv_bias add_qkv_bias",
     "qk_norm": "use_qk_norm qk_layernorm",
     # a training

@@ -83,6 +83,11 @@ class HfTensor:
     as_row: bool = False  # a vector that the file has as a matrix of one row
 
     @property
+    def as_filters(self) -> bool:
+        """Whether the file has each row as a matrix of one row, as torch's convolutions have it."""
+        return self.pieces[0].parameter.filters
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """As the file has it."""
         rows = sum(piece.shape[0] for piece in self.pieces[:: self.stacked or 1])
@@ -90,6 +95,8 @@ class HfTensor:
         matrix = shape[::-1] if self.transposed else shape
         if self.as_row:
             return (1, *matrix)
+        if self.as_filters:
+            return (rows, 1, *shape[1:])
         return (self.stacked, *matrix) if self.stacked else matrix
 
 

@@ -68,6 +68,16 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", _SMALL),
     ("glm4_moe", _SMALL | {"n_group": 4, "topk_group": 2, "n_shared_experts": 3}),
     ("dots1", _SMALL | _DOTS1),
+    ("lfm2", _SMALL | {"full_attn_idxs": [1], "block_ff_dim": 200, "block_multiple_of": 16}),
+    ("lfm2", _SMALL | {"conv_bias": True, "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),
+    ("lfm2", _SMALL | {"layer_types": ["conv"] * 3, "block_auto_adjust_ff_dim": False}),
+    ("lfm2_moe", _SMALL | {"layer_types": ["conv", "conv", "full_attention"]}),
+    (
+        "lfm2_moe",
+        _SMALL
+        | {"layer_types": ["full_attention"] * 3, "num_dense_layers": 0}
+        | {"use_expert_bias": False, "routed_scaling_factor": 2.0},
+    ),
     ("olmoe", _SMALL),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
     ("minimax_m2", _SMALL),
@@ -107,7 +117,8 @@ def built_by_transformers(model_type: str, fields: dict[str, Any]) -> tuple[dict
     config = transformers.AutoConfig.for_model(model_type, **fields)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    biases = (b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    ends = "e_score_correction_bias", "expert_bias"
+    biases = (b for name, b in model.named_buffers() if name.endswith(ends))
     count = sum(p.numel() for p in (*model.parameters(), *biases))
     return json.loads(config.to_json_string()), count
 
@@ -325,6 +336,13 @@ def _of_its_own(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, 
 
 
 def _rope_like(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if spec.convolution is not None:
+        types = ["conv" if mixer == "convolution" else "full_attention" for mixer in spec.mixers]
+        return "lfm2", llama | {
+            "layer_types": types,
+            "block_ff_dim": 3 * spec.ffn // 2,
+            "norm_eps": spec.norm_epsilon,
+        }
     if spec.qk_norm:
         return "qwen3", llama | {"head_dim": spec.head_dim}
     if spec.rope_scaling is not None:
@@ -431,6 +449,8 @@ _PUBLISHED = {
     # predicts a second token
     "glm-4.5-air": (106_852_251_264, 0),
     "glm-4.5": (352_797_829_024, 0),
+    # LiquidAI's file and card
+    "lfm2-1.2b": (1_170_340_608, 0),
     # tensors of Qwen's files; Qwen Team 2024, arXiv 2407.10671, table 1
     "qwen1.5-moe-a2.7b": (14_315_784_192, 0),
     "qwen2-57b-a14b": (57.4e9, 0.05e9),
@@ -507,6 +527,8 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
             "`max_window_layers` is 2",
         ),
         ("olmoe", {"clip_qkv": 8.0}, "`clip_qkv` is 8.0"),
+        ("lfm2", {"layer_types": ["conv", "mamba", "conv"]}, "`layer_types` is"),
+        ("lfm2", {"full_attn_idxs": [0, 3]}, "`full_attn_idxs` is [0, 3]"),
         ("minimax_m2", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
         ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [1, 2]}, "`moe_topk` is [1, 2]"),
         ("hunyuan_v1_moe", {"use_cla": True}, "`use_cla` is True"),
@@ -555,7 +577,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "hunyuan_v1_moe, ernie4_5_moe, or a dense one",
+            "ernie4_5_moe, lfm2_moe, or a dense one",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),

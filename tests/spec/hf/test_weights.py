@@ -25,6 +25,7 @@ from bigplan.spec.model import ModelSpec
         ("stablelm-2-1.6b", "stablelm"),
         ("falcon-40b", "falcon"),
         ("starcoder2-7b", "starcoder2"),
+        ("lfm2-1.2b", "lfm2"),
     ],
 )
 def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:
@@ -76,6 +77,9 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
         kinds += [
             kind for one in _with_latents(model.model_dump()) for kind in one.kinds().values()
         ]
+    if changes.get("qk_norm", True):
+        mixed = {"convolution": {"bias": True}, "mixer_pattern": ("1 convolution", "1 attention")}
+        kinds += ModelSpec.model_validate(model.model_dump() | mixed).kinds().values()
     named = {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
     if experts and "mlp" not in changes:  # a family may name modules that only some models have
         others = {"shared_gate": True, "dense_blocks": 1, "dense_ffn": 8}

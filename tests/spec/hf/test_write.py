@@ -37,6 +37,7 @@ from bigplan.spec.model import ModelSpec
         ("deepseek-v2-lite", "deepseek_v2"),
         ("deepseek-v3", "deepseek_v3"),
         ("kimi-k2", "deepseek_v3"),
+        ("lfm2-1.2b", "lfm2"),
     ],
 )
 def test_presets_have_their_family(name: str, family: str) -> None:

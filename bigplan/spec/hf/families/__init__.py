@@ -24,6 +24,8 @@ from bigplan.spec.hf.families.gptj import GPTJ
 from bigplan.spec.hf.families.granite import GRANITE
 from bigplan.spec.hf.families.hunyuan import HUNYUAN
 from bigplan.spec.hf.families.hunyuan_moe import HUNYUAN_MOE
+from bigplan.spec.hf.families.lfm2 import LFM2
+from bigplan.spec.hf.families.lfm2_moe import LFM2_MOE
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
 from bigplan.spec.hf.families.minimax import MINIMAX_M2
 from bigplan.spec.hf.families.ministral import MINISTRAL
@@ -88,4 +90,6 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "minimax_m2": MINIMAX_M2,
     "hunyuan_v1_moe": HUNYUAN_MOE,
     "ernie4_5_moe": ERNIE_MOE,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2_MOE,
 }

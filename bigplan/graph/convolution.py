@@ -1,0 +1,85 @@
+"""A short convolution on one rank: what its ranks exchange, and what it moves and takes.
+
+Counted on runtime/convolution.py, plain torch: reads and writes of a vector of a token, of a rank's
+channels.
+"""
+
+from __future__ import annotations
+
+from bigplan.graph.operators import Collective, Stream
+from bigplan.graph.shape import RankShape
+from bigplan.graph.sums import into_matrix, out_of_matrix
+from bigplan.spec.convolution_steps import INPUT
+from bigplan.spec.step import LayerStep, StepOp
+
+# Forward, what is gated before is written in two reads, gated after in place, and the last tap
+# begins the sum. Backward, that sum is made again and both gates' gradients and the sum's are
+# made; gradients by padded values begin as zeros.
+FORWARD_PASSES, BACKWARD_PASSES = 3 + 2 + 3, 3 + 2 + 3 + 3 + 1 + 6
+# Of each other tap, forward; of each tap backward: a product that is added up, and its gradient.
+TAP_PASSES, TAP_PASSES_BACK = 3, 7
+BIAS_PASSES, BIAS_PASSES_BACK = 2, 3
+FORWARD_LAUNCHES, BACKWARD_LAUNCHES, TAP_LAUNCHES_BACK = 3, 8, 4
+# Vectors of a token in the backward that the forward did not save: gradients by the result and by
+# the sum, and of the three vectors two at once with what is padded.
+BACKWARD_VECTORS = 5
+# In the forward: what is gated before.
+FORWARD_VECTORS = 1
+
+
+def convolved(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
+    """The convolution forward and backward."""
+    conv = shape.model.convolution
+    assert conv is not None, shape.model.name
+    moved, others = _vector(shape), conv.taps - 1
+    passes = FORWARD_PASSES + TAP_PASSES * others + BIAS_PASSES * conv.bias
+    again = TAP_PASSES * others + TAP_PASSES_BACK * conv.taps
+    passes_back = BACKWARD_PASSES + again + BIAS_PASSES_BACK * conv.bias
+    hidden = 3 * others if shape.training.isolate_documents else 0  # products with masks
+    launches_back = BACKWARD_LAUNCHES + others + TAP_LAUNCHES_BACK * conv.taps
+    return (
+        Stream(step.name, (passes + hidden) * moved, FORWARD_LAUNCHES + others),
+        Stream(step.name, (passes_back + 2 * hidden) * moved, launches_back),
+    )
+
+
+def into_convolution(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
+    """Before the products: with sequence parallelism what they read is gathered.
+
+    `again`: a word after the name of that of the backward, which gathers inputs that are kept.
+    """
+    first, *_ = shape.steps(StepOp.PRODUCT)
+    return into_matrix(shape, f"{INPUT} {again}".strip()) if first.saves or not again else ()
+
+
+def out_of_convolution(shape: RankShape) -> tuple[Collective, ...]:
+    """In the backward: the sum over ranks of the gradient by what was gathered."""
+    return out_of_matrix(shape, INPUT, beside=f"{INPUT} by weight")
+
+
+def exchanges(shape: RankShape) -> tuple[Collective, ...]:
+    """What context-parallel ranks send the next one, or in the backward the one before.
+
+    It is an all-to-all with a part for each rank, of which one is read.
+    """
+    conv = shape.model.convolution
+    assert conv is not None, shape.model.name
+    if shape.cp == 1 or conv.taps == 1:
+        return ()
+    tokens = shape.strategy.micro_batch * (conv.taps - 1)
+    nbytes = shape.cp * tokens * (shape.model.hidden // shape.tp) * shape.element
+    return (Collective("convolution exchange", "all_to_all", nbytes),)
+
+
+def forward_bytes(shape: RankShape) -> int:
+    """Bytes that a forward takes beside what it saves."""
+    return FORWARD_VECTORS * _vector(shape)
+
+
+def backward_bytes(shape: RankShape) -> int:
+    """Bytes that the convolution's backward takes beyond what its forward saved."""
+    return BACKWARD_VECTORS * _vector(shape)
+
+
+def _vector(shape: RankShape) -> int:
+    return shape.tokens * (shape.model.hidden // shape.tp) * shape.element

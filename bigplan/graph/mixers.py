@@ -1,0 +1,78 @@
+"""What a block's mixer adds to its operators and bytes, besides the steps that all blocks have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bigplan.graph import convolution, latent
+from bigplan.graph.attention import (
+    Passes,
+    attention,
+    exchange_bytes,
+    exchanges,
+    flash_gradients,
+    widened_bytes,
+)
+from bigplan.graph.operators import Collective, Operator
+from bigplan.graph.shape import RankShape
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION, Mixer
+
+
+def _nothing(shape: RankShape) -> tuple[()]:
+    return ()
+
+
+def _no_core(shape: RankShape) -> Passes:
+    return (), ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """Of a rank's block with this mixer."""
+
+    into: Callable[[RankShape, str], Sequence[Collective]]  # before its first products
+    out_of: Callable[[RankShape], Sequence[Collective]]  # in the backward, after their gradients
+    forward_bytes: Callable[[RankShape], int]  # beside what is saved
+    backward_bytes: Callable[[RankShape], int]  # beyond what was saved
+    core: Callable[[RankShape], Passes] = _no_core  # operators that no step of its own names
+    exchanges: Callable[[RankShape], Sequence[Operator]] = _nothing  # of parts of sequences
+
+
+def _forward_bytes(shape: RankShape) -> int:
+    heads = latent.forward_bytes(shape) + exchange_bytes(shape)
+    return widened_bytes(shape) // 2 + heads
+
+
+def _backward_bytes(shape: RankShape) -> int:
+    widened = widened_bytes(shape) + latent.backward_bytes(shape)
+    return flash_gradients(shape) + widened + exchange_bytes(shape)
+
+
+_MIXERS: Mapping[Mixer, Mixing] = {
+    ATTENTION: Mixing(
+        latent.into_heads,
+        latent.out_of_heads,
+        _forward_bytes,
+        _backward_bytes,
+        attention,
+        exchanges,
+    ),
+    CONVOLUTION: Mixing(
+        convolution.into_convolution,
+        convolution.out_of_convolution,
+        convolution.forward_bytes,
+        convolution.backward_bytes,
+        exchanges=convolution.exchanges,
+    ),
+}
+
+
+def mixing(shape: RankShape) -> Mixing:
+    """Of the mixer that all blocks have, as a kind of block sees its model."""
+    return _MIXERS[shape.model.mixer]
+
+
+def output_of(shape: RankShape) -> str:
+    """The name of the product that leads from the mixer back to the residual stream."""
+    return f"{shape.model.mixer} output"

@@ -1,0 +1,99 @@
+"""What mixes the tokens of a sequence in a block: attention, or something else in its place.
+
+A model with one mixer has `mixer_pattern` empty. With several, each kind of block sees a model in
+which all blocks are like it (ModelSpec.seen_by), so that steps, operators and computation of a
+block know one mixer. A mixer besides attention is a field of Architecture with its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import Field
+
+from bigplan.errors import InputError
+from bigplan.spec.files.document import Spec
+from bigplan.spec.pattern import in_runs
+
+Mixer = Literal["attention", "convolution"]
+ATTENTION: Mixer = "attention"
+CONVOLUTION: Mixer = "convolution"
+MIXERS: tuple[Mixer, ...] = (ATTENTION, CONVOLUTION)
+BESIDE_ATTENTION = MIXERS[1:]  # fields of Architecture
+# The module whose product leads from each mixer back to the residual stream.
+OUTPUTS: Mapping[Mixer, str] = {ATTENTION: "o_proj", CONVOLUTION: "conv.out_proj"}
+
+
+class ShortConvolution(Spec):
+    """A gated causal convolution over a few tokens, as in LFM2.
+
+    A token has three vectors b, c and v, of `hidden` channels each. A channel of the result is c
+    times the sum over the last `taps` tokens of b v times the channel's own weight for each.
+    """
+
+    taps: int = Field(default=3, gt=0, le=1024)
+    """tokens that it reads: itself and those just before it"""
+    bias: bool = False
+    """the convolution and the products around it have biases"""
+
+
+@lru_cache(maxsize=256)
+def mixers_of(pattern: tuple[str, ...], blocks: int, alone: Mixer) -> tuple[Mixer, ...]:
+    """The mixer of each block; `alone`: of all of them without a pattern."""
+    if not pattern:
+        return (alone,) * blocks
+    words = in_runs("mixer_pattern", pattern, blocks, MIXERS)
+    return tuple(one for word in words for one in MIXERS if one == word)
+
+
+def check_mixers(model: Any) -> None:
+    """Raise InputError where an Architecture's mixers contradict each other, or other fields.
+
+    Any, because that module imports this one.
+    """
+    others = [name for name in BESIDE_ATTENTION if getattr(model, name) is not None]
+    if model.mixer_pattern:
+        _check_pattern(model, others)
+    if not others:
+        return
+    unlike = {
+        "`parallel_residual`": model.parallel_residual,
+        f"`norms: {model.norms}`": model.norms != "before",
+        f"`residual_scale` {model.residual_scale:g}": model.residual_scale != 1,
+        "`attention_pattern`": bool(model.attention_pattern),
+        "`latent_attention`": model.latent_attention is not None,
+        f"`positions: {model.positions}`": model.positions == "alibi",
+    }
+    if found := [name for name, there in unlike.items() if there]:
+        raise InputError(
+            f"`{others[0]}` with {' and '.join(found)}, but its blocks norm what their parts read, "
+            "one after the other, and attention beside it is of one kind, with heads made of the "
+            "residual stream; change that, or remove it"
+        )
+
+
+def _check_pattern(model: Any, others: list[Mixer]) -> None:
+    """Every mixer of the pattern is described, and every one described is in it."""
+    found = mixers_of(model.mixer_pattern, model.layers, ATTENTION)
+    for name in BESIDE_ATTENTION:
+        if name in found and name not in others:
+            raise InputError(
+                f"`mixer_pattern` has {name} blocks, but `{name}` does not say what they are; "
+                "state it"
+            )
+        if name in others and name not in found:
+            raise InputError(
+                f"`{name}` with a `mixer_pattern` without {name} blocks in the first "
+                f"{model.layers}; correct one, or remove both"
+            )
+    if set(found) == {ATTENTION} or len(set(found)) == 1:
+        raise InputError(
+            f"`mixer_pattern` {', '.join(model.mixer_pattern)} makes all blocks alike; remove it"
+        )
+    if ATTENTION not in found[model.dense_blocks :]:
+        raise InputError(
+            f"`mixer_pattern` {', '.join(model.mixer_pattern)} leaves no block with attention "
+            f"after {model.dense_blocks} `dense_blocks`; have one"
+        )

@@ -1,0 +1,78 @@
+"""Which blocks have what mixes their tokens, and what no such model has."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from bigplan.capabilities import native_refusal, virtual_stages_refusal
+from bigplan.errors import InputError
+from bigplan.graph.strategy import Strategy
+from bigplan.spec.catalog import find_model
+from bigplan.spec.lora import Lora, check_lora
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+
+EXPERTS: dict[str, object] = {"experts": 4, "experts_per_token": 2}
+
+
+def model(**changes: object) -> ModelSpec:
+    fields = {
+        "name": "mixed",
+        "layers": 5,
+        "hidden": 32,
+        "ffn": 48,
+        "heads": 4,
+        "vocab": 64,
+        "max_sequence_length": 64,
+        "convolution": {"taps": 4},
+        "mixer_pattern": ["2 convolution", "1 attention"],
+        "source": "test",
+    }
+    return ModelSpec.model_validate(fields | changes)
+
+
+def test_each_kind_of_block_sees_a_model_whose_blocks_are_like_it() -> None:
+    spec = model(**EXPERTS, dense_blocks=1, dense_ffn=80)
+    kinds = ("dense_convolution", "convolution", "block", "convolution", "convolution")
+    assert spec.layer_sequence() == ("embedding", *kinds, "head")
+    for kind in kinds:
+        seen = spec.seen_by(kind)
+        assert seen.layer_sequence() == ("embedding", *("block",) * 5, "head")
+        assert seen.kinds()["block"] == spec.kinds()[kind]
+        assert seen.mixer == ("attention" if kind == "block" else "convolution")
+        assert (seen.experts, seen.ffn) == ((0, 80) if kind.startswith("dense") else (4, 48))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"convolution": None}, "`mixer_pattern` has convolution blocks, but `convolution`"),
+        ({"mixer_pattern": ["2 conv"]}, "`mixer_pattern` has '2 conv'; write runs of blocks"),
+        ({"mixer_pattern": ["1 convolution"]}, "makes all blocks alike"),
+        ({"mixer_pattern": ["9 attention", "1 convolution"]}, "without convolution blocks in"),
+        ({**EXPERTS, "dense_blocks": 3, "dense_ffn": 8}, "leaves no block with attention after 3"),
+        ({"norms": "after"}, "`convolution` with `norms: after`"),
+        ({"positions": "alibi"}, "`convolution` with `positions: alibi`"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        model(**changes)
+    assert words in str(caught.value)
+
+
+def test_what_is_not_planned_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="blocks mix tokens by a convolution, and some of mixed"):
+        check_lora(Lora(rank=4), model())
+    refused = virtual_stages_refusal(2, model())
+    assert "not planned for models with mixer_pattern" in str(refused)
+    training = Training.model_validate({"sequence_length": 16, "global_batch": 1})
+    few = native_refusal(model(), training, Strategy(dp=1, cp=8))
+    assert "a convolution of 4 taps reads 3 of the rank before" in str(few)
+    assert native_refusal(model(), training, Strategy(dp=1, cp=4)) is None
+
+
+def test_the_shipped_one_has_attention_where_its_file_says() -> None:
+    mixers = find_model("lfm2-1.2b").mixers
+    assert [n for n, mixer in enumerate(mixers) if mixer == "attention"] == [2, 5, 8, 10, 12, 14]
