@@ -42,7 +42,14 @@ from bigplan.simulate import busy_seconds, critical_path, simulate
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, capacity_beside
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.ilp import solver_name
-from bigplan.solve.pins import WRITTEN, Pin, parse_pins, refuse_of_muon, refuse_of_trained
+from bigplan.solve.pins import (
+    WRITTEN,
+    Pin,
+    parse_pins,
+    refuse_of_launched,
+    refuse_of_muon,
+    refuse_of_trained,
+)
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Found, Scope, Watch, search, unwatched
 from bigplan.spec.cluster import Cluster, NodeGroup
@@ -115,6 +122,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     Raises InputError, RefusedError, InfeasibleError.
     """
     fixed, pins = parse_pins(request.settings)
+    refuse_of_launched(fixed, pins, request.cluster.group.gpu)
     if request.training.lora is not None:
         refuse_of_trained(fixed, pins)
     if why := spread_refusal(request.model, request.training, fixed):
