@@ -168,6 +168,7 @@ def _embedding(shape: RankShape) -> LayerKind:
     return LayerKind(
         name="embedding",
         tensors=tensors,
+        scaled=shape.scaled,
         forward=(
             Stream("look-up", 2 * shape.whole_hidden),
             *added,
@@ -338,6 +339,7 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
     return LayerKind(
         name="head",
         tensors=tensors,
+        scaled=shape.scaled,
         forward=(),
         backward=(
             gemm,

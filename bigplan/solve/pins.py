@@ -1,6 +1,7 @@
 """Decisions the user fixes: `--set KEY=VALUE`, where KEY and VALUE are
 
-    dp cp tp pp vpp ep zero micro_batch accumulation_group first_blocks last_blocks = N   the strategy
+    dp cp tp pp vpp ep zero micro_batch accumulation_group first_blocks last_blocks
+        sequence_parallel = N                   the strategy
     zero_group = N                              ranks that share what ZeRO shards; 0: all
     [WHERE.]parameters|gradients|optimizer|activations = TIER          all of it on one tier
     [WHERE.]parameters|gradients|activations.TIER = N                  layers per stage
