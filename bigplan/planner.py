@@ -93,9 +93,12 @@ class Request:
     def of_plan(cls, plan: Plan) -> Request:
         """The request of a plan, for all GPUs that it was asked for, those that are idle too.
 
-        A plan does not say what was pinned, so all decisions are free.
+        A plan does not say what was pinned, so all decisions are free. One that the native runtime
+        cannot execute was asked for whatever executes it.
         """
-        return cls(plan.model, plan.training, _asked(plan), engine=plan.engine)
+        planned_only = plan.engine == "native" and plan.executable.get("native") is not True
+        engine = "any" if planned_only else plan.engine
+        return cls(plan.model, plan.training, _asked(plan), engine=engine)
 
 
 def _described(training: Training) -> Training:
