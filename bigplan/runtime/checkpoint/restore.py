@@ -27,9 +27,11 @@ from bigplan.runtime.moments import StoredState, bytes_view
 from bigplan.runtime.pieces import Box
 from bigplan.spec.training import FREE_IN_A_RUN
 
+SECOND: Kind = "exp_avg_sq"
 NAMED = {"name", "source"}  # of a model: what describes it and decides nothing
-# Of a training: what the user may change on the way. Files move, runs grow longer.
-FREE = {*FREE_IN_A_RUN, "steps", "weights"}
+# Of a training: what the user may change on the way. Files move, runs grow longer, and moments are
+# converted.
+FREE = {**dict.fromkeys((*FREE_IN_A_RUN, "steps", "weights"), True), "optimizer": {"moments"}}
 
 
 def check_same(found: FoundCheckpoint, plan: Plan, data: str) -> None:
@@ -97,6 +99,8 @@ def _fill(
                 kind = torch.bfloat16 if span.dtype == "BF16" else dtype
                 found = values[span.start * kind.itemsize : span.stop * kind.itemsize].view(kind)
                 reader.read(layer, span.kind, span.rectangle, found)
+                if span.kind == SECOND and reader.has_roots:
+                    found.mul_(found)
         if any(span.scaled for span in image.spans):
             _fill_coded(context, reader, layer, values, piece)
     if memory.on_disk(key):
@@ -113,4 +117,5 @@ def _fill_coded(
     kinds, read = state_kinds(context), partial(reader.read, layer)
     for kind, codes, scales in zip(kinds, state.moments, state.scales, strict=False):
         spans = tuple(piece_spans(context, layer, piece, kind))
-        fill_coded(read, spans, codes, scales, context.device)
+        rooted = kind != SECOND or reader.has_roots
+        fill_coded(read, spans, codes, scales, context.device, rooted=rooted)
