@@ -294,11 +294,11 @@ def test_a_run_goes_on_with_moments_in_other_formats(
     there: Moments, here: Moments, tmp_path: Path
 ) -> None:
     """Both as near as the coarser of the two has them: in 8 bits to 2% of the largest."""
-    one, other = ({"optimizer": OPTIMIZER.model_copy(update={"moments": m})} for m in (there, here))
-    whole = course(away(**one), STEPS, at=AT, folder=tmp_path)
+    one, other = (OPTIMIZER.model_copy(update={"moments": moments}) for moments in (there, here))
+    whole = course(away(optimizer=one), STEPS, at=AT, folder=tmp_path)
     found = latest(tmp_path)
     assert found is not None
-    rest = course(passing(**other), STEPS, found.path)
+    rest = course(passing(optimizer=other), STEPS, found.path)
     near = 0.02 if "int8" in (there, here) else 2.0**-7
     for old, new in zip(whole.written, rest.begun, strict=True):
         assert torch.equal(old.weights, new.weights)

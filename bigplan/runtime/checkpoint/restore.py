@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -28,10 +28,13 @@ from bigplan.runtime.pieces import Box
 from bigplan.spec.training import FREE_IN_A_RUN
 
 SECOND: Kind = "exp_avg_sq"
-NAMED = {"name", "source"}  # of a model: what describes it and decides nothing
+NAMED = {"name": True, "source": True}  # of a model: what describes it and decides nothing
 # Of a training: what the user may change on the way. Files move, runs grow longer, and moments are
 # converted.
-FREE = {**dict.fromkeys((*FREE_IN_A_RUN, "steps", "weights"), True), "optimizer": {"moments"}}
+FREE: Mapping[str, bool | set[str]] = {
+    **dict.fromkeys((*FREE_IN_A_RUN, "steps", "weights"), True),
+    "optimizer": {"moments"},
+}
 
 
 def check_same(found: FoundCheckpoint, plan: Plan, data: str) -> None:
@@ -43,7 +46,7 @@ def check_same(found: FoundCheckpoint, plan: Plan, data: str) -> None:
         ("model", stored.model, plan.model, NAMED),
         ("training", stored.training, plan.training, FREE),
     ):
-        old, new = (spec.model_dump(mode="json", exclude=free) for spec in (theirs, ours))
+        old, new = (spec.model_dump(mode="json", exclude=dict(free)) for spec in (theirs, ours))
         differing = [
             f"{key} {old.get(key)} there and {new.get(key)} here"
             for key in old | new
