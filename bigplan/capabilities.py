@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from itertools import accumulate
+from math import prod
 
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.gpu import Gpu
+from bigplan.spec.lora import trained
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.moments import sharing_scales
 from bigplan.spec.training import Training
 from bigplan.spec.unplanned import OTHER_EXPERT_PARALLEL
 
@@ -192,6 +197,28 @@ def muon_refusal(training: Training, fixed: Mapping[str, object]) -> str | None:
     return None
 
 
+def copies_refusal(model: ModelSpec, training: Training, tp: int) -> str | None:
+    """Why copies of a tensor that tensor-parallel ranks have would come apart; None: they do not.
+
+    Elements that share a scale get another one where ranks have other elements among them. A layer
+    is cut between such blocks, and what more ranks have copies of comes last (`LayerKind`).
+    """
+    block = sharing_scales(training.optimizer.moments)
+    for kind in model.kinds() if block > 1 else ():
+        sizes = Counter[int]()
+        for parameter in trained(model, kind, training.lora):
+            sizes[parameter.holders(tp)] += prod(parameter.local(tp))
+        ends = list(accumulate(size for _, size in sorted(sizes.items())))
+        if odd := [end for end in ends[:-1] if end % block]:
+            return (
+                f"moments int8 with tp {tp}: {block} elements share a scale, and norms, which all "
+                f"ranks have, follow {odd[-1]:,} elements that a rank has of a layer, which do not "
+                "divide by it, so that ranks would round them otherwise: use another tp, or "
+                "moments bf16"
+            )
+    return None
+
+
 def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
     """Why a stage does not have so many chunks of layers; None: it may have."""
     unlike = [key for key in ("dense_blocks", "mixer_pattern") if getattr(model, key)]
@@ -230,7 +257,11 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"the native runtime executes the rope_scaling {', '.join(some)} and {last} only, not "
             f"{scaling.name}: use one of them, or none up to the length of the pre-training"
         )
-    return _training_refusal(training) or _eight_bits_refusal(model, training, strategy)
+    return (
+        _training_refusal(training)
+        or copies_refusal(model, training, strategy.tp)
+        or _eight_bits_refusal(model, training, strategy)
+    )
 
 
 def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:

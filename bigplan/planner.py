@@ -42,7 +42,14 @@ from bigplan.simulate import busy_seconds, critical_path, simulate
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, capacity_beside
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.ilp import solver_name
-from bigplan.solve.pins import WRITTEN, Pin, parse_pins, refuse_of_muon, refuse_of_trained
+from bigplan.solve.pins import (
+    WRITTEN,
+    Pin,
+    parse_pins,
+    refuse_of_launched,
+    refuse_of_muon,
+    refuse_of_trained,
+)
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Found, Scope, Watch, search, unwatched
 from bigplan.spec.cluster import Cluster, NodeGroup
@@ -86,9 +93,12 @@ class Request:
     def of_plan(cls, plan: Plan) -> Request:
         """The request of a plan, for all GPUs that it was asked for, those that are idle too.
 
-        A plan does not say what was pinned, so all decisions are free.
+        A plan does not say what was pinned, so all decisions are free. One that the native runtime
+        cannot execute was asked for whatever executes it.
         """
-        return cls(plan.model, plan.training, _asked(plan), engine=plan.engine)
+        planned_only = plan.engine == "native" and plan.executable.get("native") is not True
+        engine = "any" if planned_only else plan.engine
+        return cls(plan.model, plan.training, _asked(plan), engine=engine)
 
 
 def _described(training: Training) -> Training:
@@ -115,6 +125,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     Raises InputError, RefusedError, InfeasibleError.
     """
     fixed, pins = parse_pins(request.settings)
+    refuse_of_launched(fixed, pins, request.cluster.group.gpu)
     if request.training.lora is not None:
         refuse_of_trained(fixed, pins)
     if why := spread_refusal(request.model, request.training, fixed):

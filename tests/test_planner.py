@@ -358,6 +358,12 @@ def test_a_plan_is_planned_again_for_the_nodes_that_it_leaves_idle_too(
     assert make_plan(again) == plan
 
 
+def test_a_plan_that_cannot_run_here_is_planned_again_as_it_was() -> None:
+    training = Training(sequence_length=64, global_batch=2, dropout=0.1)
+    plan = make_plan(Request(find_model("tiny-llama-demo"), training, find_cluster("h200-1x")))
+    assert make_plan(Request.of_plan(plan)) == plan
+
+
 def test_a_step_of_little_work_runs_on_one_gpu_of_eight() -> None:
     """Its stages would take turns, and its tensor-parallel ranks wait for launches and sums."""
     training = Training(sequence_length=64, global_batch=1)

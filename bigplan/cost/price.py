@@ -96,6 +96,7 @@ class KindCost:
             gather=other.gather,
             sum_replicas=other.sum_replicas,
             slowed=other.slowed,
+            orthogonalise=other.orthogonalise,
             launched=launched,
         )
 
@@ -273,7 +274,7 @@ def _kind_cost(
     gathering = sum(
         beside_compute(all_gather(n * sizes.parameter, group), group) for n, group in owners
     )
-    copies = replica_group(strategy, nodes)
+    copies, device = replica_group(strategy, nodes), device_of(nodes, training, framework)
     part = all_reduce(kind.owned(strategy.zero_ranks) * reduced, copies)
     summing = 0.0 if kind.frozen else beside_compute(part, copies)
     slowed = taken_from_compute(reducing, sharing) + taken_from_compute(summing, copies)
@@ -284,10 +285,11 @@ def _kind_cost(
         gather=gathering,
         sum_replicas=summing,
         slowed=slowed / graph.micro_batches,
+        orthogonalise=orthogonalise_seconds(graph, kind, training, device, nodes),
     )
     if not (kind.forward or kind.backward):  # nobody asks more of a layer without operators
         return exchanges
-    groups, device = LayerGroups.of(strategy, nodes), device_of(nodes, training, framework)
+    groups = LayerGroups.of(strategy, nodes)
     hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
 
     def cost(framework: Framework) -> KindCost:
@@ -301,7 +303,6 @@ def _kind_cost(
             if kind.frozen
             else _summed(kind.repeated, strategy.tp, sizes.gradient, groups.tensor),
             update_launch=update_launch(kind.tensors, nodes.gpu, framework, training),
-            orthogonalise=orthogonalise_seconds(graph, kind, training, device, nodes),
             reruns={recompute: one.seconds for recompute, one in again.items()},
             forward_waits=forward.waits,
             backward_waits=backward.waits,

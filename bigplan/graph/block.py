@@ -87,6 +87,7 @@ def block(shape: RankShape) -> LayerKind:
     return LayerKind(
         name="block",
         tensors=tensors,
+        scaled=shape.scaled,
         forward=(*linear, *inner, *forward, *exchanged_forward),
         backward=(
             *linear_backward,

@@ -175,6 +175,7 @@ def _embedding(shape: RankShape) -> LayerKind:
     return LayerKind(
         name="embedding",
         tensors=tensors,
+        scaled=shape.scaled,
         forward=(
             Stream("look-up", 2 * shape.whole_hidden),
             *added,
@@ -345,6 +346,7 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
     return LayerKind(
         name="head",
         tensors=tensors,
+        scaled=shape.scaled,
         forward=(),
         backward=(
             gemm,

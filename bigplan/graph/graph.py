@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
-from math import gcd
+from math import gcd, lcm
 from typing import NamedTuple
 
 from bigplan.graph.operators import Operator
@@ -90,6 +90,9 @@ class LayerKind:
     # than share the rest (`Strategy.expert_shards`). They are the first tensors.
     whole_experts: int = 0
     ep: int = 1
+    # Elements whose moments share a scale. What several ranks have copies of begins with a block of
+    # so many (`capabilities.copies_refusal`): beside other elements, copies would get other scales.
+    scaled: int = 1
     # Bytes that are kept where more rows than an equal share reach this rank's experts; see `room`.
     uneven: int = 0
     # Tensors that Muon updates; the whole layer's state is then on one tier and updated at once.
@@ -108,7 +111,7 @@ class LayerKind:
         object.__setattr__(self, "others", elements - by_muon)
         # A unit divides every row, so no cut lies within the elements that a kernel loads at once.
         unit = gcd(WIDEST_CUT, *(tensor.columns for tensor in self.tensors))
-        object.__setattr__(self, "unit", unit)
+        object.__setattr__(self, "unit", lcm(unit, self.scaled))
         object.__setattr__(self, "repeated", dict(_repeated(self.tensors)))
 
     def owned(self, ranks: int) -> int:

@@ -16,6 +16,7 @@ from bigplan.mechanics import (
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.lora import adapted_steps, stored
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.moments import sharing_scales
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 from bigplan.spec.training import Training
 
@@ -53,6 +54,11 @@ class RankShape:
     def tokens(self) -> int:
         """Tokens of a micro-batch on one rank."""
         return self.strategy.rank_tokens(self.training) // self.context_parallel
+
+    @property
+    def scaled(self) -> int:
+        """Elements whose moments share a scale."""
+        return sharing_scales(self.training.optimizer.moments)
 
     @property
     def element(self) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from math import ceil
+from math import ceil, lcm
 from typing import NamedTuple
 
 from bigplan.graph.strategy import WIDEST_CUT, Cut, Strategy
 from bigplan.spec.layers import BLOCK
 from bigplan.spec.lora import packs
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.moments import sharing_scales
 from bigplan.spec.training import Training
 
 Ends = tuple[float, float]  # seconds of the embedding and of the head, in units of a block's
@@ -84,7 +85,8 @@ class Space:
         for ep in self._tried("ep", divisors(dp)) if self.spreads else (1,):
             alone = ep == 1 or (split == 1 and self.training.lora is None)
             placed = "ep" in self.fixed or each % ep == 0 or ep % each == 0
-            if alone and placed and dp % ep == 0 and spreads_experts(self.model, dp, ep):
+            whole = dp % ep == 0 and spreads_experts(self.model, self.training, dp, ep)
+            if alone and placed and whole:
                 yield ep
 
     def _splits_of_tokens(self) -> Iterator[tuple[int, int]]:
@@ -231,7 +233,7 @@ def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:
     return model.heads // tp % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0)
 
 
-def spreads_experts(model: ModelSpec, dp: int, ep: int) -> bool:
+def spreads_experts(model: ModelSpec, training: Training, dp: int, ep: int) -> bool:
     """Whether `ep` of `dp` ranks may have equal parts of the experts.
 
     Their elements are then whole units for each rank that shares them, and lie before the rest.
@@ -241,7 +243,8 @@ def spreads_experts(model: ModelSpec, dp: int, ep: int) -> bool:
     if not model.experts or model.experts % ep:
         return False
     elements = sum(p.count for p in model.kinds()[BLOCK] if p.experts) // ep
-    return elements % (dp // ep * WIDEST_CUT) == 0
+    unit = lcm(WIDEST_CUT, sharing_scales(training.optimizer.moments))
+    return elements % (dp // ep * unit) == 0
 
 
 def balanced_ends(blocks: int, chunks: int, ends: Ends) -> tuple[int, int]:

@@ -44,7 +44,7 @@ def read_resumable(folder: Path) -> Resumable:
 
 def refuse_other_training(before: Plan, now: Plan) -> None:
     """Raise RefusedError where `now` trains another model, or otherwise, than `before`."""
-    free = set(FREE_IN_A_RUN)
+    free = {*FREE_IN_A_RUN, "optimizer.moments"}  # which a checkpoint's are converted to
     if not (_steps_matter(before) or _steps_matter(now)):
         free.add("steps")
     for what in ("model", "training"):

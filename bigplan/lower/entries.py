@@ -27,8 +27,9 @@ def checkpoint_staging(graph: Graph) -> int:
     sizes = graph.sizes
     most = max(kind.parameters for kind in graph.kinds.values())
     state = max(graph.state_bytes(kind, kind.parameters) for kind in graph.kinds.values())
-    if graph.frozen:  # a stage's adapters are one piece
-        most = graph.adapters(graph.stage_layers(0)).elements
+    if graph.frozen:  # a stage's adapters are one piece, and stages may differ in blocks
+        stages = map(graph.stage_layers, range(graph.strategy.pp))
+        most = max(graph.adapters(layers).elements for layers in stages)
         state = sizes.state_bytes(most)
     largest = max(state, 0 if sizes.master else most * sizes.parameter)
     return min(CHECKPOINT_STAGING, -(-largest // PAGE) * PAGE)

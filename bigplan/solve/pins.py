@@ -1,6 +1,7 @@
 """Decisions the user fixes: `--set KEY=VALUE`, where KEY and VALUE are
 
-    dp cp tp pp vpp zero micro_batch accumulation_group first_blocks last_blocks = N   the strategy
+    dp cp tp pp vpp ep zero micro_batch accumulation_group first_blocks last_blocks
+        sequence_parallel = N                   the strategy
     zero_group = N                              ranks that share what ZeRO shards; 0: all
     [WHERE.]parameters|gradients|optimizer|activations = TIER          all of it on one tier
     [WHERE.]parameters|gradients|activations.TIER = N                  layers per stage
@@ -29,9 +30,10 @@ from bigplan.solve.alike import LEAN, ROOMY
 from bigplan.solve.linear import Linear, Rule, total
 from bigplan.solve.stage import StageClass
 from bigplan.spec.files.words import did_you_mean
+from bigplan.spec.gpu import Gpu
 from bigplan.spec.layers import BLOCKS
 
-STRATEGY_KEYS = tuple(Strategy.model_fields)
+STRATEGY_KEYS = tuple(key for key in Strategy.model_fields if key != "replicas")
 RING_KEYS = Rings._fields
 LOSS_CHUNK = "loss_chunk"
 CAPTURED = "captured"
@@ -176,6 +178,23 @@ def refuse_of_muon(pins: Iterable[Pin]) -> None:
             raise InputError(
                 f"--set {pin.tensor}: {pin.amount:g}: Muon updates layers whole, and which of them "
                 f"the GPU holds is the search's decision; use 0 or 1, or leave it out"
+            )
+
+
+def refuse_of_launched(fixed: Mapping[str, int], pins: Iterable[Pin], gpu: Gpu) -> None:
+    """Raise InputError for CUDA graphs where the device, or other ranks in a pass, allow none."""
+    if not any(pin.tensor == CAPTURED and pin.amount for pin in pins):
+        return
+    if not gpu.runs_kernels:
+        raise InputError(
+            f"--set captured=1: CUDA graphs repeat kernels of a GPU, and {gpu.name} is none; leave "
+            "it out"
+        )
+    for name in ("tp", "cp", "pp"):
+        if (ways := fixed.get(name, 1)) > 1:
+            raise InputError(
+                f"--set captured=1 with {name}={ways}: CUDA graphs repeat passes in which no other "
+                f"rank takes part; use {name}=1, or leave captured out"
             )
 
 

@@ -55,6 +55,11 @@ def scale_bytes(moments: Moments) -> int:
     return 2 * SCALE if moments == "int8" else 0
 
 
+def sharing_scales(moments: Moments) -> int:
+    """Elements that share a scale: layers are cut between so many, and none is cut in two."""
+    return BLOCK if moments == "int8" else 1
+
+
 def blocks(elements: int) -> int:
     """Blocks of elements that are stored together."""
     return -(-elements // BLOCK)

@@ -126,6 +126,12 @@ class Training(Spec):
                 f"isolate_documents does not go with attention {self.attention}; use attention: "
                 "flash, or leave isolate_documents off"
             )
+        if self.document_tokens is not None and not self.isolate_documents:
+            raise InputError(
+                f"document_tokens {self.document_tokens:g} says how long documents are that are "
+                "kept apart, but isolate_documents is off; use isolate_documents: true, or leave "
+                "document_tokens out"
+            )
         if self.tokens_per_step > MOST_TOKENS:
             raise InputError(
                 f"global_batch {self.global_batch} of {self.sequence_length} tokens each is "

@@ -35,6 +35,7 @@ class Course:
     begun: State  # before its first step
     digest: str  # of its weights
     written: State  # where it wrote a checkpoint, what that is of; else as begun
+    ended: str  # digest of the weights after its last step
 
 
 @contextmanager
@@ -70,10 +71,10 @@ def course(
             results.append(worker.step(folder if number == at else None))
             if number == at:
                 written = state_of(worker)
-        worker.finish()
+        ended = worker.finish().digest
         saved = tuple(saved for result in results for saved in result.saved)
         losses = [result.loss for result in results]
-        return Course(first, losses, state_of(worker), saved, begun, digest, written)
+        return Course(first, losses, state_of(worker), saved, begun, digest, written, ended)
 
 
 def away(tier: Tier = Tier.HOST, chunk: int = CHUNK, **changes: object) -> Plan:

@@ -59,7 +59,7 @@ def layouts(ranks: int) -> dict[str, Strategy]:
             "dp2-zero3": Strategy(dp=2, zero=3),
             "tp2": Strategy(dp=1, tp=2, accumulation_group=2),
             "tp2-whole": Strategy(dp=1, tp=2, sequence_parallel=False),
-            "pp2": Strategy(dp=1, pp=2, accumulation_group=2),
+            "pp2": Strategy(dp=1, pp=2, accumulation_group=2, first_blocks=1),
             "pp2-vpp2": Strategy(dp=1, pp=2, vpp=2),
             "cp2": Strategy(dp=1, cp=2),
             "cp2-zero3": Strategy(dp=1, cp=2, zero=3),
@@ -97,7 +97,8 @@ def plans(ranks: int, *, clip_norm: float | None) -> dict[str, Plan]:
 def _placement(strategy: Strategy, tier: Tier, recompute: Recompute) -> Placement:
     stages = []
     for stage in range(strategy.pp):
-        kinds = {"block": frozen(4 // strategy.pp, tier, recompute)}
+        blocks = sum(strategy.cut.blocks(4)[stage :: strategy.pp])
+        kinds = {"block": frozen(blocks, tier, recompute)}
         if stage == 0:
             kinds["embedding"] = frozen(1)
         if stage == strategy.pp - 1:

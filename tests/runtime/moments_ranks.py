@@ -61,12 +61,14 @@ def moments_plan(
 
 def _kind(layers: int, tier: Tier) -> KindPlacement:
     here = {Tier.GPU: layers}
+    apart = 0.7 * layers if tier is Tier.HOST else float(layers)  # a layer's state is in two pieces
+    state = {Tier.GPU: layers - apart, tier: apart}
     return KindPlacement(
         layers=layers,
         parameters=here,
         gradients=here,
         activations={Recompute.NONE: here},
-        optimizer={tier: float(layers)},
+        optimizer=state,
     )
 
 
@@ -75,7 +77,7 @@ def run_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     path = Path(folder)
-    found: dict[tuple[str, str], list[float]] = {}
+    found: dict[tuple[str, str], tuple[list[float], str]] = {}
     for moments in ("bf16", "int8"):
         for name, strategy in LAYOUTS.items():
             experts = with_experts(name)
@@ -87,5 +89,5 @@ def run_rank(rank: int, folder: str) -> None:
             gone_on = course(
                 plan, STEPS, source.path, at=STEPS, folder=kept, rank=rank, meeting=meeting
             )
-            found[name, moments] = gone_on.losses
+            found[name, moments] = gone_on.losses, gone_on.ended
     (path / f"losses.{rank}").write_bytes(pickle.dumps(found))

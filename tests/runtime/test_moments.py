@@ -286,6 +286,27 @@ def test_a_run_goes_on_on_other_tiers(
     assert rest.losses == pytest.approx(whole.losses[rest.first :], rel=NEAR[moments])
 
 
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [("fp32", "int8"), ("int8", "fp32"), ("bf16", "int8"), ("int8", "bf16"), ("fp32", "bf16")],
+)
+def test_a_run_goes_on_with_moments_in_other_formats(
+    there: Moments, here: Moments, tmp_path: Path
+) -> None:
+    """Both as near as the coarser of the two has them: in 8 bits to 2% of the largest."""
+    one, other = (OPTIMIZER.model_copy(update={"moments": moments}) for moments in (there, here))
+    whole = course(away(optimizer=one), STEPS, at=AT, folder=tmp_path)
+    found = latest(tmp_path)
+    assert found is not None
+    rest = course(passing(optimizer=other), STEPS, found.path)
+    near = 0.02 if "int8" in (there, here) else 2.0**-7
+    for old, new in zip(whole.written, rest.begun, strict=True):
+        assert torch.equal(old.weights, new.weights)
+        for before, after in zip(old.moments, new.moments, strict=True):
+            assert float((before - after).abs().max()) <= near * float(before.abs().max())
+    assert rest.losses == pytest.approx(whole.losses[rest.first :], rel=NEAR["int8"])
+
+
 @pytest.fixture(scope="module")
 def ranks(
     tmp_path_factory: pytest.TempPathFactory,
@@ -298,8 +319,8 @@ def ranks(
             course(plan, AT, at=AT, folder=folder / f"one-{moments}-{experts}")
     start(run_rank, folder, 2)
     every = [pickle.loads((folder / f"losses.{rank}").read_bytes()) for rank in range(2)]
-    assert every[0] == every[1]
-    return folder, every[0]
+    assert every[0] == every[1]  # the weights, too
+    return folder, {name: losses for name, (losses, _) in every[0].items()}
 
 
 @formats

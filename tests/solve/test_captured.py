@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from bigplan.errors import InfeasibleError
+from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan, programs_of
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 
 MODEL = find_model("tiny-llama-demo")
+TRAINING = Training(sequence_length=256, global_batch=8)
 
 
 def _plan(settings: dict[str, str | int | float], cluster: str = "h200-1x") -> Plan:
-    training = Training(sequence_length=256, global_batch=8)
-    return make_plan(Request(MODEL, training, find_cluster(cluster), settings))
+    return make_plan(Request(MODEL, TRAINING, find_cluster(cluster), settings))
 
 
 def test_a_narrow_model_is_captured_and_faster_for_it() -> None:
@@ -55,3 +55,24 @@ def test_graphs_that_cannot_be_are_refused() -> None:
     settings: dict[str, str | int | float] = {"activations": "host", "captured": 1}
     with pytest.raises(InfeasibleError):
         _plan(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tp": 2}, "--set captured=1 with tp=2: CUDA graphs repeat passes in which no other rank"),
+        ({}, "--set captured=1: CUDA graphs repeat kernels of a GPU, and"),
+    ],
+)
+def test_what_no_plan_can_capture_is_refused_with_the_reason(
+    settings: dict[str, str | int | float], message: str
+) -> None:
+    cluster = find_cluster("hgx-h200")
+    if not settings:
+        gpu = cluster.group.gpu.model_copy(update={"device": "cpu"})
+        group = cluster.group.model_copy(update={"gpu": gpu})
+        cluster = cluster.model_copy(update={"node_groups": (group,)})
+    request = Request(MODEL, TRAINING, cluster, {**settings, "captured": 1})
+    with pytest.raises(InputError) as caught:
+        make_plan(request)
+    assert message in str(caught.value)

@@ -55,6 +55,7 @@ def test_what_can_be_pinned() -> None:
         ("tp", 1.5, "--set tp=1.5: write a whole number, such as tp=4"),
         ("dp", -1, "--set dp=-1: write a whole number"),
         ("zero", 4, "--set zero=4: ZeRO has stages up to 3"),
+        ("replicas", 2, "--set replicas: no such decision"),
         ("captured", "maybe", "--set captured=maybe: write 0 or 1"),
         ("captured", -1, "--set captured=-1: write 0 or 1"),
         ("shared_ends", 0.5, "--set shared_ends=0.5: write 0 or 1"),

@@ -112,6 +112,7 @@ def test_options_of_the_arithmetic() -> None:
             "use reduce_precision: fp32 or reduce_precision: fp16, or precision: bf16",
         ),
         ("precision: fp32\nfp8_gemms: true", "fp8_gemms needs a 16-bit precision around"),
+        ("document_tokens: 100", "document_tokens 100 says how long documents are that are kept"),
     ],
 )
 def test_values_that_do_not_go_together(text: str, message: str) -> None:

@@ -1,7 +1,8 @@
 """Moments in 8 bits out of a checkpoint, whose pieces other ranks or tiers may have had.
 
 Blocks begin with each piece, so those of another plan lie elsewhere: values are decoded and coded
-again, to nearest. Where blocks are the same, so are the codes and scales.
+again, to nearest. Where blocks are the same, so are the codes and scales. A checkpoint with moments
+in fp32 or bf16 has no roots of second ones.
 """
 
 from __future__ import annotations
@@ -22,11 +23,18 @@ Read = Callable[[Kind, Rectangle, Tensor], None]  # a rectangle's values, into f
 
 
 def fill_coded(
-    read: Read, spans: Sequence[Span], codes: Tensor, scales: Tensor, device: torch.device
+    read: Read,
+    spans: Sequence[Span],
+    codes: Tensor,
+    scales: Tensor,
+    device: torch.device,
+    *,
+    rooted: bool = True,
 ) -> None:
     """Fill a piece's codes and scales; spans are counted from its first element.
 
-    `device` computes them. Of memory it takes some copies of WINDOW elements.
+    `rooted`: what is read is what is coded, not squares of it. `device` computes codes. Of memory
+    it takes some copies of WINDOW elements.
     """
     for start in range(0, len(codes), WINDOW):
         stop = min(start + WINDOW, len(codes))
@@ -36,7 +44,7 @@ def fill_coded(
             if low < high:
                 _read(read, span, range(low, high), values[low - start : high - start])
         code = nearest_first if codes.dtype == torch.int8 else nearest_second
-        found, each = code(values.to(device))
+        found, each = code(values.to(device) if rooted else values.to(device).sqrt_())
         codes[start:stop].copy_(found)
         scales[start // BLOCK : -(-stop // BLOCK)].copy_(each)
 

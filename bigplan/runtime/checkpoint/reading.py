@@ -166,6 +166,11 @@ class Reader:
             self._pages.close()
             self._pages = None
 
+    @property
+    def has_roots(self) -> bool:
+        """Whether second moments are stored by their roots, which `read` gives."""
+        return self.manifest.training.optimizer.moments == "int8"
+
     def parameter(self, layer: int, name: str) -> Tensor:
         """A parameter's newest values, fp32, in its shape."""
         kinds: tuple[Kind, ...] = ("master", "weights")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -27,9 +27,14 @@ from bigplan.runtime.moments import StoredState, bytes_view
 from bigplan.runtime.pieces import Box
 from bigplan.spec.training import FREE_IN_A_RUN
 
-NAMED = {"name", "source"}  # of a model: what describes it and decides nothing
-# Of a training: what the user may change on the way. Files move, runs grow longer.
-FREE = {*FREE_IN_A_RUN, "steps", "weights"}
+SECOND: Kind = "exp_avg_sq"
+NAMED = {"name": True, "source": True}  # of a model: what describes it and decides nothing
+# Of a training: what the user may change on the way. Files move, runs grow longer, and moments are
+# converted.
+FREE: Mapping[str, bool | set[str]] = {
+    **dict.fromkeys((*FREE_IN_A_RUN, "steps", "weights"), True),
+    "optimizer": {"moments"},
+}
 
 
 def check_same(found: FoundCheckpoint, plan: Plan, data: str) -> None:
@@ -41,7 +46,7 @@ def check_same(found: FoundCheckpoint, plan: Plan, data: str) -> None:
         ("model", stored.model, plan.model, NAMED),
         ("training", stored.training, plan.training, FREE),
     ):
-        old, new = (spec.model_dump(mode="json", exclude=free) for spec in (theirs, ours))
+        old, new = (spec.model_dump(mode="json", exclude=dict(free)) for spec in (theirs, ours))
         differing = [
             f"{key} {old.get(key)} there and {new.get(key)} here"
             for key in old | new
@@ -97,6 +102,8 @@ def _fill(
                 kind = torch.bfloat16 if span.dtype == "BF16" else dtype
                 found = values[span.start * kind.itemsize : span.stop * kind.itemsize].view(kind)
                 reader.read(layer, span.kind, span.rectangle, found)
+                if span.kind == SECOND and reader.has_roots:
+                    found.mul_(found)
         if any(span.scaled for span in image.spans):
             _fill_coded(context, reader, layer, values, piece)
     if memory.on_disk(key):
@@ -113,4 +120,5 @@ def _fill_coded(
     kinds, read = state_kinds(context), partial(reader.read, layer)
     for kind, codes, scales in zip(kinds, state.moments, state.scales, strict=False):
         spans = tuple(piece_spans(context, layer, piece, kind))
-        fill_coded(read, spans, codes, scales, context.device)
+        rooted = kind != SECOND or reader.has_roots
+        fill_coded(read, spans, codes, scales, context.device, rooted=rooted)
