@@ -42,7 +42,6 @@ BLOOM = {
     "kv_heads": 4,
 }
 FAMILIES: dict[str, dict[str, object]] = {
-    "llama": {},
     "gpt2": GPT2,
     "neox": NEOX,
     "bloom": BLOOM,
