@@ -48,7 +48,10 @@ APART = 1e-5
 
 splits = st.tuples(st.sampled_from((2, 4)), st.booleans())
 recomputes = st.sampled_from(tuple(Recompute))
-PARTS = FAMILIES | {"experts": EXPERTS, "latent": LATENT, "beside": BESIDE}
+PARTS: dict[str, Mapping[str, object]] = {
+    **FAMILIES,
+    **{"experts": EXPERTS, "latent": LATENT, "beside": BESIDE},
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
