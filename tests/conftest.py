@@ -44,8 +44,11 @@ def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)  # of xdist's, which one process does without
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: some tests wait for what they have started, and leave a core alone."""
-    return (os.cpu_count() or 1) + 1
+    """Two more than cores: tests of launches wait most of their time for Ray, for 9 minutes in all.
+
+    They take 2 minutes of a core of it.
+    """
+    return (os.cpu_count() or 1) + 2
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

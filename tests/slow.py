@@ -1,30 +1,40 @@
 """The files whose tests take longest, longest first: each 5 s of a core or more.
 
 A worker of `make test` runs a file at a time, so that what its tests share is made once; the
-longest come first, and the short ones even out when workers end.
+longest come first, and the short ones even out when workers end. Tests of launches mostly wait, so
+one of their files runs beside others that compute.
 """
+
+from __future__ import annotations
 
 SLOW = (
     "tests/runtime/test_sharded.py",
-    "tests/runtime/test_context_parallel.py",
-    "tests/runtime/test_lora.py",
+    "tests/launcher/test_nodes.py",
     "tests/test_sanity.py",
     "tests/test_planner.py",
-    "tests/launcher/test_nodes.py",
-    "tests/solve/test_exact.py",
-    "tests/runtime/test_streaming.py",
-    "tests/launcher/test_soak.py",
-    "tests/runtime/test_checkpoint_killed.py",
-    "tests/runtime/deepspeed/test_worker.py",
-    "tests/runtime/test_expert_ranks.py",
-    "tests/runtime/test_zero_groups.py",
-    "tests/test_launch_files.py",
+    "tests/runtime/test_context_parallel.py",
     "tests/launcher/test_launch.py",
-    "tests/runtime/test_checkpoint_ranks.py",
-    "tests/runtime/test_native.py",
-    "tests/solve/test_free.py",
-    "tests/launch/test_job.py",
+    "tests/runtime/test_lora.py",
+    "tests/solve/test_exact.py",
+    "tests/runtime/test_expert_ranks.py",
+    "tests/launcher/test_soak.py",
+    "tests/runtime/test_streaming.py",
+    "tests/runtime/test_zero_groups.py",
     "tests/launcher/test_survey.py",
+    "tests/runtime/deepspeed/test_worker.py",
+    "tests/launcher/test_session.py",
+    "tests/runtime/test_checkpoint_killed.py",
+    "tests/test_launch_files.py",
+    "tests/runtime/test_checkpoint_ranks.py",
+    "tests/runtime/test_unequal.py",
+    "tests/runtime/test_hf_weights.py",
+    "tests/solve/test_free.py",
+    "tests/runtime/test_native.py",
+    "tests/launch/test_job.py",
+    "tests/runtime/test_moments.py",
+    "tests/runtime/test_four_bits.py",
+    "tests/runtime/test_muon.py",
+    "tests/runtime/test_eight_bits.py",
     "tests/runtime/test_blocks.py",
     "tests/runtime/test_checkpoint_damage.py",
     "tests/cli/test_commands.py",
@@ -32,10 +42,8 @@ SLOW = (
     "tests/cli/test_kernels.py",
     "tests/solve/test_search.py",
     "tests/profile/test_machine.py",
-    "tests/runtime/test_moments.py",
     "tests/test_whatif.py",
     "tests/cli/test_interrupts.py",
-    "tests/launcher/test_session.py",
     "tests/kernels/test_optimised.py",
     "tests/docs/test_notebooks.py",
     "tests/runtime/test_two_ranks.py",

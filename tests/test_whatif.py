@@ -1,6 +1,7 @@
 """Changes are chosen by what binds a plan, and solved, not guessed."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -36,7 +37,9 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[Cluster]:
     return clusters
 
 
-PLAN = make_plan(request_on(find_cluster("dgx-h100")))
+@cache
+def a_plan() -> Plan:
+    return make_plan(request_on(find_cluster("dgx-h100")))
 
 
 def plan_with(path: dict[Lane, float], used: dict[str, float]) -> Plan:
@@ -55,7 +58,7 @@ def plan_with(path: dict[Lane, float], used: dict[str, float]) -> Plan:
         for tier, share in used.items()
     )
     update = {"step_seconds": 1.0, "critical_path": path, "memory": memory}
-    return PLAN.model_copy(update={"predicted": PLAN.predicted.model_copy(update=update)})
+    return a_plan().model_copy(update={"predicted": a_plan().predicted.model_copy(update=update)})
 
 
 def asked(plan: Plan | None, cluster: Cluster | None = None) -> list[str]:
@@ -125,11 +128,11 @@ def test_without_a_network_it_is_another_gpu(solved: list[Cluster]) -> None:
 
 def test_a_better_machine_never_slows_the_plan_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the search of the better machine ends at a slower plan, the known one counts."""
-    real = PLAN.predicted
+    real = a_plan().predicted
     bound_by_pcie = real.model_copy(update={"critical_path": {Lane.H2D: real.step_seconds}})
-    plan = PLAN.model_copy(update={"predicted": bound_by_pcie})
+    plan = a_plan().model_copy(update={"predicted": bound_by_pcie})
     monkeypatch.setattr(whatif, "make_plan", lambda _request, _watch: plan_with({}, {}))
-    pcie, *gpus = what_would_help(request_on(PLAN.cluster), plan).outcomes
+    pcie, *gpus = what_would_help(request_on(a_plan().cluster), plan).outcomes
     assert pcie.change == "twice the PCIe bandwidth"
     assert real.step_seconds < 1.0  # of the plan that the search gives here
     assert pcie.step_seconds is not None
@@ -153,7 +156,7 @@ def test_there_may_be_no_time(solved: list[Cluster]) -> None:
 
 def test_a_search_that_was_stopped_is_no_answer() -> None:
     request = request_on(find_cluster("dgx-h100"))
-    answer = what_would_help(request, PLAN, watch=lambda best, bound, left: False)
+    answer = what_would_help(request, a_plan(), watch=lambda best, bound, left: False)
     assert answer.outcomes == ()
     assert answer.unasked == ("one more node (16 GPUs)",)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from math import pi, sqrt
 
-from bigplan.kernels.body import Builder, Val, Varies
+from bigplan.kernels.body import Val, Varies
+from bigplan.kernels.builder import Builder
 from bigplan.kernels.expansion import Expansions, number_of, whole_of
 from bigplan.kernels.graph import Arg, KernelNode
 from bigplan.kernels.strides import Unfusable, bounds

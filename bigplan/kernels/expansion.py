@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bigplan.kernels.body import Builder, Val
+from bigplan.kernels.body import Val
+from bigplan.kernels.builder import Builder
 from bigplan.kernels.graph import Arg, KernelNode
 from bigplan.kernels.strides import Unfusable
 

@@ -7,20 +7,13 @@ from dataclasses import replace
 from math import prod
 
 from bigplan.cost.kernel import KernelWork, Shape, Tile
-from bigplan.kernels.body import (
-    MOST_PIECES,
-    ROW_REDUCTIONS,
-    Body,
-    Builder,
-    Domain,
-    Micro,
-    OutputPiece,
-    Varies,
-)
+from bigplan.kernels.body import ROW_REDUCTIONS, Body, Domain, Micro, OutputPiece, Varies
+from bigplan.kernels.builder import Builder
 from bigplan.kernels.graph import SIZES, Arg, KernelGraph, KernelNode, KernelValue
 from bigplan.kernels.operators import EXPAND, why_not
 from bigplan.kernels.strides import PARTS, Unfusable, bounds, part, unit
 
+MOST_PIECES = 8  # each is code of its own
 REDUCTIONS = frozenset(("sum", "mean", "amax"))
 ROWS_REDUCED = frozenset(
     (

@@ -5,7 +5,8 @@ Arithmetic is fp32 inside; gradients are torch's own derivatives, as in `arithme
 
 from __future__ import annotations
 
-from bigplan.kernels.body import Builder, Val
+from bigplan.kernels.body import Val
+from bigplan.kernels.builder import Builder
 from bigplan.kernels.expansion import (
     Expansions,
     dims_of,

@@ -43,6 +43,7 @@ class Soak:
     every: int
     draw: random.Random
     ends: Sequence[End] = ENDS
+    before: str = ""  # Python that a launch runs first
     told: list[str] = field(default_factory=list)
 
     def uninterrupted(self) -> Path:
@@ -80,7 +81,7 @@ class Soak:
         paths = os.pathsep.join(filter(None, sys.path))
         with (self.folder / "out.txt").open("w") as out:
             return subprocess.Popen(
-                [sys.executable, "-c", COMMAND, "launch", *where, *options],
+                [sys.executable, "-c", self.before + COMMAND, "launch", *where, *options],
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 stdout=out,
                 stderr=subprocess.STDOUT,

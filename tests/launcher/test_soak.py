@@ -12,6 +12,7 @@ from bigplan.launcher.record import read_record
 from bigplan.plan import save_plan
 from bigplan.planner import Request, make_plan
 from tests.launcher.soak import Soak
+from tests.launcher.warm import BEFORE
 from tests.runtime.harness import started
 from tests.tiny import small_cluster, tiny_plan
 
@@ -20,7 +21,7 @@ STEPS = 40  # the third end is drawn at about step 24
 
 @pytest.mark.timeout(600)  # four launches
 def test_a_run_stopped_killed_and_moved_to_another_plan_has_the_curve_of_one_that_was_not(
-    tmp_path: Path,
+    warm: None, tmp_path: Path
 ) -> None:
     here = tiny_plan(1)
     pins: dict[str, str | int | float] = {
@@ -36,7 +37,7 @@ def test_a_run_stopped_killed_and_moved_to_another_plan_has_the_curve_of_one_tha
     plans = [tmp_path / "here.yaml", tmp_path / "away.yaml"]
     for plan, path in zip((here, away), plans, strict=True):
         save_plan(plan, path)
-    soak = Soak(plans, tmp_path, STEPS, 4, random.Random(3))
+    soak = Soak(plans, tmp_path, STEPS, 4, random.Random(3), before=BEFORE)
     run, ended = soak.interrupted(3, "ended")
     assert ended == 3
     record = read_record(run)

@@ -16,6 +16,11 @@ import pytest
 
 from tests.launcher import warm_worker
 
+# Ray joins the name to a folder of its own, which an absolute path replaces.
+CONSTANTS, NAME = "ray._private.ray_constants", "SETUP_WORKER_FILENAME"
+# What another process runs before it starts a Ray whose workers are to be there.
+BEFORE = f"import {CONSTANTS} as constants; constants.{NAME} = {warm_worker.__file__!r}; "
+
 
 @contextmanager
 def warm_server() -> Iterator[Path]:
@@ -44,9 +49,7 @@ def warm_workers(server: Path) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(warm_worker.SOCKET, str(server))
-        # Ray joins the name to a folder of its own, which an absolute path replaces.
-        name = "ray._private.ray_constants.SETUP_WORKER_FILENAME"
-        patch.setattr(name, warm_worker.__file__)
+        patch.setattr(f"{CONSTANTS}.{NAME}", warm_worker.__file__)
         yield
 
 

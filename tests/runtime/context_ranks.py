@@ -46,7 +46,6 @@ LFM2: dict[str, object] = {
     "mixer_pattern": ("1 convolution", "1 attention"),
 }
 FAMILIES: dict[str, dict[str, object]] = {
-    "llama": {},
     "gpt2": GPT2,
     "neox": NEOX,
     "bloom": BLOOM,

@@ -25,7 +25,7 @@ from tests.runtime.plans import plan_of, tiny_model, tiny_training
 LORA = {"rank": 4, "alpha": 8.0}
 # On unlike nodes: one has three of the four sequences of a step.
 UNLIKE = (Replicas(number=1, micro_batch=3), Replicas(number=1, micro_batch=1))
-STEPS = 2  # before a checkpoint, and after it
+STEPS, SAVED_AFTER = 3, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,12 @@ def run_rank(rank: int, folder: str) -> None:
     for name, plan in every.items():
         losses = []
         with running(plan, rank=rank, meeting=path / f"{name}.first") as (worker, _):
-            losses += [worker.step().loss for _ in range(STEPS)]
+            losses += [worker.step().loss for _ in range(SAVED_AFTER)]
             worker.save(path / f"{name}.saved")
         resume = path / f"{before or name}.saved"
         with running(plan, resume, rank=rank, meeting=path / f"{name}.second") as (worker, done):
-            assert done == STEPS
-            losses += [worker.step().loss for _ in range(STEPS)]
+            assert done == SAVED_AFTER
+            losses += [worker.step().loss for _ in range(done, STEPS)]
             finished = worker.finish()
             run = LoraRun(losses, finished.digest, _adapters(worker))
         torch.save(run, path / f"{name}.{rank}.pt")

@@ -32,6 +32,7 @@ PRELOADED = [
             "eight_bits_ranks",
             "moments_ranks",
             "expert_courses",
+            "compiling",
         )
     ),
     "torch.fx.experimental.symbolic_shapes",  # of the first backward: sympy, 0.6 s

@@ -121,9 +121,12 @@ def test_training_goes_on_after_save_as_if_nothing_had_been(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "plan", [away(), away(Tier.NVME, chunk=5_000), resident(), passing(), passing(chunk=5_000)]
+    ("plan", "clip_norm"),
+    [
+        *((plan, 0.5) for plan in (away(Tier.NVME, chunk=5_000), resident(), passing())),
+        *((plan, None) for plan in (away(), resident(), passing(chunk=5_000))),
+    ],
 )
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_a_checkpoint_outlasts_its_step_and_the_next_updates_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan, clip_norm: float | None
 ) -> None:

@@ -44,7 +44,7 @@ def _away(*, tied: bool = False, clip_norm: float | None = None) -> Plan:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_any_plan_trains_as_a_plain_loop_does(plan: Plan) -> None:
-    check(plan, execute(plan))
+    check(plan, execute(plan, steps=STEPS))
 
 
 def test_a_resident_plan_is_the_plain_loop_bit_by_bit() -> None:
@@ -52,7 +52,7 @@ def test_a_resident_plan_is_the_plain_loop_bit_by_bit() -> None:
     placement = placed(embedding=kind_placement(1), block=kind_placement(2), head=kind_placement(1))
     strategy = Strategy(dp=1, accumulation_group=2)
     plan = plan_of(tiny_model(), tiny_training(6), strategy, placement)
-    run, loop = execute(plan), loop_of(plan)
+    run, loop = execute(plan, steps=STEPS), loop_of(plan)
     assert run.losses == [loop.step().loss for _ in range(STEPS)]
     same("last state", loop.state, run.states[-1])
 

@@ -18,7 +18,6 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Recompute
@@ -37,6 +36,7 @@ from bigplan.spec.model import ModelSpec
 from tests.examples import examples
 from tests.runtime.neighbours import Turn, side_by_side
 from tests.runtime.plans import tiny_model, tiny_training
+from tests.runtime.processes import start
 
 LENGTH = 8  # tokens of a sequence
 MATRICES = (GATE, UP, DOWN)  # of experts, whose biases all ranks have
@@ -348,7 +348,7 @@ def _exchange(rank: int, folder: str) -> None:
 
 
 def test_processes_exchange_uneven_rows(tmp_path: Path) -> None:
-    spawn(_exchange, (str(tmp_path),), nprocs=4)  # type: ignore[no-untyped-call]
+    start(_exchange, tmp_path, 4)
 
 
 PAIRS = list(combinations(range(8), 2))

@@ -13,11 +13,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from bigplan.content import Holds
 from bigplan.ranks import Channel
 from bigplan.runtime.groups import meet, store_of
+from tests.runtime.processes import start
 
 MESSAGES = 20
 # Two virtual stages on each of two ranks have channels of each kind both ways.
@@ -54,7 +54,7 @@ def _run(rank: int, folder: str) -> None:
 
 def test_nobody_goes_on_before_both_have_come(tmp_path: Path) -> None:
     """On four channels at once, between two processes that have one clock."""
-    spawn(_run, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    start(_run, tmp_path, 2)
     for number in range(len(CHANNELS)):
         first, second = (
             [tuple(map(float, line.split())) for line in (tmp_path / f"{number}.{rank}").open()]

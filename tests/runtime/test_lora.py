@@ -29,7 +29,7 @@ from tests.examples import examples
 from tests.runtime.harness import context_of, started
 from tests.runtime.lora_loop import LoraLoop
 from tests.runtime.lora_ranks import LORA, frozen, plans, run_rank
-from tests.runtime.lora_ranks import STEPS as SAVED_AFTER
+from tests.runtime.lora_ranks import STEPS as OF_RANKS
 from tests.runtime.plans import models, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.processes import start
 from tests.toys import placements
@@ -177,7 +177,7 @@ def test_ranks_train_as_one_does_and_go_on_under_another_split(
     (tmp_path / "plans").write_bytes(pickle.dumps(every))
     start(run_rank, tmp_path, ranks)
     loop = LoraLoop(next(iter(every.values())))
-    losses = [loop.step() for _ in range(2 * SAVED_AFTER)]
+    losses = [loop.step() for _ in range(OF_RANKS)]
     for name, plan in every.items():
         with subtests.test(name):
             runs = [

@@ -162,19 +162,17 @@ def _second(piece: NarrowPiece) -> torch.Tensor:
 
 
 @formats
-@pytest.mark.parametrize("compiled", [True, False])
-def test_a_constant_gradient_drives_the_second_moment_to_its_square(
-    moments: Moments, *, compiled: bool
-) -> None:
-    """With beta2 0.999, whose changes rounding to nearest would lose: it stops far below."""
+def test_a_constant_gradient_drives_the_second_moment_to_its_square(moments: Moments) -> None:
+    """With beta2 0.999, whose changes rounding to nearest would lose: it stops far below.
+
+    By compiled code where there is any, of which the test below says that it does as torch does.
+    """
     library = native()
-    if compiled and library is None:
-        pytest.skip("no compiler")
     optimizer, piece = Optimizer(beta2=0.999, moments=moments), _piece(moments, 2 * BLOCK)
     piece.gradient.copy_(torch.linspace(0.3, 1.0, 2 * BLOCK))
     for step in range(1, 8001):
         constants = adamw_kernel(optimizer, step, 1e-4, 0.0).native.constants
-        step_on_cpu(library if compiled else None, piece, [Run(0, constants)], (1.0, step))
+        step_on_cpu(library, piece, [Run(0, constants)], (1.0, step))
     relative = _second(piece) / piece.gradient.square()
     assert float(relative.mean()) == pytest.approx(1.0, abs=0.01)
     # Single elements are as far apart as two levels.

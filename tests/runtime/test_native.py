@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +29,8 @@ from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.fused import Kernel, fused_step
 from bigplan.runtime.native import Native, Piece
 from bigplan.runtime.sgd import sgd_kernel
+from tests.runtime.compiling import compile_it
+from tests.runtime.processes import start
 
 OPTIMIZERS = {
     "adamw": Optimizer(),
@@ -289,14 +290,37 @@ def test_loops_over_elements_are_in_vectors(tmp_path: Path, source: Path) -> Non
 
 # Where nothing has been compiled yet.
 
+REMEMBERS = """
+[ "$1" = --version ] && exec {compiler} "$@"
+for to; do :; done
+[ -e {kept} ] || {{ {compiler} "$@" -O0 && mv "$to" {kept}; }} && cp {kept} "$to"
+"""
+WAITS = """
+[ "$1" = --version ] || {{
+    touch {begun}.$$
+    until [ "$(ls {begun}.* | wc -l)" -eq 2 ]; do sleep 0.05; done
+}}
+exec {compiler} "$@"
+"""
 
-@pytest.fixture
-def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache folder, and a compiler that takes its ease: 8 s of a core each otherwise."""
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A compiler that takes its ease, and gives out again what it made first.
+
+    Each of nine times it would otherwise take 8 s of a core.
+    """
     if native.native() is None:
         pytest.skip("needs a C++ compiler")
+    folder = tmp_path_factory.mktemp("compiler")
+    return _script(folder / "quick", REMEMBERS.format(compiler=_compiler(), kept=folder / "kept"))
+
+
+@pytest.fixture
+def anew(quick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CXX", _script(tmp_path / "quick", f'exec {_compiler()} "$@" -O0'))
+    monkeypatch.setenv("CXX", quick)
     native._native.cache_clear()
     yield tmp_path / "cache" / "bigplan"
     native._native.cache_clear()
@@ -437,14 +461,8 @@ def test_a_cache_folder_is_its_owners_alone(anew: Path, monkeypatch: pytest.Monk
         native._kept(machine.compiler() or [], anew, "host")
 
 
-def test_processes_may_compile_at_once(anew: Path) -> None:
-    code = "from bigplan.runtime.native import native; assert native() is not None"
-    environment = os.environ | {"PYTHONPATH": str(Path(native.__file__).parents[2])}
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
-        for _ in range(2)
-    ]
-    for process in started:
-        _, said = process.communicate(timeout=100)
-        assert process.returncode == 0, said.decode()
+def test_processes_may_compile_at_once(anew: Path, quick: str, tmp_path: Path) -> None:
+    """Neither compiler ends before both have begun."""
+    _script(tmp_path / "both", WAITS.format(begun=tmp_path / "begun", compiler=quick))
+    start(compile_it, tmp_path, 2)
     assert [path.suffix for path in anew.iterdir()] == [".so"]

@@ -37,6 +37,7 @@ from tests.examples import examples
 from tests.runtime.neighbours import Called, Turn, side_by_side
 from tests.runtime.plans import models, shape_on, tiny_model, tiny_training
 from tests.runtime.reference import UNIT
+from tests.runtime.sharded_ranks import BESIDE, EXPERTS, FAMILIES, LATENT
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BATCH, LENGTH, CHUNK = 3, 8, 12  # of the loss: two chunks
@@ -47,6 +48,10 @@ APART = 1e-5
 
 splits = st.tuples(st.sampled_from((2, 4)), st.booleans())
 recomputes = st.sampled_from(tuple(Recompute))
+PARTS: dict[str, Mapping[str, object]] = {
+    **FAMILIES,
+    **{"experts": EXPERTS, "latent": LATENT, "beside": BESIDE},
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -223,8 +228,25 @@ def test_ranks_compute_what_one_does(
     in_product: bool,
     vocab: int,
 ) -> None:
-    (size, parts), model = split, model.model_copy(update={"vocab": vocab})
-    layer = _Layer.of(model, kind, device)
+    layer = _Layer.of(model.model_copy(update={"vocab": vocab}), kind, device)
+    _check_parts(layer, split, recompute, in_product=in_product)
+
+
+@pytest.mark.parametrize("kind", ["embedding", "block", "head"])
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("family", PARTS)
+def test_layers_of_every_family_may_be_split(family: str, parts: bool, kind: str) -> None:
+    """Random models rarely have all that a family has."""
+    layer = _Layer.of(tiny_model(**PARTS[family]), kind)
+    for recompute in Recompute:
+        _check_parts(layer, (2, parts), recompute, in_product=False)
+
+
+def _check_parts(
+    layer: _Layer, split: tuple[int, bool], recompute: Recompute, *, in_product: bool
+) -> None:
+    """Compare what ranks compute together with what one does alone."""
+    size, parts = split
     alone = _run(layer, recompute, ONE, in_product=in_product)
     found, _ = side_by_side(
         size,
