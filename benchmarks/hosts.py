@@ -76,6 +76,8 @@ class Case(Spec):
     """GiB of each GPU"""
     set: dict[str, int] = Field(default_factory=dict)
     """decisions pinned for bigplan"""
+    moments: str = "fp32"
+    """AdamW's, in bigplan alone"""
     peers: dict[str, Setting] = Field(default_factory=dict)
 
     def batch(self, gpus: int) -> int:
@@ -90,6 +92,7 @@ class Case(Spec):
             "training.sequence_length": self.length,
             "training.global_batch": self.batch(gpus),
             "training.optimizer.learning_rate": 3e-5,
+            "training.optimizer.moments": self.moments,
             "engine": "native",
         }
         if self.gpu_limit:

@@ -9,7 +9,7 @@
 #   equality  tests of layouts on GPUs of their own over NCCL, those of checkpoints, and loss curves
 #   faults    kill -9 of a rank, and of a launch: seconds until it trains again; then at random moments,
 #             whether resumed runs have the bits of one that nothing happened to
-#   speed8b, small, speed29b, speed32b, speed70b, long   cases of hosts/cases.yaml, each with its peers after it
+#   speed8b, small, speed29b, speed32b, speed70b, whole70b, long   cases of hosts/cases.yaml, each with its peers after it
 #   table     what was promised, measured and reached by peers, so far
 # Parts with cases profile and predict first if nobody has; the first with DeepSpeed compiles. Calls
 # of ten minutes: "rates predict waits", "equality", "soak", "faults", "speed8b table" until nothing

@@ -22,12 +22,12 @@ ADAM_BYTES = 30
 # (benchmarks/results/2026-11-22-h200-one-at-a-time).
 INTO_BESIDE_UPDATE = 0.62
 OFF_BESIDE_UPDATE = 0.86
-# Elements/s that a core updates where moments are in fewer bits and lie in its caches: more it
-# cannot do, however fast memory is. bf16 is measured with AVX-512 on one core of an EPYC 9004
-# (benchmarks/moments.py host), where fp32 takes 1.5 G/s, more than any core's part of its memory.
-# 8 bits take 0.30 G/s there, but in training on a rented H200's machine 1.25 G/s on 12 of its 16
-# cores, which may be halves of cores (benchmarks/results/2026-11-27-h200-spread).
-CORE_UPDATES: dict[Moments, float] = {"bf16": 1.0e9, "int8": 0.104e9}
+# Elements/s that a core updates where moments are in fewer bits and lie in its caches. bf16 is
+# measured with AVX-512 on one core of an EPYC 9004 (benchmarks/moments.py host), where fp32 takes
+# 1.5 G/s, more than any core's part of its memory. 8 bits take 0.30 G/s there; in training on a
+# rented H200's machine 12 of 16 cores, which may be halves of cores, reached 1.25 G/s with the
+# time of memory, which served fp32 at 3.55 G/s (benchmarks/results/2026-11-27-h200-spread).
+CORE_UPDATES: dict[Moments, float] = {"bf16": 1.0e9, "int8": 0.132e9}
 # The same of a GPU's multiprocessor: 93.2 G/s on the 132 of an H200, where fp32 and bf16 reach
 # 4.2 TB/s (benchmarks/results/2026-11-27-h200-spread).
 MULTIPROCESSOR_UPDATES: dict[Moments, float] = {"int8": 0.706e9}
@@ -79,13 +79,16 @@ def _drives(nvme: Nvme | None, sharing: NodeSharing) -> tuple[PerRank, PerRank]:
 def _cpu_update(host: Host, sizes: ElementSizes) -> PerNode:
     """Elements/s that all cores of a node update; beside copies, if that was measured.
 
-    Memory binds, or, where moments are in fewer bits, what the cores compute.
+    Memory binds. Where moments are in fewer bits cores compute for about as long, and what they
+    compute does not hide what they wait for: two cores that reach 2.2 G/s of bf16 in their caches
+    and 2.1 by bytes of memory take 1.0. In 8 bits 48 cores of four H200s' machine updated 2.95 G/s,
+    3.0 by this sum and 5.0 by the longer of both (benchmarks/results/2026-11-27-h200-x4-whole).
     """
     by_memory = (host.adam_rate_beside_copies or host.adam_rate) / _part(sizes)
     if sizes.moments not in CORE_UPDATES:
         return PerNode(by_memory)
     computed = host.cores * float(CORES_BESIDE_COPIES) * CORE_UPDATES[sizes.moments]
-    return PerNode(min(by_memory, computed))
+    return PerNode(1 / (1 / by_memory + 1 / computed))
 
 
 def _gpu_update(gpu: Gpu, sizes: ElementSizes) -> PerRank:

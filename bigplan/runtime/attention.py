@@ -78,7 +78,9 @@ def forward(heads: Sequence[Tensor], scale: float, window: int | None) -> Any:
         return aten._scaled_dot_product_efficient_attention(
             *heads, None, True, 0.0, True, scale=scale
         )
-    return aten._scaled_dot_product_flash_attention(*heads, 0.0, True, scale=scale)[:-1]
+    wide, width = map(_aligned, heads), heads[0].shape[-1]
+    out, *others, _ = aten._scaled_dot_product_flash_attention(*wide, 0.0, True, scale=scale)
+    return out[..., :width], *others
 
 
 def _without_flash(q: Tensor) -> bool:
@@ -110,7 +112,15 @@ def backward(
         return aten._scaled_dot_product_efficient_attention_backward(
             gradient, *heads, None, *results, 0.0, wanted, True, scale=scale
         )
-    *before, seed, offset = results
-    return aten._scaled_dot_product_flash_attention_backward(
-        gradient, *heads, *before, 0.0, True, seed, offset, scale=scale
+    out, *sums, seed, offset = results
+    gradient, out, *wide = map(_aligned, (gradient, out, *heads))
+    found = aten._scaled_dot_product_flash_attention_backward(
+        gradient, *wide, out, *sums, 0.0, True, seed, offset, scale=scale
     )
+    return [each[..., : heads[0].shape[-1]] for each in found]
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """With columns of zeros up to what FlashAttention-2 takes."""
+    missing = -x.shape[-1] % windowed.ALIGNED
+    return F.pad(x, (0, missing)) if missing else x
