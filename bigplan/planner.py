@@ -41,7 +41,7 @@ from bigplan.program import Lane, Program, counted, resource
 from bigplan.simulate import busy_seconds, critical_path, simulate
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, capacity_beside
 from bigplan.solve.decisions import decisions_of
-from bigplan.solve.highs import solver_name
+from bigplan.solve.ilp import solver_name
 from bigplan.solve.pins import WRITTEN, Pin, parse_pins, refuse_of_muon, refuse_of_trained
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Found, Scope, Watch, search, unwatched

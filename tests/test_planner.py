@@ -18,7 +18,7 @@ from bigplan.placement import Rings, Tier
 from bigplan.plan import Plan, plan_text
 from bigplan.planner import Request, make_plan, programs_of, simulate_plan
 from bigplan.simulate import LAUNCHING
-from bigplan.solve.highs import BOUND_GAP
+from bigplan.solve.ilp import BOUND_GAP
 from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster

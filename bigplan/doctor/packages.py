@@ -10,7 +10,7 @@ from bigplan.doctor.finding import Finding
 from bigplan.engines import ENGINES
 from bigplan.engines.frameworks import FRAMEWORKS
 from bigplan.installed import LAUNCH, missing, version_of
-from bigplan.solve.highs import solver_name
+from bigplan.solve.ilp import highs_available, solver_name
 
 TOPIC, ENGINE = "installed", "engines"
 
@@ -35,7 +35,7 @@ def examine() -> Iterator[Finding]:
     """Versions, packages and engines."""
     yield Finding(TOPIC, "bigplan", "good", full_version())
     yield Finding(TOPIC, "Python", "good", f"{platform.python_version()} on {platform.system()}")
-    yield Finding(TOPIC, "solver", "good", solver_name())
+    yield _solver()
     for extra, purposes in EXTRAS.items():
         yield _extra(extra, purposes)
     for name, engine in ENGINES.items():
@@ -49,6 +49,18 @@ def examine() -> Iterator[Finding]:
             )
     told = f"{', '.join(FRAMEWORKS)}: planned, and written by `bigplan config`"
     yield Finding(ENGINE, "other tools", "good", told)
+
+
+def _solver() -> Finding:
+    if highs_available():
+        return Finding(TOPIC, "solver", "good", solver_name())
+    return Finding(
+        TOPIC,
+        "solver",
+        "note",
+        f"HiGHS is missing: {solver_name()} solves instead, more slowly",
+        "pip install highspy",
+    )
 
 
 def _extra(extra: str, purposes: Mapping[str, str]) -> Finding:

@@ -17,7 +17,7 @@ from math import inf, isfinite
 
 from bigplan.solve.rows import Row
 
-TOLERANCE = Fraction(1, 10**6)  # of each row; solvers call one kept that is missed by 1e-7
+TOLERANCE = Fraction(1, 10**6)  # of each row; HiGHS and CBC call a row kept that is missed by 1e-7
 
 
 def contradict(rows: Sequence[Row], factors: Iterable[float], upper: Mapping[str, float]) -> bool:

@@ -10,8 +10,7 @@ from bigplan.placement import Rings
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.candidate import Candidate, Trial, try_out
 from bigplan.solve.formulation import formulate, pinned, placement_of, untimed
-from bigplan.solve.highs import BOUND_GAP
-from bigplan.solve.ilp import relaxed_steps, solve
+from bigplan.solve.ilp import BOUND_GAP, relaxed_steps, solve
 from bigplan.solve.linear import Problem
 from bigplan.solve.pins import Pin, rings_tried
 from bigplan.solve.thresholds import EXPOSED, NOISE, WITHIN

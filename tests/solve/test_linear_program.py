@@ -4,21 +4,21 @@ from math import inf
 
 import pytest
 
+from bigplan.solve import ilp
 from bigplan.solve.formulation import formulate
-from bigplan.solve.highs import HighsProgram
-from bigplan.solve.ilp import relaxed_steps
-from tests.cbc import cbc_objective
+from bigplan.solve.ilp import relaxed_steps, solve
+from bigplan.solve.linear_program import LinearProgram
 from tests.toys import COSTS, toy_graph, with_capacity
 
 ROOMS = [5000, 3000, 2000, 1000]  # bytes of the GPU: for all of the model, part of it, nothing
 
 
 @pytest.mark.parametrize("gpu", ROOMS)
-def test_the_least_step_is_that_of_another_solver(gpu: int) -> None:
+def test_the_least_step_is_that_of_pulp_without_integrality(gpu: int) -> None:
     problem = formulate(toy_graph(), with_capacity(COSTS, gpu=gpu))
-    expected = cbc_objective(problem, relaxed=True)
+    expected = solve(problem, relaxed=True)
     (found,) = relaxed_steps(problem, [0.0])
-    assert found == pytest.approx(inf if expected is None else expected)
+    assert found == pytest.approx(inf if expected is None else expected.step_seconds)
 
 
 @pytest.mark.parametrize("gpu", ROOMS)
@@ -35,19 +35,18 @@ def test_the_order_of_surcharges_does_not_matter_for_the_bound() -> None:
     assert last == pytest.approx(alone)
 
 
-def test_a_run_that_is_wrong_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_highs_another_solver_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = formulate(toy_graph(), with_capacity(COSTS, gpu=3000))
+    ours = list(relaxed_steps(problem, [0.0]))
+    monkeypatch.setattr(ilp, "highs_available", lambda: False)
+    assert list(relaxed_steps(problem, [0.0])) == pytest.approx(ours)
+
+
+def test_that_nothing_fits_is_proven_or_for_two_solvers_to_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fits, never = (formulate(toy_graph(), with_capacity(COSTS, gpu=gpu)) for gpu in (3000, 10))
     (expected,) = relaxed_steps(fits, [0.0])
-    blind(monkeypatch)
+    monkeypatch.setattr(LinearProgram, "step_seconds", lambda self, rho: inf)
     assert list(relaxed_steps(fits, [0.0])) == pytest.approx([expected])
     assert list(relaxed_steps(never, [0.0])) == [inf]
-
-
-def blind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let HiGHS find nothing in any program that it has not presolved."""
-    best = HighsProgram.best
-
-    def found(program: HighsProgram, rho: float) -> dict[str, float] | None:
-        return best(program, rho) if program.presolved else None
-
-    monkeypatch.setattr(HighsProgram, "best", found)
