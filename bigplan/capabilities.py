@@ -232,10 +232,10 @@ def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
 
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
-    if refusal := muon_refusal(training, strategy.model_dump()):
+    if refusal := muon_refusal(training, dict(strategy)):
         return refusal
     spread = strategy.ep > 1
-    if spread and (refusal := spread_refusal(model, training, strategy.model_dump())):
+    if spread and (refusal := spread_refusal(model, training, dict(strategy))):
         return refusal
     tokens = strategy.rank_tokens(training)
     if strategy.sequence_parallel and tokens % strategy.tp:

@@ -147,10 +147,10 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         raise RefusedError(f"{refusal}; change it, or plan with --engine any")
 
     def allowed(strategy: Strategy) -> bool:
-        refusal = native_refusal(request.model, request.training, strategy)
-        if muon_refusal(request.training, strategy.model_dump()):
+        if muon_refusal(request.training, dict(strategy)) or not request.allowed(strategy):
             return False  # nor is it priced
-        return request.allowed(strategy) and (request.engine == "any" or refusal is None)
+        model, training = request.model, request.training
+        return request.engine == "any" or native_refusal(model, training, strategy) is None
 
     scope = Scope(fixed, pins, allowed, request.idling, request.told)
     found = _found(request, workload, scope, watch)

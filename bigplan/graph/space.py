@@ -143,18 +143,22 @@ class Space:
                                 sequence_parallel=bool(self.fixed.get("sequence_parallel", 1)),
                             )
 
-    def hybrids(self, strategy: Strategy) -> Iterator[Strategy]:
-        """The strategy with zero groups of a node's ranks, or of a few nodes'.
+    def groups_tried(self, strategy: Strategy) -> list[int]:
+        """Zero groups that the strategy may have: a node's ranks, or those of a few nodes.
 
         A smaller group would keep more on each GPU, and gather no faster than over a node's links.
         """
         free = "zero_group" not in self.fixed and not strategy.zero_group
         if not (free and strategy.zero and self.hybrid and strategy.ep == 1):
-            return
-        of_node = self.gpus_per_node // strategy.tp
-        for ranks in (nodes * of_node for nodes in NODES_TOGETHER):
-            if 1 < ranks < strategy.shards and strategy.shards % ranks == 0:
-                yield strategy.model_copy(update={"zero_group": ranks})
+            return []
+        shards, of_node = strategy.shards, self.gpus_per_node // strategy.tp
+        tried = (nodes * of_node for nodes in NODES_TOGETHER)
+        return [ranks for ranks in tried if 1 < ranks < shards and shards % ranks == 0]
+
+    def hybrids(self, strategy: Strategy) -> Iterator[Strategy]:
+        """The strategy with each of these zero groups."""
+        for ranks in self.groups_tried(strategy):
+            yield strategy.model_copy(update={"zero_group": ranks})
 
     def _zero_groups(self, family: StrategyFamily, zero: int) -> Iterator[int]:
         """All ranks in one (0), unless another number is wanted and may be."""

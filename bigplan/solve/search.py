@@ -129,11 +129,9 @@ class _Entry:
     """A family, or one of its strategies, with its highest bound; infinite: nothing fits."""
 
     choice: Choice  # of all nodes, or some of them
-    of: StrategyFamily | Candidate
+    of: StrategyFamily | Strategy | Candidate  # priced in its turn
     bound: float
     estimate: float | None = None  # of the simulated step, once its linear programs are solved
-    # The same strategy with zero groups: once it is refined, those that may gain enough follow it.
-    hybrids: tuple[Strategy, ...] = ()
 
 
 class _State:
@@ -197,7 +195,7 @@ class _State:
                 continue
             if isinstance(entry.of, StrategyFamily):
                 self._open(entry, entry.of)
-            elif entry.estimate is None:
+            elif isinstance(entry.of, Strategy) or entry.estimate is None:
                 heapq.heappush(self._queue, (self._refine(entry, entry.of), index))
             elif not entry.of.strategy.zero_group or expected < before * (1 - WITHIN):
                 self._resolve(entry.of)
@@ -234,7 +232,7 @@ class _State:
                 return True
             if isinstance(entry.of, StrategyFamily):
                 self._open(entry, entry.of)
-            elif entry.estimate is None:
+            elif isinstance(entry.of, Strategy) or entry.estimate is None:
                 self._refine(entry, entry.of)
             else:
                 self._solve(index, entry.of)
@@ -254,19 +252,30 @@ class _State:
         self._entries.append(entry)
 
     def _open(self, entry: _Entry, family: StrategyFamily) -> None:
-        """Let the family's strategies take its place, those with zero groups as one of others."""
-        for strategy in entry.choice.members(family):
-            candidate = entry.choice.pricing.candidate(strategy)
-            hybrids = tuple(entry.choice.hybrids(strategy))
-            costs = candidate.costs.without_sharing() if hybrids else candidate.costs
-            least = cheap_bound(candidate.graph, costs)
-            self._add(_Entry(entry.choice, candidate, max(entry.bound, least), hybrids=hybrids))
-            self.strategies += 1 + len(hybrids)
+        """Let the family's strategies take its place.
+
+        Once a strategy is refined, those with zero groups that may gain enough follow it. Until
+        then its bound is theirs, too: as if ranks exchanged nothing, whatever ZeRO shards.
+        """
+        choice, bounds = entry.choice, dict[tuple[int, ...], float]()
+        space = choice.space
+        for strategy in choice.members(family):
+            groups, cut = len(space.groups_tried(strategy)), strategy.cut
+            key = (*cut, strategy.accumulation_group, strategy.zero if groups == 0 else -1)
+            if key not in bounds:
+                candidate = choice.pricing.candidate(strategy)
+                costs = candidate.costs.without_sharing() if groups else candidate.costs
+                bounds[key] = cheap_bound(candidate.graph, costs)
+            self._add(_Entry(choice, strategy, max(entry.bound, bounds[key])))
+            self.strategies += 1 + groups
         entry.bound = inf
 
-    def _refine(self, entry: _Entry, candidate: Candidate) -> float:
+    def _refine(self, entry: _Entry, of: Strategy | Candidate) -> float:
         """Solve a strategy's linear programs; return the seconds to expect of it now."""
         pins = self.choice.scope.pins
+        entry.of = candidate = (
+            entry.choice.pricing.candidate(of) if isinstance(of, Strategy) else of
+        )
         fitting = not lacks_room(candidate.graph, candidate.costs, self._rings[-1])
         self.relaxations += fitting
         if not fitting or (pins and not fits(candidate, pins)):
@@ -283,7 +292,7 @@ class _State:
 
         A plan with a mechanism more is not taken for that.
         """
-        for strategy in entry.hybrids:
+        for strategy in entry.choice.hybrids(candidate.strategy):
             hybrid = entry.choice.pricing.candidate(strategy)
             saved = saved_by_groups(candidate.graph, candidate.costs, hybrid.costs)
             least = max(bound - saved, cheap_bound(hybrid.graph, hybrid.costs))
