@@ -88,7 +88,7 @@ def _check_pattern(model: Any, others: list[Mixer]) -> None:
                 f"`{name}` with a `mixer_pattern` without {name} blocks in the first "
                 f"{model.layers}; correct one, or remove both"
             )
-    if set(found) == {ATTENTION} or len(set(found)) == 1:
+    if len(set(found)) == 1:
         raise InputError(
             f"`mixer_pattern` {', '.join(model.mixer_pattern)} makes all blocks alike; remove it"
         )
