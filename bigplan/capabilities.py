@@ -124,12 +124,6 @@ def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, obj
     ep = int(str(fixed.get("ep", 1)))
     if ep == 1 or (why := expert_parallel_refusal(ep, model, "native")):
         return None if ep == 1 else why
-    for name in ("tp", "cp"):
-        if (ways := fixed.get(name, 1)) != 1:
-            return (
-                f"ep {ep} with {name} {ways}: bigplan's own runtime spreads experts over ranks "
-                f"that have whole layers and whole sequences; use {name} 1 or ep 1"
-            )
     if training.lora is not None:
         return (
             f"ep {ep}: frozen experts are not spread over ranks; leave ep out, ZeRO 3 shards them"
@@ -141,9 +135,10 @@ def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, obj
             f"ep {ep} does not divide the {model.experts} experts of {model.name}: use an ep that "
             "does"
         )
-    dp = fixed.get("dp")
-    if isinstance(dp, int) and dp % ep:
-        return f"ep {ep} does not divide dp {dp}, whose ranks spread experts: use an ep that does"
+    dp, cp = fixed.get("dp"), int(str(fixed.get("cp", 1)))
+    if isinstance(dp, int) and dp * cp % ep:
+        ranks = f"dp {dp}" if cp == 1 else f"dp {dp} x cp {cp}"
+        return f"ep {ep} does not divide {ranks}, whose ranks spread experts: use an ep that does"
     return None
 
 

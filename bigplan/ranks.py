@@ -6,8 +6,8 @@ come next, and pipeline stages are outermost: rank = (stage * shards + data) * t
 Context-parallel ranks are neighbours among the data-parallel ones, as which they share state and
 sum gradients: data = replica * cp + part of the sequences.
 
-Expert-parallel ranks are neighbours among the data-parallel ones, too: the rank at place data % ep
-has that part of the experts.
+Expert-parallel ranks are neighbours among the data-parallel ones, too, context-parallel ones among
+them: the rank at place data % ep has that part of the experts.
 
 Ranks of a zero group are neighbours among the data-parallel ones, too: those with the same
 data // zero_group share one copy of states, and those with the same data % zero_group have equal

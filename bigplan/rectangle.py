@@ -112,22 +112,22 @@ def all_of(parameter: Parameter) -> Rectangle:
     return whole(parameter.name, *parameter.matrix)
 
 
-def experts_of(parameter: Parameter, ep: int, place: int) -> Rectangle:
-    """The whole experts that the rank at this place of `ep` has of a parameter of all."""
-    rows, columns = parameter.local(1, ep)
-    return whole(parameter.name, rows, columns).moved(0, place * columns)
-
-
-def held(parameter: Parameter, ranks: int, rank: int) -> Rectangle | None:
+def held(
+    parameter: Parameter, ranks: int, rank: int, ep: int = 1, expert: int = 0
+) -> Rectangle | None:
     """The part of a parameter that one of `ranks` tensor-parallel ranks has; None: only padding.
 
     The part is at the beginning of the matrix that the rank holds. The matrix may end with rows of
-    padding, which belong to no parameter.
+    padding, which belong to no parameter. Of experts it is of those alone that the rank at place
+    `expert` of `ep` has: some columns.
     """
-    rows, columns = parameter.local(ranks)
+    rows, columns = parameter.local(ranks, ep)
     turn = rank // parameter.holders(ranks)
     before = (0, turn * columns) if parameter.cuts_columns else (turn * rows, 0)
-    return whole(parameter.name, rows, columns).moved(*before).shared(all_of(parameter))
+    mine = whole(parameter.name, rows, columns).moved(*before)
+    if parameter.experts:
+        mine = mine.moved(0, expert * columns)
+    return mine.shared(all_of(parameter))
 
 
 def cut(parameter: str, columns: int, start: int, stop: int) -> Iterator[Rectangle]:

@@ -73,27 +73,29 @@ def context_group(strategy: Strategy, nodes: NodeGroup) -> Group:
 
 def _every_tensor_place(size: int, strategy: Strategy, nodes: NodeGroup) -> Group:
     """So many ranks, each the next with the same tensor-parallel place."""
-    per_node = max(1, min(size, nodes.gpus_per_node // strategy.tp))
+    return _apart(size, strategy.tp, nodes)
+
+
+def _apart(size: int, distance: int, nodes: NodeGroup) -> Group:
+    """So many ranks, each the next but so many of a pipeline stage."""
+    per_node = max(1, min(size, nodes.gpus_per_node // distance))
     share = per_node / nodes.gpus_per_node
     intra = nodes.intra_node.among(per_node)
     return Group(size, per_node, intra, nodes.inter_node, share)
 
 
-def expert_group(strategy: Strategy, nodes: NodeGroup) -> Group:
-    """Ranks that have all experts together: neighbours within a pipeline stage."""
-    per_node = min(strategy.ep, nodes.gpus_per_node)
-    share = per_node / nodes.gpus_per_node
-    intra = nodes.intra_node.among(per_node)
-    return Group(strategy.ep, per_node, intra, nodes.inter_node, share)
+def expert_group(strategy: Strategy, nodes: NodeGroup, *, folded: bool = False) -> Group:
+    """Ranks that have all experts together: neighbours among those that share states.
+
+    `folded`: among all of a pipeline stage, as in `Strategy.expert_shards`.
+    """
+    return _apart(strategy.ep, 1 if folded else strategy.tp, nodes)
 
 
-def expert_data_group(strategy: Strategy, nodes: NodeGroup) -> Group:
-    """Ranks that have the same experts: every ep-th rank of a pipeline stage."""
-    size = strategy.expert_shards
-    per_node = max(1, min(size, nodes.gpus_per_node // strategy.ep))
-    share = per_node / nodes.gpus_per_node
-    intra = nodes.intra_node.among(per_node)
-    return Group(size, per_node, intra, nodes.inter_node, share)
+def expert_data_group(strategy: Strategy, nodes: NodeGroup, *, folded: bool = False) -> Group:
+    """Ranks that have the same experts: every ep-th of those."""
+    distance = strategy.ep * (1 if folded else strategy.tp)
+    return _apart(strategy.expert_shards(folded=folded), distance, nodes)
 
 
 class LayerGroups(NamedTuple):
@@ -104,12 +106,12 @@ class LayerGroups(NamedTuple):
     experts: Group
 
     @classmethod
-    def of(cls, strategy: Strategy, nodes: NodeGroup) -> LayerGroups:
-        """Those of a strategy's ranks."""
+    def of(cls, strategy: Strategy, nodes: NodeGroup, *, folded: bool = False) -> LayerGroups:
+        """Those of a strategy's ranks; `folded` as in `expert_group`."""
         return cls(
             tensor_group(strategy, nodes),
             context_group(strategy, nodes),
-            expert_group(strategy, nodes),
+            expert_group(strategy, nodes, folded=folded),
         )
 
     @property

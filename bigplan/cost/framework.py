@@ -47,6 +47,7 @@ class Framework:
     inputs_summed: tuple[int, int] = (1, 1)
     whole_logits: bool = False  # every tensor-parallel rank takes the loss over all words
     current_scaling: bool = False  # casts to 8 bits look for the largest value first
+    folds_experts: bool = True  # tensor-parallel ranks have whole experts, not a part of each
     dispatches_once: bool = False  # a token goes once to each node and rank with its experts
     pads_rows: bool = False  # and its rows are padded for products in 8 bits after that
     dispatches_beside: bool = False  # beside the compute of another micro-batch
@@ -86,6 +87,7 @@ NATIVE = Framework(
     reduce_exposed=0.0,
     send_exposed=0.0,
     captures=True,
+    folds_experts=False,
 )
 
 # Megatron-LM before 2023, and Megatron-DeepSpeed: nothing overlaps. A launch costs 48 us of Python,

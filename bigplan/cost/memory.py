@@ -75,7 +75,8 @@ def stage_memory(
         # Between the micro-batches of a pipeline, gathered parameters and whole gradients stay.
         if zero < from_zero or (strategy.pp > 1 and from_zero > 1):
             return parameters
-        return (parameters - experts) / strategy.zero_ranks + experts / strategy.expert_shards
+        alike = strategy.expert_shards(folded=True)
+        return (parameters - experts) / strategy.zero_ranks + experts / alike
 
     loss = _loss(graph, framework) if "head" in counts else 0.0
     blocks = {name: number for name, number in counts.items() if name in BLOCKS}

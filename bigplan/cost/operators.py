@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bigplan.cost.collective import LayerGroups, exposed_seconds
+from bigplan.cost.collective import LayerGroups, dispatched_seconds, exposed_seconds
 from bigplan.cost.compute import Device, alignment, chained, launches, operator_seconds, tile_waste
 from bigplan.cost.framework import Framework
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator
@@ -51,12 +51,25 @@ def operator_costs(
     }
     for operator in operators:
         if isinstance(operator, Collective):
-            beside = device.gpu.runs_kernels
-            seconds = exposed_seconds(operator, groups, framework, gemms, beside=beside)
+            seconds = _waited(operator, device, groups, framework, gemms)
             moved = float(operator.nbytes * operator.count)
             yield OperatorCost(operator.name, seconds, 0.0, moved, 0, Bound.COMMUNICATION)
         else:
             yield _kernel_cost(operator, device, framework)
+
+
+def _waited(
+    operator: Collective,
+    device: Device,
+    groups: LayerGroups,
+    framework: Framework,
+    gemms: Mapping[str, float],
+) -> float:
+    """Seconds that a rank waits for a collective within a layer."""
+    gpu = device.gpu
+    if operator.rows:
+        return dispatched_seconds((operator,), groups, framework, 0.0, gpu.multiprocessors)
+    return exposed_seconds(operator, groups, framework, gemms, beside=gpu.runs_kernels)
 
 
 def _kernel_cost(operator: Operator, device: Device, framework: Framework) -> OperatorCost:

@@ -150,7 +150,13 @@ def price(
     sharing = nodes.shared_by(strategy.ranks)
     boundary = max(kind.boundary for kind in graph.kinds.values())
     muon = training.optimizer.name == "muon"
-    available = memory_of_torch(nodes.gpu, strategy, lends_table=graph.lends_table, muon=muon)
+    available = memory_of_torch(
+        nodes.gpu,
+        strategy,
+        lends_table=graph.lends_table,
+        muon=muon,
+        folded=framework.folds_experts,
+    )
     reserve = max(ceil(available * ALLOCATOR_RESERVE), _largest_tensor(graph, nodes.gpu))
     return Costs(
         kinds={
@@ -226,22 +232,23 @@ def memory_of_torch(
     *,
     lends_table: bool = False,
     muon: bool = False,
+    folded: bool = False,
 ) -> int:
     """Bytes of a GPU that are torch's to allocate, with `locked` bytes of host memory page-locked.
 
     The context, page tables and communicators take the rest. A pipeline stage has a communicator
     for each neighbour and direction, and one for a table that the first stage lends to the last.
-    `muon`: as in ranks.communicating.
+    `muon`: as in ranks.communicating; `folded`: as in Strategy.expert_shards.
     """
     taken = gpu.context_memory
     if gpu.runs_kernels:
         around = strategy.pp > 1 and strategy.vpp > 1
         between, ends = (2, 2) if around else (min(2, strategy.pp - 1), min(1, strategy.pp - 1))
         messages = 2 * max(between, ends + lends_table)
-        experts = (strategy.ep, strategy.expert_shards) if strategy.ep > 1 else ()
+        alike = strategy.expert_shards(folded=folded) if strategy.ep > 1 else 1
         of_data = strategy.zero_group or strategy.shards, strategy.zero_copies
         of_updates = strategy.zero_ranks if muon else 1
-        groups = (*of_data, strategy.tp, strategy.cp, *experts, of_updates)
+        groups = (*of_data, strategy.tp, strategy.cp, strategy.ep, alike, of_updates)
         communicators = sum(n > 1 for n in groups) + messages
         taken += communicators * gpu.communicator_memory + ceil(PAGE_TABLES * locked)
     return gpu.memory - taken
@@ -261,14 +268,14 @@ COLLECTIVE_LAUNCHES = 0.19
 def _kind_cost(
     graph: Graph, kind: LayerKind, training: Training, nodes: NodeGroup, framework: Framework
 ) -> KindCost:
-    strategy, sizes = graph.strategy, graph.sizes
+    strategy, sizes, folded = graph.strategy, graph.sizes, framework.folds_experts
     sharing = shard_group(strategy, nodes)
     scatters = strategy.zero == 3 or (strategy.zero and framework.reduce_scatters)
     reduce = reduce_scatter if scatters else all_reduce
     reduced = DTYPE_BYTES[training.reduce_precision or training.gradient_precision]
     owners = [(kind.parameters - kind.whole_experts, sharing)]
     if kind.whole_experts:
-        owners.append((kind.whole_experts, expert_data_group(strategy, nodes)))
+        owners.append((kind.whole_experts, expert_data_group(strategy, nodes, folded=folded)))
     reducing = sum(beside_compute(reduce(n * reduced, group), group) for n, group in owners)
     reducing = 0.0 if kind.frozen else reducing
     gathering = sum(
@@ -289,7 +296,7 @@ def _kind_cost(
     )
     if not (kind.forward or kind.backward):  # nobody asks more of a layer without operators
         return exchanges
-    groups = LayerGroups.of(strategy, nodes)
+    groups = LayerGroups.of(strategy, nodes, folded=folded)
     hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
 
     def cost(framework: Framework) -> KindCost:

@@ -122,7 +122,7 @@ class _Stage:
         owned = parameters
         if strategy.zero:
             owned = -(-(parameters - whole_experts) // strategy.zero_ranks)
-            owned += -(-whole_experts // strategy.expert_shards)
+            owned += -(-whole_experts // strategy.expert_shards(folded=True))
         return cls(compute, compute + communication, after, parameters, owned)
 
 

@@ -86,8 +86,8 @@ class LayerKind:
     adapters: tuple[Tensor, ...] = ()
     # The host waits for the device within a pass, for numbers that the next launches need.
     waits: bool = False
-    # Elements of whole experts, where `ep` ranks have them all together. Fewer ranks share them
-    # than share the rest (`Strategy.expert_shards`). They are the first tensors.
+    # Elements of experts, where `ep` ranks have them all together. Fewer ranks share them than
+    # share the rest (`Strategy.expert_shards`). They are the first tensors.
     whole_experts: int = 0
     ep: int = 1
     # Elements whose moments share a scale. What several ranks have copies of begins with a block of

@@ -131,7 +131,10 @@ class RankShape:
 
     @property
     def spreads_experts(self) -> bool:
-        """Whether the native runtime's ranks have whole experts, and send each other rows."""
+        """Whether the native runtime's ranks have some of the experts, and send each other rows.
+
+        Tensor-parallel ranks have their columns of the same experts, and send all tokens each.
+        """
         return not self.dispatched and self.experts < self.model.experts
 
     @property
@@ -188,19 +191,20 @@ def local_tensor(parameter: Parameter, tp: int) -> Tensor:
     return Tensor(parameter.name, *parameter.local(tp), holders, parameter.experts)
 
 
-def _whole_experts(parameter: Parameter, ep: int) -> Tensor:
-    """A parameter of experts as one of `ep` ranks holds it that have whole experts."""
-    return Tensor(parameter.name, *parameter.local(1, ep), experts=parameter.experts // ep)
+def _some_experts(parameter: Parameter, tp: int, ep: int) -> Tensor:
+    """A parameter of experts as a rank holds it of `ep` that share them out, and `tp` each one."""
+    return Tensor(parameter.name, *parameter.local(tp, ep), experts=parameter.experts // ep)
 
 
 def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
     """All parameters of a kind of layer as one rank stores them, ordered by how many hold them.
 
     So the elements that ranks sum, and those that one rank counts and stores, are ranges of the
-    flat layer. Whole experts come first, because fewer ranks share them than share the rest.
+    flat layer. Experts that ranks share out come first, because fewer ranks have the same ones than
+    have the rest.
     """
     tensors = (
-        _whole_experts(parameter, shape.strategy.ep)
+        _some_experts(parameter, 1 if shape.dispatched else shape.tp, shape.strategy.ep)
         if parameter.experts and (shape.dispatched or shape.spreads_experts)
         else local_tensor(parameter, shape.tp)
         for parameter in stored(shape.model, kind, shape.training.lora, shape.element)

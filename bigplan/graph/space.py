@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from math import ceil, lcm
+from math import ceil, lcm, prod
 from typing import NamedTuple
 
 from bigplan.graph.strategy import WIDEST_CUT, Cut, Strategy
@@ -70,23 +70,25 @@ class Space:
                 whole = rest == 0 and self.training.global_batch % dp == 0
                 if whole and pp <= self.model.layers and self.fixed.get("dp", dp) == dp:
                     tried = self._tried("micro_batch", self._micro_batches(sequences, cp))
-                    spread = list(self._spread(dp, tp * cp))
+                    spread = list(self._spread(dp * cp, tp))
                     for micro_batch in tried:
                         if sequences % micro_batch == 0:
                             for ep in spread:
                                 yield StrategyFamily(dp, tp, pp, micro_batch, cp, ep)
 
-    def _spread(self, dp: int, split: int) -> Iterator[int]:
+    def _spread(self, shards: int, tp: int) -> Iterator[int]:
         """Ranks that may have all experts together: of one node, or of whole ones.
 
-        `split`: ranks that split the tokens of a sequence.
+        `shards`: ranks of a pipeline stage at each of `tp` tensor-parallel places.
         """
-        each = self.gpus_per_node
-        for ep in self._tried("ep", divisors(dp)) if self.spreads else (1,):
-            alone = ep == 1 or (split == 1 and self.training.lora is None)
+        each = self.gpus_per_node // tp
+        for ep in self._tried("ep", divisors(shards)) if self.spreads else (1,):
+            trained = ep == 1 or self.training.lora is None
             placed = "ep" in self.fixed or each % ep == 0 or ep % each == 0
-            whole = dp % ep == 0 and spreads_experts(self.model, self.training, dp, ep)
-            if alone and placed and whole:
+            whole = shards % ep == 0 and spreads_experts(
+                self.model, self.training, (shards, tp), ep
+            )
+            if trained and placed and whole:
                 yield ep
 
     def _splits_of_tokens(self) -> Iterator[tuple[int, int]]:
@@ -237,18 +239,20 @@ def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:
     return model.heads // tp % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0)
 
 
-def spreads_experts(model: ModelSpec, training: Training, dp: int, ep: int) -> bool:
-    """Whether `ep` of `dp` ranks may have equal parts of the experts.
+def spreads_experts(model: ModelSpec, training: Training, ranks: tuple[int, int], ep: int) -> bool:
+    """Whether `ep` ranks may have equal parts of the experts, of so many a tensor-parallel place.
 
-    Their elements are then whole units for each rank that shares them, and lie before the rest.
+    `ranks`: these, and tensor-parallel ones, which have a part of each expert. A rank's elements
+    are then whole units for each rank that has the same, and lie before the rest.
     """
     if ep == 1:
         return True
     if not model.experts or model.experts % ep:
         return False
-    elements = sum(p.count for p in model.kinds()[BLOCK] if p.experts) // ep
+    shards, tp = ranks
+    elements = sum(prod(p.local(tp, ep)) for p in model.kinds()[BLOCK] if p.experts)
     unit = lcm(WIDEST_CUT, sharing_scales(training.optimizer.moments))
-    return elements % (dp // ep * unit) == 0
+    return elements % (shards // ep * unit) == 0
 
 
 def balanced_ends(blocks: int, chunks: int, ends: Ends) -> tuple[int, int]:

@@ -166,13 +166,13 @@ class Strategy(Spec):
         """Groups of ranks with a copy each of what ZeRO shards."""
         return self.shards // self.zero_group if self.zero_group else 1
 
-    @property
-    def expert_shards(self) -> int:
-        """Ranks that have the same experts where a tool keeps experts whole (`ep`).
+    def expert_shards(self, *, folded: bool = False) -> int:
+        """Ranks that have the same experts, or the same part of each (`ep`).
 
-        Megatron Core's expert-data-parallel ranks, with expert_tensor_parallel_size 1.
+        `folded`: experts are whole on each of a stage's ranks, tensor-parallel ones among them, as
+        Megatron Core has them with expert_tensor_parallel_size 1.
         """
-        return self.shards * self.tp // self.ep
+        return self.shards * (self.tp if folded else 1) // self.ep
 
     def rank_length(self, training: Training) -> int:
         """Tokens of a sequence that a rank has."""

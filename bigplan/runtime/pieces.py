@@ -19,7 +19,7 @@ from bigplan.graph.graph import LayerKind
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import IN_CHUNKS, ON_CPU, LayerPlacement, Share, pieces
 from bigplan.ranks import Coordinates
-from bigplan.rectangle import Rectangle, cut, experts_of, held
+from bigplan.rectangle import Rectangle, cut, held
 from bigplan.spec.step import Parameter
 
 
@@ -46,16 +46,13 @@ class Owner(NamedTuple):
         """
         ranks = strategy.zero_ranks
         rank = at.data % ranks
-        if strategy.ep == 1:
-            return cls(rank, ranks, at.tensor, strategy.tp)
         copy, expert = divmod(at.data, strategy.ep)
-        return cls(rank, ranks, 0, 1, expert, strategy.ep, 0 if strategy.zero else copy)
+        alike = copy if strategy.ep > 1 and not strategy.zero else 0
+        return cls(rank, ranks, at.tensor, strategy.tp, expert, strategy.ep, alike)
 
     def holds(self, parameter: Parameter) -> Rectangle | None:
         """What such ranks together have of a parameter; None: only padding."""
-        if self.ep > 1 and parameter.experts:
-            return experts_of(parameter, self.ep, self.expert)
-        return held(parameter, self.tp, self.tensor)
+        return held(parameter, self.tp, self.tensor, self.ep, self.expert)
 
 
 ALONE = Owner()
@@ -118,11 +115,17 @@ class OwnedPart:
         if kind.ep > 1:
             return cls(tuple(_spread(kind, owner)))
         elements = kind.owned(owner.ranks)
-        first = owner.rank * elements
-        # Tensors that more ranks share lie behind those that fewer share (shape.local_tensors).
-        alone = sum(t.elements for t in kind.tensors if owner.tensor % t.holders == 0)
+        first, alone = owner.rank * elements, _counted(kind, owner)
         real, counted = (min(elements, max(0, end - first)) for end in (kind.parameters, alone))
         return cls((OwnedRange(first, elements, real, counted),))
+
+
+def _counted(kind: LayerKind, owner: Owner) -> int:
+    """Elements of the layer that no tensor-parallel rank before this one has: its first ones.
+
+    Tensors that more ranks share lie behind those that fewer share (shape.local_tensors).
+    """
+    return sum(t.elements for t in kind.tensors if owner.tensor % t.holders == 0)
 
 
 def _spread(kind: LayerKind, owner: Owner) -> Iterator[OwnedRange]:
@@ -137,9 +140,10 @@ def _spread(kind: LayerKind, owner: Owner) -> Iterator[OwnedRange]:
     yield OwnedRange(owner.rank // kind.ep * each, each, each, counted)
     each = kind.owned(owner.ranks) - each
     first = owner.rank * each
-    real = min(each, max(0, rest - first))
+    alone = _counted(kind, owner) - experts
+    real, counted = (min(each, max(0, end - first)) for end in (rest, alone))
     again = owner.ranks == 1 and (owner.copy or owner.expert)
-    yield OwnedRange(experts + first, each, real, 0 if again else real)
+    yield OwnedRange(experts + first, each, real, 0 if again else counted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,16 +50,19 @@ def _together(context: Context, layer: int, mine: Tensor) -> Tensor:
 def _as_described(context: Context, layer: int, mine: Tensor) -> Tensor:
     """A layer's parameters in the model's order, on the CPU, as all ranks have them together.
 
-    These are the ranks that split its tensors: tensor-parallel ones, or those that spread experts.
+    These are the ranks that split its tensors: tensor-parallel ones, and those that spread experts.
     """
-    group, ep, found = context.groups.tensor, context.kind(layer).ep, []
+    group, found = context.groups.tensor, []
+    every = group.gathered(mine.to(context.device))()
     owners = [Owner(tensor=rank, tp=group.size) for rank in range(group.size)]
-    if ep > 1:
-        group = context.groups.shard
-        owners = [Owner(expert=rank % ep, ep=ep) for rank in range(group.size)]
+    own = group.place
+    if (ep := context.kind(layer).ep) > 1:
+        spread = context.groups.expert
+        every, own = spread.gathered(every)(), spread.place * group.size + own
+        owners = [owner._replace(expert=place, ep=ep) for place in range(ep) for owner in owners]
     offsets = context.rows[layer].offsets
-    each = group.gathered(mine.to(context.device))().cpu().view(group.size, -1)
-    ranks = sorted(range(group.size), key=lambda rank: rank == group.place)  # its own count
+    each = every.cpu().view(len(owners), -1)
+    ranks = sorted(range(len(owners)), key=lambda rank: rank == own)  # its own count
     for parameter in context.parameters(layer):
         start, whole = offsets[parameter.name][0], mine.new_empty(parameter.matrix)
         for rank in ranks:

@@ -33,7 +33,7 @@ def test_experts_are_those_of_the_shipped_model_of_that_name() -> None:
     run = run_of(routed(tp=2))
     assert (run.model.experts, run.model.experts_per_token, run.model.qk_norm) == (128, 8, True)
     assert run.model.vocab == 152064  # to 128 for each of two ranks
-    assert (run.strategy.ep, run.strategy.dp, run.strategy.expert_shards) == (8, 8, 2)
+    assert (run.strategy.ep, run.strategy.dp, run.strategy.expert_shards(folded=True)) == (8, 8, 2)
 
 
 @pytest.mark.parametrize(

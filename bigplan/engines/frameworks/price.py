@@ -93,7 +93,7 @@ class PricedWay:
         room = costs.capacity[Tier.HOST]
         lends = self.graph.lends_table
         own = sharing.bytes_of_rank(placed)
-        capacity = memory_of_torch(run.nodes.gpu, run.strategy, own, lends_table=lends)
+        capacity = memory_of_torch(run.nodes.gpu, run.strategy, own, lends_table=lends, folded=True)
         of_node = room + costs.processes + locked_bytes(run.nodes, room)
         for tier, purposes, most in (
             (Tier.GPU, gpu, capacity),
@@ -117,7 +117,7 @@ class PricedWay:
 
         def ranks(tensor: Tensor) -> int:
             whole = strategy.zero and tensor.experts
-            return strategy.expert_shards if whole else strategy.zero_ranks
+            return strategy.expert_shards(folded=True) if whole else strategy.zero_ranks
 
         tensors = [
             (count, -(-tensor.elements // ranks(tensor)))
