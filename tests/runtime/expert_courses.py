@@ -49,13 +49,10 @@ def layouts(ranks: int) -> dict[str, tuple[Strategy, Recompute]]:
         "ep4-zero3": (Strategy(dp=4, ep=4, zero=3), Recompute.FULL),
         "ep2-tp2": (Strategy(dp=2, ep=2, tp=2), Recompute.NONE),
         "ep4-cp2-zero1": (Strategy(dp=2, ep=4, cp=2, zero=1), Recompute.MLP),
-        "ep2-tp2-zero1": (Strategy(dp=2, ep=2, tp=2, zero=1), Recompute.MLP),
-        "ep2-cp2-zero2": (Strategy(dp=2, ep=2, cp=2, zero=2), Recompute.FULL),
         "ep2-tp2-zero3": (Strategy(dp=2, ep=2, tp=2, zero=3), Recompute.FULL),
-        "ep2-cp2": (Strategy(dp=2, ep=2, cp=2), Recompute.SELECTIVE),
-        "ep2-tp2-cp2": (
-            Strategy(dp=1, ep=2, tp=2, cp=2, zero=3, sequence_parallel=False),
-            Recompute.SELECTIVE,
+        "ep2-tp2-cp2-zero2": (
+            Strategy(dp=1, ep=2, tp=2, cp=2, zero=2, sequence_parallel=False),
+            Recompute.MLP,
         ),
         "dp4": (Strategy(dp=4), Recompute.NONE),
     }
@@ -63,7 +60,7 @@ def layouts(ranks: int) -> dict[str, tuple[Strategy, Recompute]]:
 
 # Layouts of four ranks of a model with more than experts, by what they do to the rest of it:
 # nothing, a first stage without experts, all of ZeRO, and no rank with experts of its own.
-FEW = ("ep4", "ep2-pp2", "ep2-zero3", "ep2-tp2", "ep4-cp2-zero1", "ep2-tp2-zero3", "dp4")
+FEW = ("ep4", "ep2-pp2", "ep2-zero3", "ep2-tp2", "ep2-tp2-cp2-zero2", "dp4")
 
 
 def names(ranks: int, kind: str) -> list[str]:

@@ -28,7 +28,9 @@ def layouts(ranks: int) -> list[Strategy]:
         return whole
     some = [Strategy(dp=4, ep=2, zero=zero) for zero in range(4)]
     piped = [Strategy(dp=2, ep=2, pp=2, zero=zero) for zero in (0, 1)]
-    return [*some, whole[0], whole[3], *piped]
+    split = [Strategy(dp=2, ep=2, tp=2, zero=zero) for zero in (0, 1, 3)]
+    apart = [Strategy(dp=2, ep=2, cp=2), Strategy(dp=2, ep=4, cp=2, zero=3)]
+    return [*some, whole[0], whole[3], *piped, *split, *apart]
 
 
 def spread(zero: int) -> Placement:
@@ -62,7 +64,7 @@ def expert_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         if layout.pp == 1 and layout.zero:
             where = spread(layout.zero)
         found[f"{MASKED}-{name_of(layout)}"] = plan_of(model, training, strategy, where)
-        if ranks == 2 and layout.zero in (0, 3):
+        if layout.zero in (0, 3) and (ranks == 2 or layout.tp > 1):
             biased = tiny_model(layers=3, **GPT_OSS)
             found[f"{MASKED}-gpt-oss-{name_of(layout)}"] = plan_of(
                 biased, training, strategy, where
