@@ -183,12 +183,25 @@ def test_a_token_of_some_groups_of_experts_reaches_fewer_ranks() -> None:
 def test_ranks_of_experts_are_neighbours_and_fold_into_those_of_a_stage() -> None:
     """16 of 32 GPUs a stage, 8 a node: of 4 ranks that have all experts, 4 have the same ones."""
     strategy = Strategy(dp=8, tp=2, pp=2, ep=4)
-    group, same = expert_group(strategy, NODES), expert_data_group(strategy, NODES)
+    group = expert_group(strategy, NODES, folded=True)
+    same = expert_data_group(strategy, NODES, folded=True)
     assert (group.size, group.per_node, group.inter_share) == (4, 4, 0.5)
     assert (same.size, same.per_node, same.inter_share) == (4, 2, 0.25)
     wide = Strategy(dp=16, pp=2, ep=16)
     group, same = expert_group(wide, NODES), expert_data_group(wide, NODES)
     assert (group.size, group.per_node, group.inter_share) == (16, 8, 1.0)
+    assert (same.size, same.per_node) == (1, 1)
+
+
+def test_ranks_of_experts_that_tensor_parallel_ranks_split_have_one_tensor_place() -> None:
+    """In the native runtime: 8 GPUs of a node have 4 of each place, 2 of which have all experts."""
+    strategy = Strategy(dp=4, cp=2, tp=2, pp=2, ep=2)
+    group, same = expert_group(strategy, NODES), expert_data_group(strategy, NODES)
+    assert (group.size, group.per_node, group.inter_share) == (2, 2, 0.25)
+    assert (same.size, same.per_node, same.inter_share) == (4, 2, 0.25)
+    across = Strategy(dp=8, tp=2, pp=2, ep=8)
+    group, same = expert_group(across, NODES), expert_data_group(across, NODES)
+    assert (group.size, group.per_node, group.inter_share) == (8, 4, 0.5)
     assert (same.size, same.per_node) == (1, 1)
 
 

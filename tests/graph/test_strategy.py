@@ -63,7 +63,8 @@ def test_experts_are_spread_over_ranks_of_a_node_or_of_whole_ones() -> None:
     training = Training(sequence_length=4096, global_batch=48)
     legal = list(Space(model, training, 24, 8, spreads=True).strategies())
     assert {s.ep for s in legal if s.dp == 24} == {1, 2, 4, 8}  # 24 does not divide 128 experts
-    assert {s.ep for s in legal if s.tp > 1} == {1}
+    # Of four ranks at each tensor-parallel place of a node.
+    assert {s.ep for s in legal if s.tp == 2} == {1, 2, 4}
     assert all(s.dp % s.ep == 0 for s in legal)
     assert {s.ep for s in Space(model, training, 24, 8).strategies()} == {1}
     assert {s.ep for s in Space(MODEL, training, 24, 8, spreads=True).strategies()} == {1}
@@ -71,7 +72,10 @@ def test_experts_are_spread_over_ranks_of_a_node_or_of_whole_ones() -> None:
     assert {s.ep for s in wanted.strategies()} == {4}
     longer = Training(sequence_length=2 * MAX_MICRO_BATCH_TOKENS, global_batch=48)
     split = [s for s in Space(model, longer, 24, 8, spreads=True).strategies() if s.cp > 1]
-    assert {s.ep for s in split} == {1}
+    assert {(s.cp, s.ep) for s in split if s.dp == 1 and s.tp == 1} == {
+        (cp, ep) for cp in (2, 4, 8) for ep in (1, 2, 4, 8) if cp % ep == 0
+    }
+    assert all(s.shards % s.ep == 0 for s in split)
 
 
 def test_a_pinned_split_of_sequences_may_be_any_that_divides() -> None:

@@ -96,20 +96,36 @@ def side_by_side(
     size: int, work: Callable[[Neighbour], Result]
 ) -> tuple[list[Result], list[Called]]:
     """What each of so many ranks makes of `work`, and the collectives that they met in."""
-    meeting = _Meeting(size)
+    return in_two_ways((size, 1), lambda one, _: work(one))
 
-    def run(place: int) -> Result:
+
+def in_two_ways(
+    sizes: tuple[int, int], work: Callable[[Neighbour, Neighbour], Result]
+) -> tuple[list[Result], list[Called]]:
+    """The same of ranks in rows of so many, and so many rows: each meets its row and its column.
+
+    The collectives are those of the first rank.
+    """
+    wide, high = sizes
+    rows, columns = (
+        [_Meeting(size) for _ in range(number)] for size, number in (sizes, sizes[::-1])
+    )
+
+    def run(rank: int) -> Result:
+        row, column = divmod(rank, wide)
         try:
             # By their own thread: autograd's one for a device would wait for itself.
             with torch.autograd.set_multithreading_enabled(False):
-                return work(Neighbour(size, place, None, meeting))
+                beside = Neighbour(wide, column, None, rows[row])
+                return work(beside, Neighbour(high, row, None, columns[column]))
         except BaseException:
-            meeting.leave()
+            for meeting in (*rows, *columns):
+                meeting.leave()
             raise
 
-    with ThreadPoolExecutor(size) as threads:
-        found = list(threads.map(run, range(size)))
-    return found, meeting.called
+    with ThreadPoolExecutor(wide * high) as threads:
+        found = list(threads.map(run, range(wide * high)))
+    return found, [*rows[0].called, *columns[0].called]
 
 
 @dataclass

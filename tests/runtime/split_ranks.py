@@ -129,11 +129,13 @@ def spread_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
 
 @st.composite
 def _spread(draw: st.DrawFn, model: ModelSpec, training: Training) -> Plan:
-    dp = draw(st.sampled_from((1, 2, 4)))
-    ep = draw(st.sampled_from([n for n in (1, 2, 4) if dp % n == 0]))
+    dp, cp, tp = draw(
+        st.sampled_from(((1, 1, 1), (2, 1, 1), (4, 1, 1), (2, 1, 2), (2, 2, 1), (1, 2, 2)))
+    )
+    ep = draw(st.sampled_from([n for n in (1, 2, 4) if dp * cp % n == 0]))
     pp = draw(st.sampled_from((1, 2)))
-    zero = draw(st.integers(0, 3)) if dp > 1 else 0
-    strategy = Strategy(dp=dp, ep=ep, pp=pp, zero=zero)
+    zero = draw(st.integers(0, 3)) if dp * cp > 1 else 0
+    strategy = Strategy(dp=dp, cp=cp, tp=tp, ep=ep, pp=pp, zero=zero)
     placement = draw(placements(build_graph(model, training, strategy), free=True))
     chunk = draw(st.sampled_from((5_000, CHUNK)))
     return plan_of(model, training, strategy, placement.model_copy(update={"chunk": chunk}))

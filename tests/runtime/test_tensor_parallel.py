@@ -22,19 +22,21 @@ from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Collective, Operator
 from bigplan.graph.space import splits_over_tensor_parallel
 from bigplan.graph.strategy import Strategy
-from bigplan.rectangle import held
+from bigplan.runtime import kept as kept_module
 from bigplan.runtime import positions
-from bigplan.runtime.group import RankGroup
+from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
+from bigplan.runtime.group import ALONE, RankGroup
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block, Embedding, Head, Layer, Losses
 from bigplan.runtime.operators import capped
+from bigplan.runtime.pieces import Owner
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.words import Words, cross_entropy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from tests.examples import examples
-from tests.runtime.neighbours import Called, Turn, side_by_side
+from tests.runtime.neighbours import ROWS, Called, Turn, in_two_ways, side_by_side
 from tests.runtime.plans import models, shape_on, tiny_model, tiny_training
 from tests.runtime.reference import UNIT
 from tests.runtime.sharded_ranks import BESIDE, EXPERTS, FAMILIES, LATENT
@@ -96,25 +98,23 @@ class _Layer:
         shared = {step.shared for step in model.steps(kind)} & set(table)
         return found | {name: table[name] for name in shared}
 
-    def local(self, ranks: TensorParallel) -> dict[str, Tensor]:
+    def local(self, at: Owner) -> dict[str, Tensor]:
         """The parameters as a rank has them, one behind the other in a flat tensor."""
-        size, place, found = ranks.group.size, ranks.group.place, {}
+        found = {}
         for name, p in self.parameters(self.model, self.kind).items():
-            rows, columns = p.local(size)
-            mine = torch.zeros(rows, columns, device=self.x.device)
-            if (part := held(p, size, place)) is not None:
+            mine = torch.zeros(p.local(at.tp, at.ep), device=self.x.device)
+            if (part := at.holds(p)) is not None:
                 mine[: part.rows, : part.columns] = self.values[name][part.in_matrix]
-            found[name] = mine.view(shape_on(p, size))
+            found[name] = mine.view(-1, p.shape[-1]) if p.experts else mine.view(shape_on(p, at.tp))
         flat = torch.cat([mine.flatten() for mine in found.values()])
         parts = torch.split(flat, [mine.numel() for mine in found.values()])
         return {n: part.view(found[n].shape) for n, part in zip(found, parts, strict=True)}
 
-    def put(self, into: Mapping[str, Tensor], mine: Mapping[str, Tensor], group: RankGroup) -> None:
+    def put(self, into: Mapping[str, Tensor], mine: Mapping[str, Tensor], at: Owner) -> None:
         """Add a rank's gradients to those of the whole, of which it has parts."""
         for name, p in self.parameters(self.model, self.kind).items():
-            local = mine[name].view(p.local(group.size))
-            part = held(p, group.size, group.place)
-            if part is not None:
+            local = mine[name].view(p.local(at.tp, at.ep))
+            if (part := at.holds(p)) is not None:
                 own = local[: part.rows, : part.columns]
                 into[name][part.in_matrix] += own
                 own.zero_()
@@ -128,6 +128,7 @@ class _Result:
     gradients: dict[str, Tensor]
     losses: list[Tensor]
     evaluated: list[Tensor]
+    kept: int  # bytes
 
 
 class _Tokens:
@@ -173,10 +174,13 @@ def _run(
     *,
     in_product: bool,
     evaluates: bool = True,
+    spread: ExpertParallel = ALL_HERE,
 ) -> _Result:
     losses = Losses(share=0.5, scale=2.0)
     one = _object(layer, ranks, losses, in_product=in_product)
-    tensors = layer.local(ranks)
+    if isinstance(one, Block):
+        one.spread = spread
+    tensors = layer.local(_owner(ranks.group, spread.group))
     flat = next(iter(tensors.values()))._base
     assert flat is not None
     totals = {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}
@@ -188,8 +192,14 @@ def _run(
     output = one.forward(turn, kept)
     if output is not None and evaluated is not None:
         assert torch.equal(output, evaluated)
+    nbytes = kept.nbytes
     by_input = one.backward(turn, kept)
-    return _Result(output, by_input, totals, losses.parts, alone)
+    return _Result(output, by_input, totals, losses.parts, alone, nbytes)
+
+
+def _owner(tensor: RankGroup, experts: RankGroup = ALONE) -> Owner:
+    """What the rank at these places has of a layer."""
+    return Owner(0, 1, tensor.place, tensor.size, experts.place, experts.size)
 
 
 def _apart(ours: Tensor | None, plain: Tensor | None) -> float:
@@ -256,17 +266,21 @@ def _check_parts(
     assert _apart(_together([one.by_input for one in found], parts), alone.by_input) < APART
     totals = {name: torch.zeros_like(value) for name, value in layer.values.items()}
     for place, one in enumerate(found):
-        layer.put(totals, one.gradients, RankGroup(size, place))
+        layer.put(totals, one.gradients, _owner(RankGroup(size, place)))
+    _check_gradients(totals, alone)
+    for one in found:
+        for losses, all_of in ((one.losses, alone.losses), (one.evaluated, alone.evaluated)):
+            assert len(losses) == len(all_of)
+            assert float(sum(losses)) == pytest.approx(float(sum(all_of)), rel=APART)
+
+
+def _check_gradients(totals: Mapping[str, Tensor], alone: _Result) -> None:
     usual = _rms(alone.gradients.values())
     for name, total in totals.items():
         plain = alone.gradients[name].view(total.shape)
         # One that cancels to zero, as that by a bias of keys does, is as exact as the others.
         most = APART * max(_rms([plain]), usual)
         assert _rms([total - plain]) < most, name
-    for one in found:
-        for losses, all_of in ((one.losses, alone.losses), (one.evaluated, alone.evaluated)):
-            assert len(losses) == len(all_of)
-            assert float(sum(losses)) == pytest.approx(float(sum(all_of)), rel=APART)
 
 
 def _called(operators: tuple[Operator, ...]) -> Counter[Called]:
@@ -311,6 +325,42 @@ def _check_collectives(
     _, called = side_by_side(size, lambda group: train(TensorParallel(group, parts)))
     operators = (*described.forward, *again, *described.backward)
     assert Counter(called) == _called(operators)
+
+
+@pytest.mark.parametrize("recompute", list(Recompute))
+@pytest.mark.parametrize("parts", [False, True])
+def test_ranks_that_split_experts_send_their_rows_to_those_that_have_others(
+    parts: bool, recompute: Recompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two by two, each row of them with the same tokens, all of which pass all experts."""
+    layer = _Layer.of(tiny_model(**EXPERTS | {"experts": 4, "experts_per_token": 4}), "block")
+    alone = _run(layer, recompute, ONE, in_product=True)
+    monkeypatch.setattr(kept_module, "SMALL", 32)  # so that no statistic is too small to be counted
+
+    def run(tensor: RankGroup, experts: RankGroup) -> _Result:
+        ranks, spread = TensorParallel(tensor, parts), ExpertParallel(experts)
+        return _run(layer, recompute, ranks, in_product=True, evaluates=False, spread=spread)
+
+    found, called = in_two_ways((2, 2), run)
+    totals = {name: torch.zeros_like(value) for name, value in layer.values.items()}
+    for rank, one in enumerate(found):
+        row, column = divmod(rank, 2)
+        layer.put(totals, one.gradients, _owner(RankGroup(2, column), RankGroup(2, row)))
+    for first in (0, 2):
+        row_of = found[first : first + 2]
+        assert _apart(_together([one.output for one in row_of], parts), alone.output) < APART
+        assert _apart(_together([one.by_input for one in row_of], parts), alone.by_input) < APART
+    _check_gradients({name: total / 2 for name, total in totals.items()}, alone)
+    strategy = Strategy(dp=2, tp=2, ep=2, micro_batch=BATCH, sequence_parallel=parts)
+    training = tiny_training(2 * BATCH, sequence_length=LENGTH)
+    described = build_graph(layer.model, training, strategy, fused=True).kinds["block"]
+    rerun = described.reruns.get(recompute)
+    again = rerun.operators if rerun is not None else ()
+    exchanged = Counter(("all_to_all" if name == ROWS else name, n) for name, n in called)
+    assert exchanged == _called((*described.forward, *again, *described.backward))
+    # Where rows lie is kept beside what is saved: of all tokens, which come from both rows.
+    places = 4 * (2 * TOKENS * 4 + 2 * TOKENS + 2 * TOKENS * 4) * (recompute is not Recompute.FULL)
+    assert {one.kept + places for one in found} == {described.kept(recompute)}
 
 
 @pytest.mark.parametrize("device", DEVICES)
