@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.mechanics import RULE_CHUNK as CHUNK
 from bigplan.runtime.positions import Positions
 from bigplan.runtime.ways import Parameters, Ways
 from bigplan.spec.delta_steps import (
@@ -38,7 +39,6 @@ from bigplan.spec.delta_steps import (
 from bigplan.spec.mixers import GatedDeltaRule
 from bigplan.spec.model import ModelSpec
 
-CHUNK = 64  # tokens of a chunk, as transformers and flash-linear-attention have it
 LENGTH_EPSILON = 1e-6  # added to the square of the length of queries and keys, likewise
 
 
@@ -88,9 +88,10 @@ def gated(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
     *filters, log_decay, offset, weight = inputs[6:]
     convolved = (F.silu(_convolved(x, own)) for x, own in zip(vectors, filters, strict=True))
     key_heads, width = vectors[0].shape[-1] // rule.key_dim, rule.value_dim
-    q, k, v = (_by_head(x, key_heads, each) for x, each in zip(
-        convolved, (rule.key_dim, rule.key_dim, width), strict=True
-    ))
+    q, k, v = (
+        _by_head(x, key_heads, each)
+        for x, each in zip(convolved, (rule.key_dim, rule.key_dim, width), strict=True)
+    )
     q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPSILON) for x in (q, k))
     fades = -log_decay.float().exp() * F.softplus(decays.float() + offset.float())
     rate, fade = (_by_head(x, key_heads, 1).squeeze(-1) for x in (rates.sigmoid(), fades))

@@ -42,8 +42,10 @@ def delta_rule(model: Architecture, x: StepValue) -> list[LayerStep]:
         Parameter(DECAY_OFFSET, (rule.value_heads,), "rows", False),
         Parameter(NORM, (rule.value_dim,), "replicated", False),
     )
-    core = LayerStep(
-        StepOp.DELTA_RULE, DELTA_RULE, read, (mixed,), (*filters, *others), saves=read
-    )
+    core = LayerStep(StepOp.DELTA_RULE, DELTA_RULE, read, (mixed,), (*filters, *others), saves=read)
     output = {OUTPUTS[DELTA_RULE]: StepValue(OUTPUT, model.hidden, split=False)}
-    return [product(INPUT, x, modules, bias=False), core, product(OUTPUT, mixed, output, bias=False)]
+    return [
+        product(INPUT, x, modules, bias=False),
+        core,
+        product(OUTPUT, mixed, output, bias=False),
+    ]

@@ -100,8 +100,8 @@ def check_mixers(model: Any) -> None:
         return
     if len(others) > 1 and not model.mixer_pattern:
         raise InputError(
-            f"`{others[0]}` and `{others[1]}` without `mixer_pattern`, which says which blocks have "
-            "which; state it, or remove one"
+            f"`{others[0]}` and `{others[1]}` without `mixer_pattern`, which says which blocks "
+            "have which; state it, or remove one"
         )
     unlike = {
         "`parallel_residual`": model.parallel_residual,

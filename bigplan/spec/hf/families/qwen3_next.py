@@ -17,8 +17,14 @@ from bigplan.spec.delta_steps import (
     RATES,
     VALUES,
 )
-from bigplan.spec.hf.families.experts import DENSE_KEYS, read_dense, write_dense
-from bigplan.spec.hf.families.experts import ROUTER_KEYS, read_router, write_router
+from bigplan.spec.hf.families.experts import (
+    DENSE_KEYS,
+    ROUTER_KEYS,
+    read_dense,
+    read_router,
+    write_dense,
+    write_router,
+)
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
