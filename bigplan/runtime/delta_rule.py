@@ -93,13 +93,13 @@ def gated(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
         for x, each in zip(convolved, (rule.key_dim, rule.key_dim, width), strict=True)
     )
     q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPSILON) for x in (q, k))
-    fades = -log_decay.float().exp() * F.softplus(decays.float() + offset.float())
+    fades = -_wide(log_decay).exp() * F.softplus(_wide(decays) + _wide(offset))
     rate, fade = (_by_head(x, key_heads, 1).squeeze(-1) for x in (rates.sigmoid(), fades))
     read = delta_rule(q * rule.key_dim**-0.5, k, v, rate, fade)
-    read = read.flatten(1, 2).transpose(1, 2).to(gates.dtype).float()  # as transformers rounds it
+    read = _wide(read.flatten(1, 2).transpose(1, 2).to(gates.dtype))  # as transformers rounds it
     normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + epsilon)
     normed = weight * normed.to(gates.dtype)
-    gate = F.silu(gates.unflatten(-1, (-1, width)).float())
+    gate = F.silu(_wide(gates.unflatten(-1, (-1, width))))
     return (normed * gate).to(gates.dtype).flatten(2)
 
 
@@ -148,6 +148,11 @@ def _convolved(x: Tensor, filters: Tensor) -> Tensor:
 
 
 def _by_head(x: Tensor, key_heads: int, width: int) -> Tensor:
-    """[b, s, heads * width] as fp32 [b, key heads, heads of each, s, width]."""
+    """[b, s, heads * width] in fp32 as [b, key heads, heads of each, s, width]."""
     heads = x.unflatten(-1, (key_heads, -1, width))
-    return heads.permute(0, 2, 3, 1, 4).float()
+    return _wide(heads.permute(0, 2, 3, 1, 4))
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In fp32, or wider where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

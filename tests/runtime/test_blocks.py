@@ -60,11 +60,13 @@ def test_loss_and_gradients_equal_transformers(case: str) -> None:
         error = (gradient - by_theirs).norm() / by_theirs.norm().clamp(min=1e-30)
         # Softmax ignores what is added to all keys alike, so k_proj.bias has no gradient without
         # rope, and with it a small one of terms that cancel.
-        if tensor.name.endswith(("k_proj.bias", "A_log")):  # so has a head that hardly decays
-            usual = by_name[tensor.name.replace("k_proj", "q_proj").replace("A_log", "dt_bias")]
+        if tensor.name.endswith("k_proj.bias"):
+            usual = by_name[tensor.name.replace("k_proj", "q_proj")]
             assert (gradient - by_theirs).norm() < TOLERANCE * usual.norm()
         else:
-            assert error < TOLERANCE, (tensor.name, error)
+            # Few numbers, sums over tokens that cancel; test_delta_rule.py has them in fp64.
+            cancels = tensor.name.endswith(("linear_attn.A_log", "linear_attn.dt_bias"))
+            assert error < (100 if cancels else 1) * TOLERANCE, (tensor.name, error)
 
 
 def _gradient(layer: dict[str, torch.Tensor], piece: ParameterPiece) -> torch.Tensor:
