@@ -93,7 +93,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         | write_dense(model)
         | {
             "partial_rotary_factor": model.rotary_fraction,
-            "layer_types": [_TYPES[mixer] for mixer in model.mixers],
+            "layer_types": [_TYPES.get(mixer, "full_attention") for mixer in model.mixers],
             "attention_bias": model.qkv_bias,
             "moe_intermediate_size": model.ffn,
             "num_experts": model.experts,
