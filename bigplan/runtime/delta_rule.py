@@ -99,7 +99,7 @@ def gated(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
     read = _wide(read.flatten(1, 2).transpose(1, 2).to(gates.dtype))  # as transformers rounds it
     normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + epsilon)
     normed = weight * normed.to(gates.dtype)
-    gate = F.silu(_wide(gates.unflatten(-1, (-1, width))))
+    gate = F.silu(_wide(torch.unflatten(gates, -1, (-1, width))))
     return (normed * gate).to(gates.dtype).flatten(2)
 
 
@@ -108,8 +108,8 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, fade: Tensor) -> T
     rates and decays [b, key heads, r, s], all fp32: as v.
     """
     length, missing = v.shape[-2], -v.shape[-2] % CHUNK
-    q, k, v = (F.pad(x, (0, 0, 0, missing)).unflatten(-2, (-1, CHUNK)) for x in (q, k, v))
-    rate, fade = (F.pad(x, (0, missing)).unflatten(-1, (-1, CHUNK)) for x in (rate, fade))
+    q, k, v = (torch.unflatten(F.pad(x, (0, 0, 0, missing)), -2, (-1, CHUNK)) for x in (q, k, v))
+    rate, fade = (torch.unflatten(F.pad(x, (0, missing)), -1, (-1, CHUNK)) for x in (rate, fade))
     reach, rate = fade.cumsum(-1).unsqueeze(-1), rate.unsqueeze(-1)  # [..., chunks, CHUNK, 1]
     later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=v.device).triu(1)
     between = (reach - reach.mT).masked_fill(later, float("-inf")).exp()
@@ -149,7 +149,7 @@ def _convolved(x: Tensor, filters: Tensor) -> Tensor:
 
 def _by_head(x: Tensor, key_heads: int, width: int) -> Tensor:
     """[b, s, heads * width] in fp32 as [b, key heads, heads of each, s, width]."""
-    heads = x.unflatten(-1, (key_heads, -1, width))
+    heads = torch.unflatten(x, -1, (key_heads, -1, width))
     return _wide(heads.permute(0, 2, 3, 1, 4))
 
 
