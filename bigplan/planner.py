@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from bigplan.capabilities import (
     device_refusal,
     executable,
+    delta_rule_refusal,
     muon_refusal,
     native_refusal,
     spread_refusal,
@@ -133,6 +134,8 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     if why := zero_group_refusal(fixed):
         raise RefusedError(why)
     if why := virtual_stages_refusal(fixed.get("vpp", 1), request.model):
+        raise RefusedError(why)
+    if why := delta_rule_refusal(request.model, request.training, fixed.get("cp", 1)):
         raise RefusedError(why)
     if why := muon_refusal(request.training, fixed):
         raise RefusedError(why)
