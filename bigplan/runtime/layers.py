@@ -86,7 +86,7 @@ def _block(context: Context, kind: str, attends: BlockAttention, losses: Losses)
     block = Block(model, positions, ranks, parts, in_product=in_product, kernels=kernels)
     block.lora = context.training.lora
     block.matrices = generated.matrices_for(context.training, kernels)
-    block.balance = _balance(context, losses) if kind == BLOCK else None
+    block.balance = _balance(context, losses) if model.experts else None
     block.spread = context.expert_parallel
     return block
 
