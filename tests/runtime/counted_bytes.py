@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_leaves
 PRODUCTS = ("aten.bmm", "aten.mm", "aten.linalg_solve_triangular", "aten.triangular_solve")
 
 
-class Counted(TorchDispatchMode):
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes read and written by what is no product, and the most that new tensors take at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.moved: Counter[str] = Counter()
         self.launches = self.live = self.peak = 0
         self._known: set[int] = set()

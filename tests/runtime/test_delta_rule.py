@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from bigplan.graph import delta_rule as priced
-from bigplan.graph.operators import Gemm, Stream
+from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime.delta_rule import _Mixed, gated
@@ -48,10 +48,10 @@ def _recurrent(rule: GatedDeltaRule, *inputs: Tensor) -> Tensor:
         return F.silu(F.conv1d(padded, own[:, None], groups=len(own))).mT
 
     q, k, v = starmap(convolved, zip((q, k, v), filters, strict=True))
-    q, k = (x.unflatten(-1, (rule.key_heads, -1)) for x in (q, k))
+    q, k = (torch.unflatten(x, -1, (rule.key_heads, -1)) for x in (q, k))
     q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
     q, k = (x.repeat_interleave(rule.value_heads_per_key, dim=2) for x in (q, k))
-    v, gates = (x.unflatten(-1, (rule.value_heads, -1)) for x in (v, gates))
+    v, gates = (torch.unflatten(x, -1, (rule.value_heads, -1)) for x in (v, gates))
     fades = (-log_decay.exp() * F.softplus(decays + offset)).exp()
     state, read = torch.zeros(1, dtype=v.dtype), []
     for t in range(length):
@@ -90,13 +90,12 @@ def _shape(rule: GatedDeltaRule, size: tuple[int, int], precision: str) -> RankS
     return RankShape(model, training, Strategy(dp=1, micro_batch=size[0]))
 
 
-def _counted(operators: object) -> tuple[float, float, int]:
+def _counted(operators: tuple[Operator, ...]) -> tuple[float, float, int]:
     """FLOPs of batched products, bytes of all else, and all launches."""
-    assert isinstance(operators, tuple)
     gemms = [op for op in operators if isinstance(op, Gemm)]
     streams = [op for op in operators if isinstance(op, Stream)]
     flops = sum(op.flops for op in gemms if not op.name.startswith(priced.SYSTEM))
-    launches = sum(op.launches for op in (*gemms, *streams))
+    launches = sum(op.launches for op in gemms) + sum(op.launches for op in streams)
     return flops, sum(op.nbytes for op in streams), launches
 
 
