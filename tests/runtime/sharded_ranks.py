@@ -189,6 +189,10 @@ def sharded_plans(
     precision = draw(st.sampled_from(precisions))
     if model.experts and layout.tp > 1:
         precision = "fp32"  # a router's scores rounded otherwise may choose other experts
+    if layout.cp > 1:  # a delta rule's state is whole
+        pattern = () if model.delta_rule else model.mixer_pattern
+        other = model.model_dump() | {"delta_rule": None, "mixer_pattern": pattern}
+        model = ModelSpec.model_validate(other)
     if model.experts and layout.cp > 1:  # the plain loop balances experts over whole sequences
         model = model.model_copy(update={"router_loss": 0.0})
     narrow = precision != "fp32" and draw(st.booleans())
