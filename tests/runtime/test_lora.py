@@ -24,6 +24,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.weights import stage_adapters
 from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.lora import targets_of
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import ValidationSpec
 from tests.examples import examples
 from tests.runtime.harness import context_of, started
