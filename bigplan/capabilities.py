@@ -23,6 +23,7 @@ NATIVE_PARTS = (
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
     *("attention_sinks", "qk_norm_turned", "convolution", "mixer_pattern"),
+    *("attention_gate", "delta_rule"),
 )
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
@@ -225,9 +226,28 @@ def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
     )
 
 
+def delta_rule_refusal(model: ModelSpec, training: Training, cp: object) -> str | None:
+    """Why a gated delta rule does not run so; None: it does, or the model has none."""
+    if model.delta_rule is None:
+        return None
+    if str(cp) != "1":
+        return (
+            f"cp {cp}: a gated delta rule needs the state of all tokens before, and bigplan hands "
+            f"none from rank to rank; some blocks of {model.name} have one: use cp 1"
+        )
+    if training.isolate_documents:
+        return (
+            "isolate_documents: the state of a gated delta rule goes on from document to "
+            f"document, and some blocks of {model.name} have one: leave isolate_documents off"
+        )
+    return None
+
+
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
     if refusal := muon_refusal(training, dict(strategy)):
+        return refusal
+    if refusal := delta_rule_refusal(model, training, strategy.cp):
         return refusal
     spread = strategy.ep > 1
     if spread and (refusal := spread_refusal(model, training, dict(strategy))):

@@ -123,6 +123,9 @@ def biases_in_kernel(element_bytes: int, head_dim: int) -> bool:
 
 
 CAPPED_COLUMNS = 256  # of the widest heads whose scores it caps, with smaller tiles
+# Tokens of a chunk of a gated delta rule, as transformers and flash-linear-attention have it: the
+# more, the fewer steps from state to state, and the more products within a chunk.
+RULE_CHUNK = 64
 CAPPED_BLOCK = 128  # queries whose capped scores are in memory at a time, where it does not
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from bigplan.capabilities import (
+    delta_rule_refusal,
     device_refusal,
     executable,
     muon_refusal,
@@ -119,6 +120,17 @@ def _asked(plan: Plan) -> Cluster:
     return plan.cluster.model_copy(update={"node_groups": (every,)})
 
 
+def _refusal(model: ModelSpec, training: Training, fixed: Mapping[str, object]) -> str | None:
+    """Why no plan has what is fixed of its strategy; None: some may have."""
+    return (
+        spread_refusal(model, training, fixed)
+        or zero_group_refusal(fixed)
+        or virtual_stages_refusal(fixed.get("vpp", 1), model)
+        or delta_rule_refusal(model, training, fixed.get("cp", 1))
+        or muon_refusal(training, fixed)
+    )
+
+
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     """The best plan that a search finds while `watch` lets it go on.
 
@@ -128,13 +140,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     refuse_of_launched(fixed, pins, request.cluster.group.gpu)
     if request.training.lora is not None:
         refuse_of_trained(fixed, pins)
-    if why := spread_refusal(request.model, request.training, fixed):
-        raise RefusedError(why)
-    if why := zero_group_refusal(fixed):
-        raise RefusedError(why)
-    if why := virtual_stages_refusal(fixed.get("vpp", 1), request.model):
-        raise RefusedError(why)
-    if why := muon_refusal(request.training, fixed):
+    if why := _refusal(request.model, request.training, fixed):
         raise RefusedError(why)
     if request.training.optimizer.name == "muon":
         refuse_of_muon(pins)

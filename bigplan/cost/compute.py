@@ -91,6 +91,10 @@ class Device:
         """Bytes/s of memory-bound kernels."""
         return self.gpu.memory_bandwidth * self.gpu.memory_efficiency
 
+    def precision_of(self, gemm: Gemm) -> str:
+        """The run's, unless the product has its own."""
+        return "fp8" if gemm.fp8 else "fp32" if gemm.fp32 else self.precision
+
     def flash_efficiency(
         self, length: float = inf, *, backward: bool, only: FlashKernel | None = None
     ) -> float:
@@ -151,7 +155,7 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     each group's matrix is read once, and its rows fill tiles of their own.
     """
     gpu = device.gpu
-    precision = "fp8" if gemm.fp8 else device.precision
+    precision = device.precision_of(gemm)
     share = device.gemm_share * gpu.gemm_share(precision)
     rate = gpu.peak(precision) * share * gemm.inner / (gemm.inner + gpu.gemm_half_k)
     rate *= alignment(gemm, gpu, precision)

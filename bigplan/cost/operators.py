@@ -86,14 +86,14 @@ def _kernel_cost(operator: Operator, device: Device, framework: Framework) -> Op
     if not isinstance(operator, Gemm):
         return OperatorCost(operator.name, seconds, flops, nbytes, number, bound)
     waste = tile_waste(operator, device.gpu)
-    width = alignment(operator, device.gpu, "fp8" if operator.fp8 else device.precision)
+    width = alignment(operator, device.gpu, device.precision_of(operator))
     return OperatorCost(operator.name, seconds, flops, nbytes, number, bound, waste, width)
 
 
 def traffic(operator: Operator, device: Device) -> float:
     """Bytes of device memory that an operator reads and writes."""
     if isinstance(operator, Gemm):
-        return float(operator.elements * (4 if device.precision == "fp32" else 2))
+        return float(operator.elements * (4 if device.precision_of(operator) == "fp32" else 2))
     assert not isinstance(operator, Collective)
     chain = 1.0 if isinstance(operator, Attention) else chained(operator, device.eager)
     return operator.nbytes * chain

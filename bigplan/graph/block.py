@@ -70,6 +70,7 @@ EAGER_ACTIVATION = {
 }
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
+GATE_PASSES = 2 + 3, 3 + 3 + 3  # a sigmoid and a product, and their gradients
 ROUTER = "router"  # the product that gives scores, which is never in fp8
 
 
@@ -227,6 +228,10 @@ def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
                 found.append(combining(shape, step))
             case StepOp.CONVOLUTION:
                 found.append(convolved(shape, step))
+            case StepOp.GATE:
+                moved = shape.activation_shape.nbytes(step.gives[0])
+                ahead, back = (passes * moved for passes in GATE_PASSES)
+                found.append((Stream(step.name, ahead, 2), Stream(step.name, back, 3)))
             case StepOp.ACTIVATION:
                 found.append(_activations(shape, step))
             case StepOp.SCALE:

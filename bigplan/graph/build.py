@@ -24,7 +24,7 @@ from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import LOOKED_UP_ROWS
 from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import trained_count
-from bigplan.spec.mixers import ATTENTION
+from bigplan.spec.mixers import ATTENTION, DELTA_RULE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import StepOp
 from bigplan.spec.training import Training
@@ -124,9 +124,10 @@ def model_flops(model: ModelSpec, training: Training) -> float:
 
     Frozen weights have no gradient and count four. Then adapters count six.
 
-    Within a sliding window, attention counts the tokens that it sees, and within documents that are
-    kept apart those of documents, where their lengths are known. Of experts, those that a
-    token passes count; their biases, which are added by products, do not.
+    Of delta rules the recurrence counts. Within a sliding window, attention counts the tokens that
+    it sees, and within documents that are kept apart those of documents, where their lengths are
+    known. Of experts, those that a token passes count; their biases, which are added by products,
+    do not.
 
     The embedding look-up is no matrix product and does not count. The LM head counts even where its
     table is tied.
@@ -151,7 +152,18 @@ def model_flops(model: ModelSpec, training: Training) -> float:
         if mixer == ATTENTION
     )
     attention = 3.0 * rows * model.heads * (model.head_dim + model.value_width)
-    return tokens * (each * matrices + 6.0 * adapted + attention)
+    return tokens * (each * matrices + 6.0 * adapted + attention + _rule_flops(model))
+
+
+def _rule_flops(model: ModelSpec) -> float:
+    """Of delta rules, for a token: what a state says of a key, its update, and what a query reads.
+
+    Two FLOPs for each of its elements each, and twice that in the backward. In chunks it is more.
+    """
+    if (rule := model.delta_rule) is None:
+        return 0.0
+    state = rule.value_heads * rule.key_dim * rule.value_dim
+    return 3.0 * 3 * 2 * state * model.mixers.count(DELTA_RULE)
 
 
 def _embedding(shape: RankShape) -> LayerKind:

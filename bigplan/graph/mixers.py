@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigplan.graph import convolution, latent
+from bigplan.graph import convolution, delta_rule, latent
 from bigplan.graph.attention import (
     Passes,
     attention,
@@ -16,7 +16,7 @@ from bigplan.graph.attention import (
 )
 from bigplan.graph.operators import Collective, Operator
 from bigplan.graph.shape import RankShape
-from bigplan.spec.mixers import ATTENTION, CONVOLUTION, Mixer
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, Mixer
 
 
 def _nothing(shape: RankShape) -> tuple[()]:
@@ -64,6 +64,13 @@ _MIXERS: Mapping[Mixer, Mixing] = {
         convolution.forward_bytes,
         convolution.backward_bytes,
         exchanges=convolution.exchanges,
+    ),
+    DELTA_RULE: Mixing(
+        delta_rule.into_rule,
+        delta_rule.out_of_rule,
+        delta_rule.forward_bytes,
+        delta_rule.backward_bytes,
+        delta_rule.delta_rule,
     ),
 }
 

@@ -220,14 +220,16 @@ class Space:
 def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
     """Whether `tp` divides heads, channels and the MLP's width, and key-value heads or is divided.
 
-    Where there are fewer key-value heads than ranks, neighbouring ranks hold the same head. Each
-    rank adds the last biases of its part of the experts.
+    Of a delta rule, `tp` divides key heads. Where there are fewer key-value heads than ranks,
+    neighbouring ranks hold the same head. Each rank adds the last biases of its part of the
+    experts.
     """
     repeats = tp % model.kv_heads == 0
     heads = model.heads % tp == 0 and (repeats or model.kv_heads % tp == 0)
     biased = model.experts if model.mlp_bias else 0
     channels = 0 if model.convolution is None else model.hidden
-    return heads and not any(width % tp for width in (*model.inner_widths, biased, channels))
+    keys = 0 if model.delta_rule is None else model.delta_rule.key_heads
+    return heads and not any(width % tp for width in (*model.inner_widths, biased, channels, keys))
 
 
 def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:
@@ -235,6 +237,8 @@ def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:
 
     Where a rank has fewer key-value heads than `cp`, neighbouring context ranks get the same head.
     """
+    if cp > 1 and model.delta_rule is not None:  # refused by name in capabilities.py
+        return False
     kv_heads = -(-model.kv_heads // tp)
     return model.heads // tp % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0)
 

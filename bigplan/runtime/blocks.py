@@ -18,6 +18,7 @@ from bigplan.runtime import (
     alibi,
     capped,
     convolution,
+    delta_rule,
     generated,
     isolated,
     latent,
@@ -27,6 +28,7 @@ from bigplan.runtime import (
 )
 from bigplan.runtime.attention import attention
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
+from bigplan.runtime.gated_heads import gated_by, heads_of
 from bigplan.runtime.in_blocks import Scores
 from bigplan.runtime.latent import How
 from bigplan.runtime.norms import (
@@ -51,7 +53,7 @@ from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.ways import PLAIN, Parameters, Ways
 from bigplan.runtime.words import Words, cross_entropy, own_rows
 from bigplan.spec.layers import SINKS, TABLE
-from bigplan.spec.mixers import CONVOLUTION, OUTPUTS
+from bigplan.spec.mixers import CONVOLUTION, DELTA_RULE, OUTPUTS
 from bigplan.spec.model import ModelSpec
 
 
@@ -148,8 +150,7 @@ def block(
     if model.norms != "after":
         # With one norm for both, the gradient beside it is the caller's.
         normed, x = norm_of(p, "input_norm", x, model, ways, over=not model.shared_norm)
-    mixes = convolution.mixed if model.mixer == CONVOLUTION else _attention
-    mixed = mixes(p, normed, model, positions, ways)
+    mixed = _mixes(model)(p, normed, model, positions, ways)
     if model.parallel_residual:
         if not model.shared_norm:
             normed, x = norm_of(p, "post_norm", x, model, ways)
@@ -166,6 +167,11 @@ def block(
     if ways.gated and model.mlp in ("swiglu", "geglu"):
         return ways.gated(p, "down_proj", x, inputs, model.mlp)
     return last(p, "down_proj", x, _activation(inputs, model, ways))
+
+
+def _mixes(model: ModelSpec) -> Callable[..., Tensor]:
+    others = {CONVOLUTION: convolution.mixed, DELTA_RULE: delta_rule.mixed}
+    return others.get(model.mixer, _attention)
 
 
 def head_loss(
@@ -218,7 +224,7 @@ def _attention(
     """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
     tables, attends, bounds = positions
     made = _latent_heads if model.latent_attention else _grouped_heads
-    q, k, v = made(p, x, model, positions, ways)
+    q, k, v, *gates = made(p, x, model, positions, ways)
     q, k, v = map(ways.context.whole_sequences, (q, k, v))
     if repeats_heads(x.element_size(), model.heads, model.kv_heads):
         groups = q.shape[2] // k.shape[2]
@@ -241,12 +247,13 @@ def _attention(
         mixed = narrow_values.attention(q, k, v, model.scale_of_scores)
     else:
         mixed = attention(q, k, v, window, model.score_scale)
-    return ways.context.own_tokens(mixed).flatten(2)
+    mixed = ways.context.own_tokens(mixed).flatten(2)
+    return gated_by(gates[0], mixed, ways.forget) if gates else mixed
 
 
 def _latent_heads(
     p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Those of latent attention, whose latents have norms of their own."""
 
     def norm(name: str, narrow: Tensor) -> Tensor:
@@ -259,13 +266,13 @@ def _latent_heads(
 
 def _grouped_heads(
     p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [b, s, heads, head_dim] of x, normed and turned."""
+) -> tuple[Tensor, ...]:
+    """Queries, keys and values [b, s, heads, head_dim] of x, normed and turned; a gate if any."""
     tables, attends = positions.tables, positions.attends
     # Linear biases are for whole sequences, other tables for the tokens that this rank has.
     parts = ways.context.group.size if model.positions == "alibi" else 1
     shape = len(tables[0]) // parts, model.head_dim
-    q, k, v = ways.linears(p, ("q_proj", "k_proj", "v_proj"), x)
+    q, *gates, k, v = ways.linears(p, heads_of(model), x)
     if model.qk_norm_whole:
         q = normed_whole(p, "q_norm", q, model, ways)
         k = normed_whole(p, "k_norm", k, model, ways)
@@ -277,7 +284,7 @@ def _grouped_heads(
         q, k = turned(q, *tables), turned(k, *tables)
     if model.qk_norm_turned:
         q, k = _normed_heads(p, q, k, model, ways)
-    return q, k, v
+    return q, k, v, *gates
 
 
 def _normed_heads(

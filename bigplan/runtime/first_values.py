@@ -20,6 +20,7 @@ from bigplan.runtime import four_bits
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.hf_weights import HfFolder
 from bigplan.runtime.peft_import import PeftFolder
+from bigplan.spec.delta_steps import DECAY_OFFSET, LOG_DECAY, NORM
 from bigplan.spec.four_bits import is_packed, packed_columns
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -29,6 +30,7 @@ from bigplan.spec.training import Training
 # [rows, columns], fp32 or as a file has them. A vector is one row.
 FirstValues = Callable[[str, int, Parameter, Rectangle], Tensor]
 
+DECAYS = 0.01, 16.0  # of a gated delta rule's heads, as in transformers
 STD = 0.02  # of every matrix, as in GPT-2 and Llama
 # Elements that are drawn from one seed. A block takes 55 us of Python, in which other threads wait,
 # and 5 ms to draw, in which they do not: about 100 cores can do it side by side. A rectangle that
@@ -106,6 +108,7 @@ def random_values(
 ) -> Tensor:
     """Normal (std 0.02) matrices, norms' weights, zero biases and sinks: fp32 [rows, columns].
 
+    A delta rule's decays are uniform, their offsets one, as is the weight of its norm.
     Of adapters A is uniform within +- 1 / sqrt(in), as torch.nn.Linear begins, and B is zero.
 
     The values depend on the arguments alone, so every plan starts from the same model. The value of
@@ -115,7 +118,9 @@ def random_values(
     shape = rectangle.rows, rectangle.columns
     if parameter.name.endswith((".bias", ".lora_B", ".sinks")):
         return torch.zeros(shape)
-    if len(parameter.shape) == 1:
+    if (name := parameter.name) in (DECAY_OFFSET, NORM):
+        return torch.ones(shape)
+    if len(parameter.shape) == 1 and name != LOG_DECAY:
         return torch.full(shape, norm)
     values, everything = torch.empty(shape), all_of(parameter)
     at_once = rows_at_once(everything.columns)
@@ -129,6 +134,8 @@ def random_values(
         if parameter.name.endswith(".lora_A"):
             bound = block.columns**-0.5
             drawn.uniform_(-bound, bound, generator=generator)
+        elif name == LOG_DECAY:
+            drawn.uniform_(*DECAYS, generator=generator).log_()
         else:
             drawn.normal_(0.0, STD, generator=generator)
         if drawn is not place:

@@ -14,6 +14,7 @@ from bigplan.spec.latent import LatentAttention
 from bigplan.spec.mixers import (
     ATTENTION,
     BESIDE_ATTENTION,
+    GatedDeltaRule,
     Mixer,
     ShortConvolution,
     check_mixers,
@@ -80,6 +81,8 @@ class Architecture(Spec):
     """width of one head's queries and keys; default: `hidden` / `heads`, or latent attention's"""
     convolution: ShortConvolution | None = None
     """mixes tokens in place of attention in some blocks, or all; null: in none"""
+    delta_rule: GatedDeltaRule | None = None
+    """likewise, a gated delta rule"""
     mixer_pattern: tuple[str, ...] = ()
     """runs of blocks by what mixes their tokens, over and over, as [2 convolution, 1 attention]
 
@@ -154,6 +157,8 @@ class Architecture(Spec):
     """false: rope turns nothing in global blocks, as in SmolLM3"""
     attention_sinks: bool = False
     """each head has a trained logit that counts in its softmax's sum alone, as in GPT-OSS"""
+    attention_gate: bool = False
+    """what attention gives is multiplied by the sigmoid of a gate of each column (Qwen3-Next)"""
     score_scale: float | None = Field(default=None, gt=0)
     """factor of products of queries and keys; null: 1 / root of `head_dim`"""
     score_cap: float | None = Field(default=None, gt=0)
@@ -302,6 +307,7 @@ class Architecture(Spec):
             f"`rotary_fraction` {self.rotary_fraction:g}": self.rotary_fraction != 1,
             "`qkv_bias`": self.qkv_bias,
             "`qk_norm`": self.qk_norm,
+            "`attention_gate`": self.attention_gate,
             "`score_cap`": self.score_cap is not None,
             "`sliding_window`": self.sliding_window is not None,
             "`attention_pattern`": bool(self.attention_pattern),

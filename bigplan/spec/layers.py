@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.convolution_steps import convolution
+from bigplan.spec.delta_steps import delta_rule
 from bigplan.spec.latent_heads import latent_heads
-from bigplan.spec.mixers import ATTENTION, CONVOLUTION, Mixer
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, Mixer
 from bigplan.spec.step import TERMS, LayerStep, Parameter, Split, StepOp, StepValue, product
 
 TABLE = "embed_tokens.weight"  # which a tied head reads
@@ -22,7 +23,9 @@ DENSE = "dense"  # a block without experts, in a model whose others have some
 _KINDS: Mapping[tuple[Mixer, bool], str] = {
     (ATTENTION, True): DENSE,
     (CONVOLUTION, True): f"{DENSE}_{CONVOLUTION}",
+    (DELTA_RULE, True): f"{DENSE}_{DELTA_RULE}",
     (CONVOLUTION, False): CONVOLUTION,
+    (DELTA_RULE, False): DELTA_RULE,
     (ATTENTION, False): BLOCK,
 }
 BLOCKS = tuple(_KINDS.values())
@@ -34,6 +37,9 @@ SHARED_GATE = "shared_gate.weight"
 # Steps of an MLP beside the experts.
 SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"
 ROUTER = "router.weight"  # which chooses experts
+
+
+_MIXING = {CONVOLUTION: convolution, DELTA_RULE: delta_rule}  # steps of others than attention
 
 
 def block_kind(mixer: Mixer, *, dense: bool) -> str:
@@ -78,7 +84,7 @@ def _block(model: Architecture) -> tuple[LayerStep, ...]:
     x = _hidden(model, "input")
     first = _opening_norm(model, "input_norm", "input norm", x, "attention input")
     read = first[-1].gives[0] if first else x
-    mixing = (convolution if model.mixer == CONVOLUTION else _attention)(model, read)
+    mixing = _MIXING.get(model.mixer, _attention)(model, read)
     mixing += _closing(model, "attention", mixing[-1].gives[0])
     between = _sum(f"{model.mixer} residual", x, mixing[-1].gives[0], "between")
     second = list[LayerStep]()
@@ -147,9 +153,17 @@ def _attention(model: Architecture, x: StepValue) -> list[LayerStep]:
     core = LayerStep(
         StepOp.ATTENTION, "attention", heads, (mixed,), sinks, saves=saved, statistics=(softmax,)
     )
-    output = {"o_proj": _hidden(model, "attention output")}
-    closing = product("attention output", mixed, output, bias=model.attention_output_bias)
-    return [*steps, core, closing]
+    gated = _gated(steps[0], mixed) if model.attention_gate else []
+    output, last = {"o_proj": _hidden(model, "attention output")}, (core, *gated)[-1].gives[0]
+    closing = product("attention output", last, output, bias=model.attention_output_bias)
+    return [*steps, core, *gated, closing]
+
+
+def _gated(first: LayerStep, mixed: StepValue) -> list[LayerStep]:
+    """What multiplies attention's values by the sigmoid of a gate, of the first product."""
+    read = mixed, first.gives[1]
+    gives = (mixed._replace(name="gated values"),)
+    return [LayerStep(StepOp.GATE, "attention gate", read, gives, saves=read, cheap=True)]
 
 
 def _grouped_heads(
@@ -159,7 +173,9 @@ def _grouped_heads(
     queries = StepValue("queries", model.heads, model.head_dim)
     keys = StepValue("keys", model.kv_heads, model.head_dim, repeats=True)
     values = keys._replace(name="values")
-    modules = {"q_proj": queries, "k_proj": keys, "v_proj": values}
+    gate = {"q_gate_proj": queries._replace(name="attention's gate")}
+    others = {"k_proj": keys, "v_proj": values}
+    modules = {"q_proj": queries, **(gate if model.attention_gate else {}), **others}
     steps = [product("query, key, value", x, modules, bias=model.qkv_bias)]
     ways = (_norms_of_heads, _rotary)
     for way in reversed(ways) if model.qk_norm_turned else ways:

@@ -207,6 +207,11 @@ def check_lora(lora: Lora, model: ModelSpec) -> None:
             "lora: adapters are not planned where blocks mix tokens by a convolution, and some of "
             f"{model.name} do; leave `lora` out, or use a model with attention in all blocks"
         )
+    if model.delta_rule is not None or model.attention_gate:
+        raise InputError(
+            "lora: adapters are not planned where blocks have a gated delta rule or attention "
+            f"behind a gate, as some of {model.name}; leave `lora` out, or use another model"
+        )
     if not packs(model, lora, 1):
         widths = sorted({p.shape[1] for p in model.kinds()["block"] if is_packed(p)})
         raise InputError(

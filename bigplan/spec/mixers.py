@@ -11,19 +11,24 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.files.document import Spec
 from bigplan.spec.pattern import in_runs
 
-Mixer = Literal["attention", "convolution"]
+Mixer = Literal["attention", "convolution", "delta_rule"]
 ATTENTION: Mixer = "attention"
 CONVOLUTION: Mixer = "convolution"
-MIXERS: tuple[Mixer, ...] = (ATTENTION, CONVOLUTION)
+DELTA_RULE: Mixer = "delta_rule"
+MIXERS: tuple[Mixer, ...] = (ATTENTION, CONVOLUTION, DELTA_RULE)
 BESIDE_ATTENTION = MIXERS[1:]  # fields of Architecture
 # The module whose product leads from each mixer back to the residual stream.
-OUTPUTS: Mapping[Mixer, str] = {ATTENTION: "o_proj", CONVOLUTION: "conv.out_proj"}
+OUTPUTS: Mapping[Mixer, str] = {
+    ATTENTION: "o_proj",
+    CONVOLUTION: "conv.out_proj",
+    DELTA_RULE: "delta.out_proj",
+}
 
 
 class ShortConvolution(Spec):
@@ -37,6 +42,41 @@ class ShortConvolution(Spec):
     """tokens that it reads: itself and those just before it"""
     bias: bool = False
     """the convolution and the products around it have biases"""
+
+
+class GatedDeltaRule(Spec):
+    """A gated delta rule over heads, as in Qwen3-Next (Yang et al., arXiv 2412.06464).
+
+    A value head has a state [key_dim, value_dim], which fades from token to token, and in which a
+    token's key replaces a part of its value by the token's own. The token's query reads the state.
+    Queries, keys and values come out of a short causal convolution and SiLU, queries and keys then
+    have length 1. What a head reads is normed, and multiplied by the SiLU of a gate.
+    """
+
+    key_heads: int = Field(gt=0, le=10**5)
+    """heads of queries and of keys; each serves equally many value heads"""
+    value_heads: int = Field(gt=0, le=10**5)
+    """heads of values, gates and states"""
+    key_dim: int = Field(default=128, gt=0, le=10**5)
+    """width of a query and a key"""
+    value_dim: int = Field(default=128, gt=0, le=10**5)
+    """width of a value"""
+    taps: int = Field(default=4, gt=0, le=1024)
+    """tokens that the convolution reads: itself and those just before it"""
+
+    @model_validator(mode="after")
+    def _check(self) -> GatedDeltaRule:
+        if self.value_heads % self.key_heads:
+            raise InputError(
+                f"`value_heads` {self.value_heads} is not a multiple of `key_heads` "
+                f"{self.key_heads}; each key head must serve equally many value heads"
+            )
+        return self
+
+    @property
+    def value_heads_per_key(self) -> int:
+        """Value heads that a key head serves."""
+        return self.value_heads // self.key_heads
 
 
 @lru_cache(maxsize=256)
@@ -58,6 +98,11 @@ def check_mixers(model: Any) -> None:
         _check_pattern(model, others)
     if not others:
         return
+    if len(others) > 1 and not model.mixer_pattern:
+        raise InputError(
+            f"`{others[0]}` and `{others[1]}` without `mixer_pattern`, which says which blocks "
+            "have which; state it, or remove one"
+        )
     unlike = {
         "`parallel_residual`": model.parallel_residual,
         f"`norms: {model.norms}`": model.norms != "before",

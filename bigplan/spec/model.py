@@ -8,7 +8,7 @@ from functools import cached_property
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.experts import OF_EXPERTS
 from bigplan.spec.layers import BLOCK, BLOCKS, DENSE, OF_AN_EXPERT, block_kind, described
-from bigplan.spec.mixers import BESIDE_ATTENTION, Mixer
+from bigplan.spec.mixers import ATTENTION, BESIDE_ATTENTION, Mixer
 from bigplan.spec.step import LayerStep, Parameter
 
 
@@ -56,9 +56,10 @@ class ModelSpec(Architecture):
 
     @cached_property
     def _sequence(self) -> tuple[str, ...]:
+        mixers = self.mixers if self.mixer_pattern else (ATTENTION,) * self.layers
         blocks = (
             block_kind(mixer, dense=number < self.dense_blocks)
-            for number, mixer in enumerate(self.mixers)
+            for number, mixer in enumerate(mixers)
         )
         alike = (BLOCK,) * self.layers
         several = self.dense_blocks or self.mixer_pattern

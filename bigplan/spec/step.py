@@ -127,6 +127,8 @@ class StepOp(StrEnum):
     ROTARY = "rotary"  # turns what it reads by position
     ATTENTION = "attention"  # of queries, keys and values, in this order
     CONVOLUTION = "convolution"  # of what is gated before, after, and convolved, in this order
+    DELTA_RULE = "delta rule"  # of queries, keys, values, gates, rates and decays, in this order
+    GATE = "gate"  # a product of what is gated and a gate's sigmoid, in this order
     ACTIVATION = "activation"
     SUM = "sum"
     LOSS = "loss"

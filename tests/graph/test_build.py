@@ -119,6 +119,13 @@ def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) ->
         keys, values = model.head_dim, model.value_width
         columns = {"flash": 4 * keys - 3 * values, "materialised": 3 * (keys + values)}
         wasted = triangle / (2 * keys) * columns[attention]
+    if (rule := model.delta_rule) is not None:  # of its chunks: tests/runtime/test_delta_rule.py
+        kind = graph.kinds["delta_rule"]
+        chunks = sum(
+            op.flops for op in (*kind.forward, *kind.backward) if isinstance(op, Gemm) and op.fp32
+        )
+        recurrence = 18.0 * length * rule.value_heads * rule.key_dim * rule.value_dim
+        wasted += (chunks - recurrence) * model.mixers.count("delta_rule")
     assert done - wasted == pytest.approx(useful, rel=1e-12)
 
 

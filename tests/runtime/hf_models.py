@@ -172,6 +172,12 @@ LFM2_MOE = {key: value for key, value in LFM2.items() if key != "block_multiple_
     "num_experts": 6,
     "num_experts_per_tok": 3,
 }
+QWEN3_NEXT = (
+    QWEN2_MOE
+    | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12}
+    | {"linear_value_head_dim": 8, "rope_parameters": QUARTER}
+)
 ERNIE_MOE = {
     "num_hidden_layers": 3,
     "moe_intermediate_size": 24,
@@ -433,6 +439,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         LFM2_MOE
         | {"num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False}
         | {"routed_scaling_factor": 2.5, "conv_bias": True},
+    ),
+    "qwen3-next": ("qwen3_next", QWEN3_NEXT),
+    "qwen3-next-dense-bias": (
+        "qwen3_next",
+        QWEN3_NEXT
+        | {"mlp_only_layers": [0], "attention_bias": True, "linear_num_value_heads": 2}
+        | {"linear_conv_kernel_dim": 3, "tie_word_embeddings": True},
     ),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }

@@ -184,7 +184,8 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         style |= _latent(draw)
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
     if not latent and _convolves(style) and draw(flag):
-        style |= draw(of_lfm2(dense="dense_blocks" in style))
+        dense = "dense_blocks" in style
+        style |= draw(of_lfm2(dense=dense) | of_qwen3_next(dense=dense))
     several = {"attention_pattern", "dense_blocks", "mixer_pattern"} & {*style}
     tied = draw(flag)
     turned = style.get("positions", "rope") == "rope"
@@ -193,6 +194,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     return tiny_model(
         layers=draw(st.integers(2 if several else 1, 3)),
         kv_heads=4 if latent else draw(st.sampled_from(kv_heads)),
+        attention_gate=not latent and draw(flag),
         tied_embeddings=tied,
         head_bias=not tied and draw(flag),
         **normed,
@@ -214,6 +216,18 @@ def of_lfm2(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
     patterns = (), ("1 convolution", "1 attention"), ("1 attention", "2 convolution")
     return st.fixed_dictionaries(
         {"convolution": convolution, "mixer_pattern": st.sampled_from(patterns[: 3 - dense])}
+    )
+
+
+def of_qwen3_next(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
+    """A gated delta rule, likewise. It has as many heads as a tensor is to be long."""
+    rule = {"key_heads": 4, "key_dim": 4, "value_heads": 16, "value_dim": 16}
+    rules = st.fixed_dictionaries(
+        {name: st.just(size) for name, size in rule.items()} | {"taps": st.sampled_from((1, 3))}
+    )
+    patterns = (), ("1 delta_rule", "1 attention"), ("1 attention", "2 delta_rule")
+    return st.fixed_dictionaries(
+        {"delta_rule": rules, "mixer_pattern": st.sampled_from(patterns[: 3 - dense])}
     )
 
 

@@ -19,6 +19,7 @@ from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Replicas, Strategy
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import LossScale, Training
 from tests.runtime.harness import Run, evaluated, execute, take_gpu
@@ -124,6 +125,15 @@ BESIDE = EXPERTS | {
     "dense_ffn": 64,
     "routing": {"scores": "sigmoid", "bias": True, "groups": 2, "groups_per_token": 2},
 }
+DELTA_RULE: dict[str, object] = {
+    "delta_rule": {"key_heads": 4, "value_heads": 16, "key_dim": 4, "value_dim": 16},
+    "attention_gate": True,
+}
+QWEN3_NEXT = (
+    EXPERTS
+    | DELTA_RULE
+    | {"mixer_pattern": ("2 delta_rule", "1 attention"), "shared_ffn": 48, "shared_gate": True}
+)
 
 
 def layouts(ranks: int) -> list[Strategy]:
@@ -179,6 +189,10 @@ def sharded_plans(
     precision = draw(st.sampled_from(precisions))
     if model.experts and layout.tp > 1:
         precision = "fp32"  # a router's scores rounded otherwise may choose other experts
+    if layout.cp > 1:  # a delta rule's state is whole
+        pattern = () if model.delta_rule else model.mixer_pattern
+        other = model.model_dump() | {"delta_rule": None, "mixer_pattern": pattern}
+        model = ModelSpec.model_validate(other)
     if model.experts and layout.cp > 1:  # the plain loop balances experts over whole sequences
         model = model.model_copy(update={"router_loss": 0.0})
     narrow = precision != "fp32" and draw(st.booleans())
@@ -308,19 +322,20 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
         ),
         MASKED: plan_of(model, masked_training(4 * ranks, data), group, everywhere),
     }
+    qwen3_next = tiny_model(layers=3, **QWEN3_NEXT)
+    found["qwen3-next"] = anywhere(qwen3_next, tiny_training(4 * ranks, clip_norm=0.5), group)
     if zero == 3:
         clipped, where = tiny_training(4 * ranks, clip_norm=0.5), placed_everywhere(3, tied=True)
         for name, parts in FAMILIES.items():
             found[name] = plan_of(tiny_model(layers=3, **parts), clipped, group, where)
         latent = tiny_model(layers=3, **LATENT)
         found["latent"] = plan_of(latent, clipped, group, everywhere)
-        found["beside"] = beside(clipped, group)
+        found["beside"] = anywhere(tiny_model(layers=3, **BESIDE), clipped, group)
     return found
 
 
-def beside(training: Training, strategy: Strategy) -> Plan:
-    """Of a model whose first block has no experts, and others more than these; anywhere."""
-    model = tiny_model(layers=3, **BESIDE)
+def anywhere(model: ModelSpec, training: Training, strategy: Strategy) -> Plan:
+    """Of a model whose blocks are of several kinds, wherever."""
     *_, placement = drawn(placements(build_graph(model, training, strategy), free=True), 6)
     return plan_of(model, training, strategy, placement.model_copy(update={"chunk": 5_000}))
 
@@ -343,7 +358,9 @@ def pipelines(ranks: int) -> dict[str, Plan]:
             for part, fields in (("experts", EXPERTS), ("latent", LATENT)):
                 other = tiny_model(layers=blocks, **fields)
                 found[f"{part}-{name}"] = plan_of(other, training, layout, resident)
-            found[f"same-beside-{name}"] = beside(training, layout)
+            for part, fields in (("beside", BESIDE), ("qwen3-next", QWEN3_NEXT)):
+                other = tiny_model(layers=3, **fields)
+                found[f"same-{part}-{name}"] = anywhere(other, training, layout)
         if ranks > 2 and (
             layout.zero in (1, 2) or layout.tp * layout.vpp > 2 or layout.first_blocks
         ):
@@ -433,7 +450,8 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     for part, fields in (("experts", EXPERTS), ("latent", LATENT)):
         other = tiny_model(layers=3, **fields)
         found[f"tp2-{part}"] = plan_of(other, clipped, two, everywhere)
-    found["tp2-beside"] = beside(clipped, two)
+    for part, fields in (("beside", BESIDE), ("qwen3-next", QWEN3_NEXT)):
+        found[f"tp2-{part}"] = anywhere(tiny_model(layers=3, **fields), clipped, two)
     for family, parts in FAMILIES.items():
         other, where = tiny_model(layers=3, **parts), placed_everywhere(3, tied=True)
         found[f"tp2-{family}"] = plan_of(other, clipped, two, where)

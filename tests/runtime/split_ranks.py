@@ -102,6 +102,9 @@ def split_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
         changes |= {"kv_heads": 24, "head_dim": model.head_dim}
     if model.convolution is not None:
         changes |= {"hidden": 48}  # channels
+    if model.delta_rule is not None:
+        own = {"key_heads": 24, "value_heads": 24}
+        model = model.model_copy(update={"delta_rule": model.delta_rule.model_copy(update=own)})
     changes |= {key: 48 for key in ("shared_ffn", "dense_ffn") if getattr(model, key)}
     model = model.model_copy(update=changes)
     training = tiny_training(

@@ -39,7 +39,7 @@ from tests.examples import examples
 from tests.runtime.neighbours import ROWS, Called, Turn, in_two_ways, side_by_side
 from tests.runtime.plans import models, shape_on, tiny_model, tiny_training
 from tests.runtime.reference import UNIT
-from tests.runtime.sharded_ranks import BESIDE, EXPERTS, FAMILIES, LATENT
+from tests.runtime.sharded_ranks import BESIDE, DELTA_RULE, EXPERTS, FAMILIES, LATENT
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BATCH, LENGTH, CHUNK = 3, 8, 12  # of the loss: two chunks
@@ -52,7 +52,7 @@ splits = st.tuples(st.sampled_from((2, 4)), st.booleans())
 recomputes = st.sampled_from(tuple(Recompute))
 PARTS: dict[str, Mapping[str, object]] = {
     **FAMILIES,
-    **{"experts": EXPERTS, "latent": LATENT, "beside": BESIDE},
+    **{"experts": EXPERTS, "latent": LATENT, "beside": BESIDE, "delta rule": DELTA_RULE},
 }
 
 

@@ -7,12 +7,14 @@ from pydantic import ValidationError
 
 from bigplan.capabilities import native_refusal, virtual_stages_refusal
 from bigplan.errors import InputError
+from bigplan.graph.space import splits_over_tensor_parallel
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
 from bigplan.spec.lora import Lora, check_lora
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
+RULE = {"key_heads": 2, "value_heads": 4}
 EXPERTS: dict[str, object] = {"experts": 4, "experts_per_token": 2}
 
 
@@ -54,6 +56,9 @@ def test_each_kind_of_block_sees_a_model_whose_blocks_are_like_it() -> None:
         ({**EXPERTS, "dense_blocks": 3, "dense_ffn": 8}, "leaves no block with attention after 3"),
         ({"norms": "after"}, "`convolution` with `norms: after`"),
         ({"positions": "alibi"}, "`convolution` with `positions: alibi`"),
+        ({"delta_rule": RULE}, "`delta_rule` with a `mixer_pattern` without delta_rule blocks"),
+        ({"delta_rule": RULE, "mixer_pattern": []}, "`convolution` and `delta_rule` without"),
+        ({"delta_rule": RULE | {"value_heads": 3}}, "`value_heads` 3 is not a multiple of"),
     ],
 )
 def test_what_contradicts_itself_is_refused(changes: dict[str, object], words: str) -> None:
@@ -71,6 +76,21 @@ def test_what_is_not_planned_is_refused_by_name() -> None:
     few = native_refusal(model(), training, Strategy(dp=1, cp=8))
     assert "a convolution of 4 taps reads 3 of the rank before" in str(few)
     assert native_refusal(model(), training, Strategy(dp=1, cp=4)) is None
+
+
+def test_a_delta_rule_is_planned_where_its_state_is_whole() -> None:
+    spec = model(convolution=None, delta_rule=RULE, mixer_pattern=["2 delta_rule", "1 attention"])
+    with pytest.raises(InputError, match="have a gated delta rule or attention behind a gate"):
+        check_lora(Lora(rank=4), spec)
+    training = Training.model_validate({"sequence_length": 16, "global_batch": 1})
+    refused = native_refusal(spec, training, Strategy(dp=1, cp=2))
+    assert "cp 2: a gated delta rule needs the state of all tokens before" in str(refused)
+    apart = training.model_copy(update={"isolate_documents": True})
+    refused = native_refusal(spec, apart, Strategy(dp=1))
+    assert "isolate_documents: the state of a gated delta rule goes on" in str(refused)
+    assert native_refusal(spec, training, Strategy(dp=1, tp=2)) is None
+    assert splits_over_tensor_parallel(spec, 2)
+    assert not splits_over_tensor_parallel(spec, 4)
 
 
 def test_the_shipped_one_has_attention_where_its_file_says() -> None:

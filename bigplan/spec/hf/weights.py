@@ -140,6 +140,8 @@ def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> 
         return Stored(name, rows, transposed, pairs=pairs)
     shapes = {p.name: p.shape for p in model.kinds()[model.layer_sequence()[layer]]}
     cycles = model.kv_heads if module in tensors.by_head else 1
+    if module in tensors.grouped:
+        cycles = tensors.grouped[module](model)
     if module in tensors.in_turns:
         cycles = rows
     runs = [shapes[f"{other}.{part}"][0] // cycles for other in group]

@@ -29,6 +29,7 @@ _PHI3 = _SMALL | {"pad_token_id": None}
 _FALCON = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 300}
 _FALCON |= {"new_decoder_architecture": True}
 _STARCODER2 = _SMALL | {"bos_token_id": None, "eos_token_id": None}
+_QWEN3_NEXT = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 16}
 _DOTS1 = {
     "n_routed_experts": 8,
     "n_shared_experts": 2,
@@ -77,6 +78,15 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
         _SMALL
         | {"layer_types": ["full_attention"] * 3, "num_dense_layers": 0}
         | {"use_expert_bias": False, "routed_scaling_factor": 2.0},
+    ),
+    ("qwen3_next", _SMALL | _QWEN3_NEXT),
+    ("qwen3_next", _SMALL | _QWEN3_NEXT | {"full_attention_interval": 3, "head_dim": 24}),
+    (
+        "qwen3_next",
+        _SMALL
+        | _QWEN3_NEXT
+        | {"layer_types": ["linear_attention"] * 3, "mlp_only_layers": [0], "attention_bias": True}
+        | {"linear_num_key_heads": 4, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 2},
     ),
     ("olmoe", _SMALL),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
@@ -256,6 +266,11 @@ def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str
             "attention_bias": spec.qkv_bias,
             "use_qk_norm": spec.qk_norm,
             "routed_scaling_factor": spec.routed_by.scale,
+        }
+    if spec.delta_rule is not None:  # whose other sizes are transformers' defaults
+        return "qwen3_next", llama | told | {
+            "head_dim": spec.head_dim,
+            "partial_rotary_factor": spec.rotary_fraction,
         }
     if spec.shared_gate:
         shared = {"shared_expert_intermediate_size": spec.shared_ffn}
@@ -451,6 +466,7 @@ _PUBLISHED = {
     "glm-4.5": (352_797_829_024, 0),
     # LiquidAI's file and card
     "lfm2-1.2b": (1_170_340_608, 0),
+    "qwen3-next-80b-a3b": (79_674_391_296, 0),  # Qwen's files, without what predicts further tokens
     # tensors of Qwen's files; Qwen Team 2024, arXiv 2407.10671, table 1
     "qwen1.5-moe-a2.7b": (14_315_784_192, 0),
     "qwen2-57b-a14b": (57.4e9, 0.05e9),
@@ -529,6 +545,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("olmoe", {"clip_qkv": 8.0}, "`clip_qkv` is 8.0"),
         ("lfm2", {"layer_types": ["conv", "mamba", "conv"]}, "`layer_types` is"),
         ("lfm2", {"full_attn_idxs": [0, 3]}, "`full_attn_idxs` is [0, 3]"),
+        ("qwen3_next", {"layer_types": ["conv"] * 3}, "`layer_types` is"),
         ("minimax_m2", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
         ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [1, 2]}, "`moe_topk` is [1, 2]"),
         ("hunyuan_v1_moe", {"use_cla": True}, "`use_cla` is True"),
@@ -577,7 +594,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "ernie4_5_moe, lfm2_moe, or a dense one",
+            "lfm2_moe, qwen3_next, or a dense one",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),

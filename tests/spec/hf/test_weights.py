@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bigplan.spec.catalog import find_model
+from bigplan.spec.delta_steps import DECAY_OFFSET, LOG_DECAY
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.weights import Stored, hf_tensors, stored
 from bigplan.spec.layers import ROUTER_BIAS
@@ -78,9 +79,16 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
             kind for one in _with_latents(model.model_dump()) for kind in one.kinds().values()
         ]
     if changes.get("qk_norm", True):
-        mixed = {"convolution": {"bias": True}, "mixer_pattern": ("1 convolution", "1 attention")}
+        mixed = {
+            "convolution": {"bias": True},
+            "delta_rule": {"key_heads": 1, "value_heads": 1},
+            "mixer_pattern": ("1 convolution", "1 delta_rule", "1 attention"),
+            "attention_gate": True,
+        }
         kinds += ModelSpec.model_validate(model.model_dump() | mixed).kinds().values()
     named = {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
+    if changes.get("qk_norm", True):
+        named |= {LOG_DECAY, DECAY_OFFSET}
     if experts and "mlp" not in changes:  # a family may name modules that only some models have
         others = {"shared_gate": True, "dense_blocks": 1, "dense_ffn": 8}
         beside = ModelSpec.model_validate(model.model_dump() | others | {"routing": {"bias": True}})

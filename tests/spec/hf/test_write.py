@@ -38,6 +38,7 @@ from bigplan.spec.model import ModelSpec
         ("deepseek-v3", "deepseek_v3"),
         ("kimi-k2", "deepseek_v3"),
         ("lfm2-1.2b", "lfm2"),
+        ("qwen3-next-80b-a3b", "qwen3_next"),
     ],
 )
 def test_presets_have_their_family(name: str, family: str) -> None:

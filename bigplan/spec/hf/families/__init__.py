@@ -35,6 +35,7 @@ from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi import PHI
 from bigplan.spec.hf.families.phi3 import PHI3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
+from bigplan.spec.hf.families.qwen3_next import QWEN3_NEXT
 from bigplan.spec.hf.families.seed_oss import SEED_OSS
 from bigplan.spec.hf.families.shared_experts import DOTS1, GLM4_MOE, QWEN2_MOE
 from bigplan.spec.hf.families.smollm3 import SMOLLM3
@@ -92,4 +93,5 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "ernie4_5_moe": ERNIE_MOE,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
+    "qwen3_next": QWEN3_NEXT,
 }

@@ -23,6 +23,8 @@ class Tensors:
     transposed: tuple[str, ...] = ()  # modules whose matrices are [in, out], and parameters
     fused: tuple[tuple[str, ...], ...] = ()  # modules stored as one matrix, one below another
     by_head: tuple[str, ...] = ()  # those whose rows are grouped by key head, not by module
+    # Those whose rows are grouped by other heads, with the number of these.
+    grouped: Mapping[str, Callable[[ModelSpec], int]] = field(default_factory=dict)
     in_turns: tuple[str, ...] = ()  # those whose rows take turns, not stand below another
     # Modules whose files have the two rows of each pair that rope turns beside each other. Ours are
     # half of the turned columns apart; scores are the same, since queries and keys both are so.

@@ -59,7 +59,7 @@ def write_mixers(model: ModelSpec) -> dict[str, Any]:
     """The same."""
     conv = model.convolution or ShortConvolution()
     return {
-        "layer_types": [_TYPES[mixer] for mixer in model.mixers],
+        "layer_types": [_TYPES.get(mixer, "full_attention") for mixer in model.mixers],
         "conv_L_cache": conv.taps,
         "conv_bias": conv.bias,
     }

@@ -1,0 +1,148 @@
+"""A gated delta rule on one rank: what its ranks exchange, and what it moves, multiplies and takes.
+
+Products and passes are those of runtime/delta_rule.py, plain torch, whose backward runs the forward
+again. Its products are in fp32 in every precision.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bigplan.graph.operators import Collective, Gemm, Operator, Stream
+from bigplan.graph.shape import RankShape
+from bigplan.graph.sums import into_matrix, out_of_matrix
+from bigplan.mechanics import RULE_CHUNK
+from bigplan.spec.delta_steps import INPUT
+from bigplan.spec.mixers import DELTA_RULE, GatedDeltaRule
+from bigplan.spec.step import StepOp
+
+FP32 = 4  # bytes
+SYSTEM = "delta rule's system"  # a triangular one, priced as a product with its inverse
+
+
+class _Each(NamedTuple):
+    """Of each fp32 element: of a tensor as large as queries or values, of keys as each value head
+    has them, of a head's scores in a chunk, and of states that chunks begin with.
+    """
+
+    queries: float
+    values: float
+    repeated: float
+    scores: float
+    states: float = 0.0
+
+    def of(self, shape: RankShape) -> float:
+        """Of a rank's elements together."""
+        rule, tokens, chunks = _rule(shape), _padded(shape), _chunks(shape)
+        heads = rule.value_heads // shape.tp
+        return FP32 * (
+            self.queries * tokens * (rule.key_heads // shape.tp) * rule.key_dim
+            + self.values * tokens * heads * rule.value_dim
+            + self.repeated * tokens * heads * rule.key_dim
+            + self.scores * tokens * heads * RULE_CHUNK
+            + self.states * _sequences(shape) * chunks * heads * rule.key_dim * rule.value_dim
+        )
+
+
+# Reads and writes by all operators but products, and the most that lives at once. Counted on the
+# runtime's operators in bf16 and fp32, 24 sizes each, and fitted within 6%, peaks within 9%; the
+# larger of both where they differ by less than a fifth, else their mean. tests/graph counts again.
+PASSES, PASSES_BACK = _Each(39, 37, 6, 12, 3), _Each(112, 103, 40, 52, 11)
+MOST, MOST_BACK = _Each(4, 6, 4, 4), _Each(14, 13, 6, 6)
+# Of a token that the convolution reads before its own: an element of queries, keys and values.
+TAP_PASSES, TAP_PASSES_BACK = 3, 16
+# Kernels beside products: of all, of a chunk, of such a tap.
+LAUNCHES, LAUNCHES_BACK = (69, 4, 3), (207, 11, 30)
+
+
+def delta_rule(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """The rule between the block's first and last product, forward and backward."""
+    rule, chunks = _rule(shape), _chunks(shape)
+    channels = (2 * rule.key_heads * rule.key_dim + rule.value_heads * rule.value_dim) // shape.tp
+    convolved = shape.tokens * channels * shape.element
+    streams = (
+        Stream(
+            DELTA_RULE,
+            passes.of(shape) + taps * (rule.taps - 1) * convolved,
+            sum(n * each for n, each in zip((1, chunks, rule.taps - 1), launches, strict=True)),
+        )
+        for passes, taps, launches in (
+            (PASSES, TAP_PASSES, LAUNCHES),
+            (PASSES_BACK, TAP_PASSES_BACK, LAUNCHES_BACK),
+        )
+    )
+    forward, backward = streams
+    again = _products(shape)
+    return (forward, *again), (backward, *again, *_products_back(shape))
+
+
+def _products(shape: RankShape) -> tuple[Gemm, ...]:
+    rule, chunks, every = _rule(shape), _chunks(shape), _sequences(shape)
+    heads, each = every * rule.value_heads // shape.tp, every * rule.key_heads // shape.tp
+    k, v, c = rule.key_dim, rule.value_dim, RULE_CHUNK
+    return _run(
+        Gemm("delta rule's scores", c, c, k, each * chunks, 2, fp32=True),
+        Gemm(SYSTEM, c, k + v, c, heads * chunks, fp32=True),
+        Gemm("delta rule's values", c, v, c, heads, chunks, fp32=True),
+        Gemm("delta rule's updates", k, v, c, heads, chunks, fp32=True),
+        Gemm("delta rule's reads", c, v, k, heads, 2 * (chunks - 1), fp32=True),
+    )
+
+
+def _products_back(shape: RankShape) -> tuple[Gemm, ...]:
+    """Two for each of the forward; nobody reads what the last chunk adds to the state."""
+    rule, chunks, every = _rule(shape), _chunks(shape), _sequences(shape)
+    heads, each = every * rule.value_heads // shape.tp, every * rule.key_heads // shape.tp
+    k, v, c = rule.key_dim, rule.value_dim, RULE_CHUNK
+    return _run(
+        Gemm("delta rule's scores by both", c, k, c, each * chunks, 4, fp32=True),
+        Gemm(f"{SYSTEM} back", c, k + v, c, heads * chunks, fp32=True),
+        Gemm("delta rule's solutions", c, c, k + v, heads * chunks, fp32=True),
+        Gemm("delta rule's values by both", c, v, c, heads, 2 * chunks, fp32=True),
+        Gemm("delta rule's updates by both", k, v, c, heads, 2 * (chunks - 1), fp32=True),
+        Gemm("delta rule's reads by both", c, v, k, heads, 4 * (chunks - 1), fp32=True),
+    )
+
+
+def _run(*products: Gemm) -> tuple[Gemm, ...]:
+    return tuple(product for product in products if product.count)
+
+
+def into_rule(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
+    """As graph/convolution.py's `into_convolution`."""
+    first, *_ = shape.steps(StepOp.PRODUCT)
+    return into_matrix(shape, f"{INPUT} {again}".strip()) if first.saves or not again else ()
+
+
+def out_of_rule(shape: RankShape) -> tuple[Collective, ...]:
+    """In the backward: the sum over ranks of the gradient by what was gathered."""
+    return out_of_matrix(shape, INPUT, beside=f"{INPUT} by weight")
+
+
+def forward_bytes(shape: RankShape) -> int:
+    """Bytes that a forward takes beside what it saves."""
+    return int(MOST.of(shape))
+
+
+def backward_bytes(shape: RankShape) -> int:
+    """Bytes that the backward takes beyond what its forward saved."""
+    return int(MOST_BACK.of(shape))
+
+
+def _rule(shape: RankShape) -> GatedDeltaRule:
+    rule = shape.model.delta_rule
+    assert rule is not None, shape.model.name
+    return rule
+
+
+def _sequences(shape: RankShape) -> int:
+    return shape.strategy.micro_batch
+
+
+def _chunks(shape: RankShape) -> int:
+    """Of a sequence, the last one filled up."""
+    return -(-shape.tokens // _sequences(shape) // RULE_CHUNK)
+
+
+def _padded(shape: RankShape) -> int:
+    return _sequences(shape) * _chunks(shape) * RULE_CHUNK

@@ -1,0 +1,176 @@
+"""Qwen3-Next: most blocks have a gated delta rule, others attention behind a gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bigplan.spec.delta_steps import (
+    DECAY_OFFSET,
+    DECAYS,
+    FILTERS,
+    GATES,
+    KEYS,
+    LOG_DECAY,
+    NORM,
+    QUERIES,
+    RATES,
+    VALUES,
+)
+from bigplan.spec.hf.families.experts import (
+    DENSE_KEYS,
+    ROUTER_KEYS,
+    read_dense,
+    read_router,
+    write_dense,
+    write_router,
+)
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
+from bigplan.spec.hf.families.llama import (
+    LLAMA_DEFAULTS,
+    read_attention_bias,
+    read_llama_like,
+    write_llama_like,
+)
+from bigplan.spec.hf.families.shared_experts import QWEN2_MOE
+from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.mixers import ATTENTION, DELTA_RULE, OUTPUTS, GatedDeltaRule
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.pattern import compact_words
+
+_WORDS = {"full_attention": ATTENTION, "linear_attention": DELTA_RULE}
+_TYPES = {mixer: word for word, mixer in _WORDS.items()}
+_RULE = {
+    "key_heads": "linear_num_key_heads",
+    "value_heads": "linear_num_value_heads",
+    "key_dim": "linear_key_head_dim",
+    "value_dim": "linear_value_head_dim",
+    "taps": "linear_conv_kernel_dim",
+}
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    return (
+        read_llama_like(reader)
+        | read_router(reader)
+        | read_dense(reader)
+        | read_attention_bias(reader)
+        | _read_mixers(reader)
+        | {
+            "ffn": reader.count("moe_intermediate_size"),
+            "experts": reader.optional_count("num_local_experts") or reader.count("num_experts"),
+            "router_normalised": reader.flag("norm_topk_prob"),
+            "shared_ffn": reader.count("shared_expert_intermediate_size"),
+            "shared_gate": True,
+            "norm_plus_one": True,
+            "qk_norm": True,
+            "attention_gate": True,
+        }
+    )
+
+
+def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
+    """Which blocks have attention, by `layer_types` or else `full_attention_interval`."""
+    blocks, types = reader.count("num_hidden_layers"), reader.texts("layer_types")
+    if any(word not in _WORDS for word in types) or (types and len(types) != blocks):
+        reader.refuse("layer_types", f"{' or '.join(_WORDS)} for each block")
+    every = reader.count("full_attention_interval")
+    mixers = [_WORDS[word] for word in types] or [
+        DELTA_RULE if (block + 1) % every else ATTENTION for block in range(blocks)
+    ]
+    if DELTA_RULE not in mixers:
+        return {}
+    rule = {field: reader.count(key) for field, key in _RULE.items()}
+    pattern = compact_words(mixers) if ATTENTION in mixers else []
+    return {"delta_rule": rule, "mixer_pattern": pattern}
+
+
+def _write(model: ModelSpec) -> dict[str, Any]:
+    rule = model.delta_rule or GatedDeltaRule(key_heads=16, value_heads=32)
+    return (
+        write_llama_like(model, "qwen3_next", "Qwen3NextForCausalLM")
+        | write_router(model)
+        | write_dense(model)
+        | {
+            "partial_rotary_factor": model.rotary_fraction,
+            "layer_types": [_TYPES.get(mixer, "full_attention") for mixer in model.mixers],
+            "attention_bias": model.qkv_bias,
+            "moe_intermediate_size": model.ffn,
+            "num_experts": model.experts,
+            "norm_topk_prob": model.router_normalised,
+            "shared_expert_intermediate_size": model.shared_ffn,
+            **{key: getattr(rule, field) for field, key in _RULE.items()},
+            **NO_TOKENS,
+        }
+    )
+
+
+def _query_heads(model: ModelSpec) -> int:
+    return model.heads
+
+
+def _key_heads(model: ModelSpec) -> int:
+    return 1 if model.delta_rule is None else model.delta_rule.key_heads
+
+
+_WITHIN = "model.layers.{}.linear_attn"
+_GATED = ("q_proj", "q_gate_proj")
+_HEADS, _EACH = (QUERIES, KEYS, VALUES, GATES), (RATES, DECAYS)
+_CONVOLVED = tuple(name.removesuffix(".weight") for name in FILTERS)
+QWEN3_NEXT = ModelFamily(
+    _read,
+    LLAMA_DEFAULTS
+    | {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "max_position_embeddings": 32768,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 10,
+        "num_experts": 512,
+        "norm_topk_prob": True,
+        "router_aux_loss_coef": 0.001,
+    },
+    _write,
+    replace(
+        QWEN2_MOE.tensors,
+        names={
+            **QWEN2_MOE.tensors.names,
+            "q_gate_proj": "model.layers.{}.self_attn.q_proj",
+            **dict.fromkeys(_HEADS, f"{_WITHIN}.in_proj_qkvz"),
+            **dict.fromkeys(_EACH, f"{_WITHIN}.in_proj_ba"),
+            **dict.fromkeys(_CONVOLVED, f"{_WITHIN}.conv1d"),
+            LOG_DECAY: f"{_WITHIN}.A_log",
+            DECAY_OFFSET: f"{_WITHIN}.dt_bias",
+            NORM.removesuffix(".weight"): f"{_WITHIN}.norm",
+            OUTPUTS[DELTA_RULE]: f"{_WITHIN}.out_proj",
+        },
+        fused=(_GATED, _HEADS, _EACH, _CONVOLVED),
+        grouped=dict.fromkeys(_GATED, _query_heads) | dict.fromkeys((*_HEADS, *_EACH), _key_heads),
+    ),
+    ROUTER_KEYS
+    | DENSE_KEYS
+    | {f"delta_rule.{field}": (key,) for field, key in _RULE.items()}
+    | {
+        "mixer_pattern": ("layer_types", "full_attention_interval"),
+        "experts": ("num_experts", "num_local_experts"),
+        "ffn": ("moe_intermediate_size",),
+        "router_normalised": ("norm_topk_prob",),
+        "shared_ffn": ("shared_expert_intermediate_size",),
+        "qkv_bias": ("attention_bias",),
+    },
+)
