@@ -77,9 +77,8 @@ def delta_rule(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, 
 
 
 def _products(shape: RankShape) -> tuple[Gemm, ...]:
-    rule, chunks, every = _rule(shape), _chunks(shape), _sequences(shape)
-    heads, each = every * rule.value_heads // shape.tp, every * rule.key_heads // shape.tp
-    k, v, c = rule.key_dim, rule.value_dim, RULE_CHUNK
+    heads, each, chunks = _batches(shape)
+    k, v, c = _rule(shape).key_dim, _rule(shape).value_dim, RULE_CHUNK
     return _run(
         Gemm("delta rule's scores", c, c, k, each * chunks, 2, fp32=True),
         Gemm(SYSTEM, c, k + v, c, heads * chunks, fp32=True),
@@ -91,9 +90,8 @@ def _products(shape: RankShape) -> tuple[Gemm, ...]:
 
 def _products_back(shape: RankShape) -> tuple[Gemm, ...]:
     """Two for each of the forward; nobody reads what the last chunk adds to the state."""
-    rule, chunks, every = _rule(shape), _chunks(shape), _sequences(shape)
-    heads, each = every * rule.value_heads // shape.tp, every * rule.key_heads // shape.tp
-    k, v, c = rule.key_dim, rule.value_dim, RULE_CHUNK
+    heads, each, chunks = _batches(shape)
+    k, v, c = _rule(shape).key_dim, _rule(shape).value_dim, RULE_CHUNK
     return _run(
         Gemm("delta rule's scores by both", c, k, c, each * chunks, 4, fp32=True),
         Gemm(f"{SYSTEM} back", c, k + v, c, heads * chunks, fp32=True),
@@ -102,6 +100,13 @@ def _products_back(shape: RankShape) -> tuple[Gemm, ...]:
         Gemm("delta rule's updates by both", k, v, c, heads, 2 * (chunks - 1), fp32=True),
         Gemm("delta rule's reads by both", c, v, k, heads, 4 * (chunks - 1), fp32=True),
     )
+
+
+def _batches(shape: RankShape) -> tuple[int, int, int]:
+    """A rank's value heads and key heads of all sequences, and the chunks of one sequence."""
+    rule, sequences = _rule(shape), _sequences(shape)
+    heads, each = sequences * rule.value_heads, sequences * rule.key_heads
+    return heads // shape.tp, each // shape.tp, _chunks(shape)
 
 
 def _run(*products: Gemm) -> tuple[Gemm, ...]:

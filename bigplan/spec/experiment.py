@@ -106,9 +106,10 @@ class Experiment(Spec):
     def _check(self) -> Experiment:
         for tier, size in self.caps.items():
             if 0 < size < SMALLEST:
+                unit = f"write the unit, such as {tier}: {size} GiB"
                 raise InputError(
                     f"caps.{tier} is {format_bytes(size)}, too little for any tensor; "
-                    f"write the unit, such as {tier}: {size} GiB"
+                    f"{unit if size < 1024 else 'raise it'}"
                 )
         return self
 

@@ -27,6 +27,7 @@ from bigplan.spec.training import LossScale, TrainingRequest, ValidationSpec
 
 # Rules between fields, names of what is shipped, and figures that no machine has: a schema of JSON
 # has no words for them. Each is a part of what is told.
+_OPTIMIZER = ("has no", "are of adamw", "round the first moment")
 _ROPE = (
     *("exceeds `beta_fast`", "needs `", "is not below", "divide frequencies"),
     *("but rope turns", "is of yarn and longrope"),
@@ -47,9 +48,9 @@ BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
         *("balances a softmax", "the MLP that it gates", "width of their MLP"),
     ),
     RopeScaling: _ROPE,
-    Optimizer: ("has no",),
+    Optimizer: _OPTIMIZER,
     Schedule: ("how a rate decays", "leaves no step"),
-    TrainingRequest: ("has no", "how a rate decays", "leaves no step", "tokens_per_step` is "),
+    TrainingRequest: (*_OPTIMIZER, "how a rate decays", "leaves no step", "tokens_per_step` is "),
     Find: ("there is none",),
     Experiment: ("add training.tokens", "too little for any tensor"),
     Gpu: ("for which",),

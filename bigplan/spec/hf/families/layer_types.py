@@ -1,9 +1,9 @@
-"""How config.json files say which blocks attend within a window, and by which angles."""
+"""How config.json files say what each block is: which attend in a window, by which angles."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from bigplan.spec.hf.families.rope import read_scaling, write_scaling
 from bigplan.spec.hf.reader import ConfigReader
@@ -12,6 +12,15 @@ from bigplan.spec.pattern import compact
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _KINDS = {_LOCAL: True, _GLOBAL: False}
+Kind = TypeVar("Kind")
+
+
+def kinds_of_blocks(reader: ConfigReader, words: Mapping[str, Kind], blocks: int) -> list[Kind]:
+    """What each block is by its word in `layer_types`; empty: the file has no such list."""
+    types = reader.texts("layer_types")
+    if any(word not in words for word in types) or (types and len(types) != blocks):
+        reader.refuse("layer_types", f"{' or '.join(words)} for each block")
+    return [words[word] for word in types]
 
 
 def read_layer_types(reader: ConfigReader, otherwise: list[bool]) -> dict[str, Any]:
@@ -19,10 +28,7 @@ def read_layer_types(reader: ConfigReader, otherwise: list[bool]) -> dict[str, A
 
     A window that no block has is none.
     """
-    kinds = reader.texts("layer_types")
-    if any(kind not in _KINDS for kind in kinds) or (kinds and len(kinds) != len(otherwise)):
-        reader.refuse("layer_types", f"{' or '.join(_KINDS)} for each block")
-    local = [_KINDS[kind] for kind in kinds] or otherwise
+    local = kinds_of_blocks(reader, _KINDS, len(otherwise)) or otherwise
     window = reader.optional_count("sliding_window") if any(local) else None
     if window is None or all(local):
         return {"sliding_window": window}

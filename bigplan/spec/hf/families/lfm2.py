@@ -6,6 +6,7 @@ from typing import Any
 
 from bigplan.spec.convolution_steps import AFTER, BEFORE, VALUE
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
+from bigplan.spec.hf.families.layer_types import kinds_of_blocks
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
@@ -38,16 +39,12 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 def read_mixers(reader: ConfigReader) -> dict[str, Any]:
     """Which blocks have attention, by `layer_types` or else `full_attn_idxs`, and the others."""
-    blocks = reader.count("num_hidden_layers")
-    types = reader.texts("layer_types")
-    if any(word not in _WORDS for word in types) or (types and len(types) != blocks):
-        reader.refuse("layer_types", f"{' or '.join(_WORDS)} for each block")
-    places = reader.get("full_attn_idxs")
-    if not types and places is not None:
+    blocks, places = reader.count("num_hidden_layers"), reader.get("full_attn_idxs")
+    mixers = kinds_of_blocks(reader, _WORDS, blocks)
+    if not mixers and places is not None:
         if not isinstance(places, list) or not {*places} <= {*range(blocks)}:
             reader.refuse("full_attn_idxs", f"numbers of blocks, from 0 to {blocks - 1}")
-        types = tuple("full_attention" if block in places else "conv" for block in range(blocks))
-    mixers = [_WORDS[word] for word in types]
+        mixers = [ATTENTION if block in places else CONVOLUTION for block in range(blocks)]
     if CONVOLUTION not in mixers:
         return {}
     taps, bias = reader.count("conv_L_cache"), reader.flag("conv_bias")

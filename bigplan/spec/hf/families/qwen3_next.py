@@ -26,6 +26,7 @@ from bigplan.spec.hf.families.experts import (
     write_router,
 )
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
+from bigplan.spec.hf.families.layer_types import kinds_of_blocks
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     read_attention_bias,
@@ -71,11 +72,8 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
     """Which blocks have attention, by `layer_types` or else `full_attention_interval`."""
-    blocks, types = reader.count("num_hidden_layers"), reader.texts("layer_types")
-    if any(word not in _WORDS for word in types) or (types and len(types) != blocks):
-        reader.refuse("layer_types", f"{' or '.join(_WORDS)} for each block")
-    every = reader.count("full_attention_interval")
-    mixers = [_WORDS[word] for word in types] or [
+    blocks, every = reader.count("num_hidden_layers"), reader.count("full_attention_interval")
+    mixers = kinds_of_blocks(reader, _WORDS, blocks) or [
         DELTA_RULE if (block + 1) % every else ATTENTION for block in range(blocks)
     ]
     if DELTA_RULE not in mixers:
