@@ -12,18 +12,19 @@ from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.spec.convolution_steps import INPUT
 from bigplan.spec.step import LayerStep, StepOp
 
-# Forward, what is gated before is written in two reads, gated after in place, and the last tap
-# begins the sum. Backward, that sum is made again and both gates' gradients and the sum's are
-# made; gradients by padded values begin as zeros.
+# Forward: b v (two reads, a write); the product that begins the sum (a read, a write: filters are
+# small); c times the sum, in place (two reads, a write). Backward: b v and the sum again, with the
+# gradient by c (3 + 2 + 3); the gradient by the sum (3); zeros for that by b v (1); those by b and
+# v (3 each).
 FORWARD_PASSES, BACKWARD_PASSES = 3 + 2 + 3, 3 + 2 + 3 + 3 + 1 + 6
 # Of each other tap, forward; of each tap backward: a product that is added up, and its gradient.
 TAP_PASSES, TAP_PASSES_BACK = 3, 7
 BIAS_PASSES, BIAS_PASSES_BACK = 2, 3
 FORWARD_LAUNCHES, BACKWARD_LAUNCHES, TAP_LAUNCHES_BACK = 3, 8, 4
 # Vectors of a token in the backward that the forward did not save: gradients by the result and by
-# the sum, and of the three vectors two at once with what is padded.
+# the sum, and two of the three vectors' beside the padded b v.
 BACKWARD_VECTORS = 5
-# In the forward: what is gated before.
+# In the forward: b v.
 FORWARD_VECTORS = 1
 
 
