@@ -73,9 +73,13 @@ def page_lock(part: Tensor) -> None:
 
 
 def fill(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
-    """First weights for a sharded model without any: matrices drawn, vectors of norms one."""
+    """First weights for a sharded model without any: matrices drawn, vectors of norms one.
+
+    Ranks that have the same part, of other copies, draw the same.
+    """
     model.to_empty(device="cpu" if args.state == "cpu" else args.device)
-    torch.manual_seed(frame.place().rank)
+    here = frame.place()
+    torch.manual_seed(here.rank % (args.together or here.ranks))
     with torch.no_grad():
         for weight in model.parameters():
             part = weight.to_local() if isinstance(weight, DTensor) else weight
