@@ -59,6 +59,9 @@ class Framework:
     reduce_exposed: float = 1.0  # gradient reductions
     reduce_scatters: bool = True  # ZeRO 1 and 2 scatter the sums; else every rank gets all of them
     sums_once: bool = False  # ZeRO 2 and 3 sum over zero groups once a step, not every micro-batch
+    # Of zero groups' sums, each block's stays beside the step's until a backward ends.
+    keeps_sums: bool = False
+    shards_masters: bool = False  # ZeRO 3 has parameters in fp32 alone, and casts what it gathers
     # Gathers of parameters that ZeRO 1 and 2 updated; None: as much as of gradient reductions.
     owned_exposed: float | None = None
     send_exposed: float = 1.0  # messages between pipeline stages
@@ -115,7 +118,8 @@ MEGATRON_CORE = Framework(
 # gradients of all micro-batches but the first go to memory that is not page-locked. The GPU waits
 # while torch adds them there. The rate lies between those of two runs on an H200's machine, 1.58
 # and 1.29 GB/s: the time that the other parts leave
-# (benchmarks/results/2026-11-22-h200-rows-apart).
+# (benchmarks/results/2026-11-22-h200-rows-apart). A part of the gradients that replicas have summed
+# lives until finalize_backward (FSDPParamGroup._all_reduce_state).
 SUMMED_ON_CPU = 1.43e9  # bytes/s
 FSDP = Framework(
     "FSDP",
@@ -125,6 +129,8 @@ FSDP = Framework(
     reduce_exposed=0.0055,
     tensor_exposed_async=0.68,
     summed_on_cpu=SUMMED_ON_CPU,
+    keeps_sums=True,
+    shards_masters=True,
 )
 
 # Plain PyTorch loops, whatever their name. Gradients are reduced during the backward, as by
@@ -132,7 +138,14 @@ FSDP = Framework(
 # the default of DeepSpeed, Megatron-LM (`overlap_param_gather`) and InternEvo
 # (`overlap_sync_param`). DistributedDataParallel's buckets are copies of the gradients unless it is
 # asked for views (`gradient_as_bucket_view`).
-PYTORCH = replace(FSDP, name="PyTorch", owned_exposed=1.0, bucket_copies=True)
+PYTORCH = replace(
+    FSDP,
+    name="PyTorch",
+    owned_exposed=1.0,
+    bucket_copies=True,
+    keeps_sums=False,
+    shards_masters=False,
+)
 
 # Hugging Face's nanotron: norms and rotary positions are fused kernels, the gate is not
 # (`TritonRMSNorm`, `GLUActivation`). Gradients are summed in fp32 buffers of its own.

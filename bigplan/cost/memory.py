@@ -11,7 +11,8 @@ On stage s of p, with n micro-batches in flight at most (1F1B: min(M, p - s)):
 
 ZeRO-3's update on the GPU copies its gradients into one piece, and again in the master's precision
 (DeepSpeed's stage3.py). If these copies are more than activations, temporaries and buffers, they
-count in their place. So do gradients and temporaries of other updates (`update_tensors`).
+count in their place. So do gradients and temporaries of other updates (`update_tensors`), and what
+a later micro-batch's backward ends with where sums over zero groups stay (`keeps_sums`).
 """
 
 from __future__ import annotations
@@ -101,12 +102,21 @@ def stage_memory(
     if framework.update_tensors and not run.cpu_update:
         copies, summed = owned * framework.update_tensors, 0.0
     update = {"gradients": summed, "activations": 0.0, "temporaries": copies, "buffers": 0.0}
+    ended = dict(update)
+    if framework.keeps_sums and strategy.zero_group and graph.micro_batches > 1:
+        ended = backward | {
+            "gradients": 2.0 * backward["gradients"],
+            "activations": 0.0,
+            "temporaries": _working_set(block, run, framework),
+        }
+    as_masters = framework.shards_masters and sizes.master and zero == 3 and strategy.pp == 1
+    cast = 0.0 if run.parameters_on_host or as_masters else held(3) * sizes.parameter
     return {
-        "parameters": 0.0 if run.parameters_on_host else held(3) * sizes.parameter,
+        "parameters": cast,
         "optimizer": (1.0 - run.on_cpu * run.cpu_update)
         * owned
         * (sizes.stored - run.passing_bytes),
-        **max(backward, update, key=lambda parts: sum(parts.values())),
+        **max(backward, update, ended, key=lambda parts: sum(parts.values())),
     }
 
 

@@ -341,3 +341,27 @@ def test_more_ways_never_need_more(framework: Framework) -> None:
         for dp in (2, 4, 8, 16)
     ]
     assert by_degree == sorted(by_degree, reverse=True)
+
+
+def test_shards_in_fp32_have_no_copy() -> None:
+    graph = toy_graph(Strategy(dp=2, zero=3), blocks=4)
+    masters = replace(BARE, shards_masters=True)
+    assert _memory(graph, framework=masters) == _memory(graph) | {"parameters": 0.0}
+    # Between a pipeline's micro-batches what was gathered stays.
+    staged = toy_graph(Strategy(dp=2, pp=2, zero=3), blocks=4)
+    assert _memory(staged, framework=masters) == _memory(staged)
+
+
+def test_sums_over_zero_groups_stay_until_a_later_backward_ends() -> None:
+    keeping = replace(BARE, keeps_sums=True)
+
+    def more(zero_group: int, *, micro_batches: int = 2) -> float:
+        strategy = Strategy(dp=4, zero=3, zero_group=zero_group)
+        graph = toy_graph(strategy, blocks=4, units=micro_batches)
+        return sum(_memory(graph, framework=keeping).values()) - sum(_memory(graph).values())
+
+    own = 6 * EACH / 2  # elements of a rank
+    kept = 4 * 64  # activations that are gone by then
+    assert more(2) == 4 * own - kept
+    assert more(0) == 0
+    assert more(2, micro_batches=1) == 0  # the only micro-batch's sums are the step's
