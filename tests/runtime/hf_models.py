@@ -172,12 +172,13 @@ LFM2_MOE = {key: value for key, value in LFM2.items() if key != "block_multiple_
     "num_experts": 6,
     "num_experts_per_tok": 3,
 }
-QWEN3_NEXT = (
-    QWEN2_MOE
-    | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_RULES = (
+    {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
     | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12}
     | {"linear_value_head_dim": 8, "rope_parameters": QUARTER}
 )
+QWEN3_NEXT = QWEN2_MOE | _RULES
+QWEN3_5 = LLAMA | _RULES | {"head_dim": 16, "num_hidden_layers": 3, "attention_bias": True}
 ERNIE_MOE = {
     "num_hidden_layers": 3,
     "moe_intermediate_size": 24,
@@ -441,6 +442,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"routed_scaling_factor": 2.5, "conv_bias": True},
     ),
     "qwen3-next": ("qwen3_next", QWEN3_NEXT),
+    "qwen3.5": ("qwen3_5_text", QWEN3_5),
+    "qwen3.5-moe": ("qwen3_5_moe_text", QWEN3_NEXT),
     "qwen3-next-dense-bias": (
         "qwen3_next",
         QWEN3_NEXT

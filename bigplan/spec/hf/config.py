@@ -20,6 +20,7 @@ from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.reader import Config, ConfigReader
 from bigplan.spec.hf.refusals import refuse_adapter, refuse_experts, refuse_foreign, refuse_type
+from bigplan.spec.hf.towers import WITH_TOWERS, text_model
 from bigplan.spec.model import ModelSpec
 
 SUPPORTED_MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
@@ -53,6 +54,7 @@ def from_hf_config(
             f"{where}: missing key 'model_type'; expected a Hugging Face config.json "
             f"with one of {', '.join(FAMILIES)}"
         )
+    config, lines = text_model(config, lines or {}, where)
     refuse_experts(config, where, EXPERT_FAMILIES)
     refuse_type(model_type, where)
     if model_type not in FAMILIES:
@@ -63,17 +65,19 @@ def from_hf_config(
         )
     refuse_foreign(config, where)
     family = FAMILIES[model_type]
-    reader = ConfigReader(config, family.defaults, where, lines or {})
+    reader = ConfigReader(config, family.defaults, where, lines)
     fields = family.read(reader)
     name = reader.name() or Path(where).parent.name
     source = f"Hugging Face config.json ({model_type})"
-    if config.get("num_nextn_predict_layers"):
+    if model_type in WITH_TOWERS:
+        source += ", its text model alone"
+    if config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers"):
         source += ", without layers that predict further tokens"
     fields |= {"name": name or model_type, "source": source}
     try:
         return validate(fields, ModelSpec, where)
     except ProblemsError as error:
-        own = Own(config, family.keys, lines or {})
+        own = Own(config, family.keys, lines)
         raise ProblemsError([own.told(problem) for problem in error.problems], where) from None
 
 

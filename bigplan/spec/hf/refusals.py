@@ -101,6 +101,7 @@ def refuse_type(model_type: str, where: str) -> None:
 _FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio")
 _RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
 _WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
+_OF_INFERENCE = ("mamba_ssm_dtype",)  # the dtype of states of delta rules, kept between tokens
 _FOREIGN_KEYS = (
     "add_cross_attention",
     "is_encoder_decoder",
@@ -123,7 +124,7 @@ def refuse_foreign(config: Mapping[str, Any], where: str) -> None:
             f"{where}: `quantization_config` is set: its files hold quantised weights, which are "
             "not read; take a bf16 copy of the model, or remove the key to plan without its weights"
         )
-    read = _RANKS if config["model_type"] in _WITH_RANKS else ()
+    read = (*_OF_INFERENCE, *(_RANKS if config["model_type"] in _WITH_RANKS else ()))
     for key, value in config.items():
         if key in read:
             continue

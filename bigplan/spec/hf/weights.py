@@ -14,6 +14,7 @@ from bigplan.errors import InputError
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.config import Own, differences, load_hf_config
 from bigplan.spec.hf.families import FAMILIES
+from bigplan.spec.hf.towers import text_model
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
@@ -144,6 +145,8 @@ def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> 
         cycles = tensors.grouped[module](model)
     if module in tensors.in_turns:
         cycles = rows
+    elif parameter.experts:  # a cycle of each
+        cycles = parameter.experts
     runs = [shapes[f"{other}.{part}"][0] // cycles for other in group]
     place = group.index(module)
     return Stored(name, runs[place], transposed, sum(runs[:place]), sum(runs), pairs=pairs)
@@ -190,7 +193,8 @@ def family_of(folder: Path, model: ModelSpec) -> str:
     # The coefficient of a loss says nothing of weights.
     different = [key for key in differences(model, theirs) if key != "router_loss"]
     if different:
-        own = Own(found.data, FAMILIES[model_type].keys, found.lines)
+        config, lines = text_model(found.data, found.lines, str(path))
+        own = Own(config, FAMILIES[model_type].keys, lines)
         shown = ", ".join(
             f"{own.key((), key)} {getattr(theirs, key)} instead of {getattr(model, key)}"
             for key in different

@@ -29,7 +29,8 @@ _PHI3 = _SMALL | {"pad_token_id": None}
 _FALCON = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 300}
 _FALCON |= {"new_decoder_architecture": True}
 _STARCODER2 = _SMALL | {"bos_token_id": None, "eos_token_id": None}
-_QWEN3_NEXT = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 16}
+_RULE = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_QWEN3_NEXT = _RULE | {"num_experts": 16}
 _DOTS1 = {
     "n_routed_experts": 8,
     "n_shared_experts": 2,
@@ -88,6 +89,9 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
         | {"layer_types": ["linear_attention"] * 3, "mlp_only_layers": [0], "attention_bias": True}
         | {"linear_num_key_heads": 4, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 2},
     ),
+    ("qwen3_5_text", _SMALL | _RULE),
+    ("qwen3_5_text", _SMALL | _RULE | {"head_dim": 24, "tie_word_embeddings": True}),
+    ("qwen3_5_moe_text", _SMALL | _QWEN3_NEXT),
     ("olmoe", _SMALL),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
     ("minimax_m2", _SMALL),

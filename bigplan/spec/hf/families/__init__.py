@@ -35,6 +35,12 @@ from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi import PHI
 from bigplan.spec.hf.families.phi3 import PHI3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
+from bigplan.spec.hf.families.qwen3_5 import (
+    QWEN3_5,
+    QWEN3_5_BESIDE_TOWER,
+    QWEN3_5_MOE,
+    QWEN3_5_MOE_BESIDE_TOWER,
+)
 from bigplan.spec.hf.families.qwen3_next import QWEN3_NEXT
 from bigplan.spec.hf.families.seed_oss import SEED_OSS
 from bigplan.spec.hf.families.shared_experts import DOTS1, GLM4_MOE, QWEN2_MOE
@@ -94,4 +100,8 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": QWEN3_5_MOE,
+    "qwen3_5": QWEN3_5_BESIDE_TOWER,
+    "qwen3_5_moe": QWEN3_5_MOE_BESIDE_TOWER,
 }

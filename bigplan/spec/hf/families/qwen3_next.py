@@ -56,7 +56,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
         | read_router(reader)
         | read_dense(reader)
         | read_attention_bias(reader)
-        | _read_mixers(reader)
+        | read_mixers(reader)
         | {
             "ffn": reader.count("moe_intermediate_size"),
             "experts": reader.optional_count("num_local_experts") or reader.count("num_experts"),
@@ -70,7 +70,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     )
 
 
-def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
+def read_mixers(reader: ConfigReader) -> dict[str, Any]:
     """Which blocks have attention, by `layer_types` or else `full_attention_interval`."""
     blocks, every = reader.count("num_hidden_layers"), reader.count("full_attention_interval")
     mixers = kinds_of_blocks(reader, _WORDS, blocks) or [
@@ -83,21 +83,28 @@ def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
     return {"delta_rule": rule, "mixer_pattern": pattern}
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
+def write_mixers(model: ModelSpec) -> dict[str, Any]:
+    """The same."""
     rule = model.delta_rule or GatedDeltaRule(key_heads=16, value_heads=32)
+    return {
+        "layer_types": [_TYPES.get(mixer, "full_attention") for mixer in model.mixers],
+        **{key: getattr(rule, field) for field, key in _RULE.items()},
+    }
+
+
+def _write(model: ModelSpec) -> dict[str, Any]:
     return (
         write_llama_like(model, "qwen3_next", "Qwen3NextForCausalLM")
         | write_router(model)
         | write_dense(model)
+        | write_mixers(model)
         | {
             "partial_rotary_factor": model.rotary_fraction,
-            "layer_types": [_TYPES.get(mixer, "full_attention") for mixer in model.mixers],
             "attention_bias": model.qkv_bias,
             "moe_intermediate_size": model.ffn,
             "num_experts": model.experts,
             "norm_topk_prob": model.router_normalised,
             "shared_expert_intermediate_size": model.shared_ffn,
-            **{key: getattr(rule, field) for field, key in _RULE.items()},
             **NO_TOKENS,
         }
     )
@@ -112,12 +119,34 @@ def _key_heads(model: ModelSpec) -> int:
 
 
 _WITHIN = "model.layers.{}.linear_attn"
-_GATED = ("q_proj", "q_gate_proj")
+GATED = ("q_proj", "q_gate_proj")  # fused by query head
+GATED_BY_HEAD = dict.fromkeys(GATED, _query_heads)
+CONVOLVED = tuple(name.removesuffix(".weight") for name in FILTERS)
+# What files of all families with such blocks call alike.
+MIXER_TENSORS = {
+    "q_gate_proj": "model.layers.{}.self_attn.q_proj",
+    **dict.fromkeys(CONVOLVED, f"{_WITHIN}.conv1d"),
+    LOG_DECAY: f"{_WITHIN}.A_log",
+    DECAY_OFFSET: f"{_WITHIN}.dt_bias",
+    NORM.removesuffix(".weight"): f"{_WITHIN}.norm",
+    OUTPUTS[DELTA_RULE]: f"{_WITHIN}.out_proj",
+}
+MIXER_DEFAULTS = {
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+MIXER_KEYS = {f"delta_rule.{field}": (key,) for field, key in _RULE.items()} | {
+    "mixer_pattern": ("layer_types", "full_attention_interval"),
+}
 _HEADS, _EACH = (QUERIES, KEYS, VALUES, GATES), (RATES, DECAYS)
-_CONVOLVED = tuple(name.removesuffix(".weight") for name in FILTERS)
 QWEN3_NEXT = ModelFamily(
     _read,
     LLAMA_DEFAULTS
+    | MIXER_DEFAULTS
     | {
         "vocab_size": 151936,
         "hidden_size": 2048,
@@ -128,12 +157,6 @@ QWEN3_NEXT = ModelFamily(
         "head_dim": 256,
         "max_position_embeddings": 32768,
         "partial_rotary_factor": 0.25,
-        "full_attention_interval": 4,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
         "decoder_sparse_step": 1,
         "mlp_only_layers": None,
         "moe_intermediate_size": 512,
@@ -148,23 +171,17 @@ QWEN3_NEXT = ModelFamily(
         QWEN2_MOE.tensors,
         names={
             **QWEN2_MOE.tensors.names,
-            "q_gate_proj": "model.layers.{}.self_attn.q_proj",
+            **MIXER_TENSORS,
             **dict.fromkeys(_HEADS, f"{_WITHIN}.in_proj_qkvz"),
             **dict.fromkeys(_EACH, f"{_WITHIN}.in_proj_ba"),
-            **dict.fromkeys(_CONVOLVED, f"{_WITHIN}.conv1d"),
-            LOG_DECAY: f"{_WITHIN}.A_log",
-            DECAY_OFFSET: f"{_WITHIN}.dt_bias",
-            NORM.removesuffix(".weight"): f"{_WITHIN}.norm",
-            OUTPUTS[DELTA_RULE]: f"{_WITHIN}.out_proj",
         },
-        fused=(_GATED, _HEADS, _EACH, _CONVOLVED),
-        grouped=dict.fromkeys(_GATED, _query_heads) | dict.fromkeys((*_HEADS, *_EACH), _key_heads),
+        fused=(GATED, _HEADS, _EACH, CONVOLVED),
+        grouped=GATED_BY_HEAD | dict.fromkeys((*_HEADS, *_EACH), _key_heads),
     ),
     ROUTER_KEYS
     | DENSE_KEYS
-    | {f"delta_rule.{field}": (key,) for field, key in _RULE.items()}
+    | MIXER_KEYS
     | {
-        "mixer_pattern": ("layer_types", "full_attention_interval"),
         "experts": ("num_experts", "num_local_experts"),
         "ffn": ("moe_intermediate_size",),
         "router_normalised": ("norm_topk_prob",),
