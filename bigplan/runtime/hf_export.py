@@ -30,6 +30,7 @@ from bigplan.runtime.manifest import Manifest
 from bigplan.runtime.rope_pairs import side_by_side
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.config import to_hf_config
+from bigplan.spec.hf.towers import text_model
 from bigplan.spec.hf.weights import CONFIG, SINGLE, HfTensor, ParameterPiece, hf_tensors
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -90,11 +91,13 @@ def write_folder(
 ) -> None:
     """Write config.json and safetensors; `values(layer, parameter)` has the parameter's shape.
 
-    `origin` is a Hugging Face folder whose tokenizer the model has, if it is there. Raises
+    `origin` is a Hugging Face folder whose tokenizer the model has, if it is there; its family is
+    written if its files can say the same. Raises
     InputError where the folder exists or cannot be written, RefusedError where no Hugging Face
     family is like the model; then nothing is left behind.
     """
-    config = to_hf_config(model) | {"torch_dtype": NAMES[dtype]}
+    like = "" if origin is None else str(_config(origin).get("model_type"))
+    config = to_hf_config(model, like) | {"torch_dtype": NAMES[dtype]}
     with written_whole(folder, model.parameter_count * dtype.itemsize) as partial:
         if origin is not None:
             config |= _tokenizer(origin, partial)
@@ -132,11 +135,18 @@ def _tokenizer(origin: Path, folder: Path) -> dict[str, Any]:
     for name in TOKENIZER:
         if (origin / name).is_file():
             shutil.copyfile(origin / name, folder / name)
+    config = _config(origin)
+    return {key: config[key] for key in TOKENS if key in config}
+
+
+def _config(origin: Path) -> dict[str, Any]:
+    """A folder's config.json; nothing where it is gone or damaged since the run started."""
     try:
         config = read_json(origin / CONFIG).data
-    except InputError:  # gone or changed since the run started: its weights are not
+        whole = config if isinstance(config, dict) else {}
+        return dict(text_model(whole, {}, str(origin / CONFIG))[0])
+    except InputError:
         return {}
-    return {key: config[key] for key in TOKENS if key in config}
 
 
 def _shards(

@@ -76,12 +76,15 @@ def test_a_folder_of_transformers_gives_its_logits(case: str, tmp_path: Path) ->
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_transformers_loads_what_is_written(case: str, tmp_path: Path) -> None:
-    theirs = reference(case)
+    theirs: Any = reference(case)
+    theirs.config.save_pretrained(tmp_path)
     model = spec_of(theirs)
     layers = ours_of(theirs, model)
     # 40 kB a file: every shard is used, a tensor above that has one of its own
-    write_folder(model, _of(layers), tmp_path / "out", torch.float32, shard_bytes=40_000)
-    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    out = tmp_path / "out"
+    write_folder(model, _of(layers), out, torch.float32, shard_bytes=40_000, origin=tmp_path)
+    assert len(list(out.glob("*.safetensors"))) > 1
+    assert json.loads((out / "config.json").read_text())["model_type"] == CASES[case][0]
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", output_loading_info=True
     )

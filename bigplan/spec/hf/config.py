@@ -81,14 +81,16 @@ def from_hf_config(
         raise ProblemsError([own.told(problem) for problem in error.problems], where) from None
 
 
-def to_hf_config(model: ModelSpec) -> dict[str, Any]:
+def to_hf_config(model: ModelSpec, like: str = "") -> dict[str, Any]:
     """The config.json of a family that computes what `model` does, read back and compared.
+
+    Of several families, `like` comes first.
 
     Raises RefusedError where no family does; it names the differences of the nearest one.
     """
     unlike: dict[str, tuple[str, ...]] = {}
-    for family, known in FAMILIES.items():
-        config = known.write(model)
+    for family in sorted(FAMILIES, key=lambda name: name != like):  # else in their order
+        config = FAMILIES[family].write(model)
         try:
             unlike[family] = differences(model, from_hf_config(config))
         except InputError:  # the family has no key for what makes the model legal, such as head_dim

@@ -252,7 +252,19 @@ def _of_deepseek(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str,
     return "deepseek_v2", llama | {"topk_method": method}
 
 
+def _with_delta_rule(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Other sizes are transformers' defaults."""
+    assert spec.delta_rule is not None
+    told = llama | {"linear_num_value_heads": spec.delta_rule.value_heads}
+    if not spec.experts:
+        return "qwen3_5_text", told
+    named = "qwen3_next" if spec.name.startswith("qwen3-next") else "qwen3_5_moe_text"
+    return named, told | {"num_experts_per_tok": spec.experts_per_token}
+
+
 def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if spec.delta_rule is not None:
+        return _with_delta_rule(spec, llama)
     told = {"num_experts_per_tok": spec.experts_per_token, "router_aux_loss_coef": spec.router_loss}
     if spec.latent_attention is not None:
         return _of_deepseek(spec, llama)
@@ -270,11 +282,6 @@ def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str
             "attention_bias": spec.qkv_bias,
             "use_qk_norm": spec.qk_norm,
             "routed_scaling_factor": spec.routed_by.scale,
-        }
-    if spec.delta_rule is not None:  # whose other sizes are transformers' defaults
-        return "qwen3_next", llama | told | {
-            "head_dim": spec.head_dim,
-            "partial_rotary_factor": spec.rotary_fraction,
         }
     if spec.shared_gate:
         shared = {"shared_expert_intermediate_size": spec.shared_ffn}
@@ -323,7 +330,7 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         return "stablelm", llama | {"use_qkv_bias": spec.qkv_bias}
     if spec.name.startswith("phi"):
         return "phi3", llama | {"sliding_window": spec.sliding_window, "pad_token_id": None}
-    if spec.experts:
+    if spec.experts or spec.delta_rule is not None:
         return _with_experts(spec, llama)
     if spec.norm_plus_one:
         return _of_gemma(spec, llama)
@@ -471,6 +478,9 @@ _PUBLISHED = {
     # LiquidAI's file and card
     "lfm2-1.2b": (1_170_340_608, 0),
     "qwen3-next-80b-a3b": (79_674_391_296, 0),  # Qwen's files, without what predicts further tokens
+    # the names are the counts
+    "qwen3.5-27b": (27e9, 0.5e9),
+    "qwen3.5-35b-a3b": (35e9, 0.5e9),
     # tensors of Qwen's files; Qwen Team 2024, arXiv 2407.10671, table 1
     "qwen1.5-moe-a2.7b": (14_315_784_192, 0),
     "qwen2-57b-a14b": (57.4e9, 0.05e9),
@@ -550,6 +560,8 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("lfm2", {"layer_types": ["conv", "mamba", "conv"]}, "`layer_types` is"),
         ("lfm2", {"full_attn_idxs": [0, 3]}, "`full_attn_idxs` is [0, 3]"),
         ("qwen3_next", {"layer_types": ["conv"] * 3}, "`layer_types` is"),
+        ("qwen3_5_text", {"attn_output_gate": False}, "`attn_output_gate` is False"),
+        ("qwen3_5_moe_text", {"mlp_only_layers": [0]}, "`mlp_only_layers` is [0]"),
         ("minimax_m2", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
         ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [1, 2]}, "`moe_topk` is [1, 2]"),
         ("hunyuan_v1_moe", {"use_cla": True}, "`use_cla` is True"),
@@ -598,7 +610,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "lfm2_moe, qwen3_next, or a dense one",
+            "qwen3_next, qwen3_5_moe_text, qwen3_5_moe, or a dense one",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),

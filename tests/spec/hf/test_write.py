@@ -39,6 +39,8 @@ from bigplan.spec.model import ModelSpec
         ("kimi-k2", "deepseek_v3"),
         ("lfm2-1.2b", "lfm2"),
         ("qwen3-next-80b-a3b", "qwen3_next"),
+        ("qwen3.5-27b", "qwen3_5_text"),
+        ("qwen3.5-35b-a3b", "qwen3_next"),
     ],
 )
 def test_presets_have_their_family(name: str, family: str) -> None:
