@@ -215,39 +215,21 @@ def copies_refusal(model: ModelSpec, training: Training, tp: int) -> str | None:
     return None
 
 
-def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
-    """Why a stage does not have so many chunks of layers; None: it may have."""
-    unlike = [key for key in ("dense_blocks", "mixer_pattern") if getattr(model, key)]
-    if str(chunks) == "1" or not unlike:
+def delta_rule_refusal(model: ModelSpec, cp: object) -> str | None:
+    """Why a gated delta rule does not run so; None: it does, or the model has none."""
+    if model.delta_rule is None or str(cp) == "1":
         return None
     return (
-        f"vpp {chunks}: virtual stages are not planned for models with {' and '.join(unlike)}, "
-        f"whose blocks are of several kinds, as those of {model.name}: leave vpp out"
+        f"cp {cp}: a gated delta rule needs the state of all tokens before, and bigplan hands "
+        f"none from rank to rank; some blocks of {model.name} have one: use cp 1"
     )
-
-
-def delta_rule_refusal(model: ModelSpec, training: Training, cp: object) -> str | None:
-    """Why a gated delta rule does not run so; None: it does, or the model has none."""
-    if model.delta_rule is None:
-        return None
-    if str(cp) != "1":
-        return (
-            f"cp {cp}: a gated delta rule needs the state of all tokens before, and bigplan hands "
-            f"none from rank to rank; some blocks of {model.name} have one: use cp 1"
-        )
-    if training.isolate_documents:
-        return (
-            "isolate_documents: the state of a gated delta rule goes on from document to "
-            f"document, and some blocks of {model.name} have one: leave isolate_documents off"
-        )
-    return None
 
 
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
     if refusal := muon_refusal(training, dict(strategy)):
         return refusal
-    if refusal := delta_rule_refusal(model, training, strategy.cp):
+    if refusal := delta_rule_refusal(model, strategy.cp):
         return refusal
     spread = strategy.ep > 1
     if spread and (refusal := spread_refusal(model, training, dict(strategy))):

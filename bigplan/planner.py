@@ -14,7 +14,6 @@ from bigplan.capabilities import (
     muon_refusal,
     native_refusal,
     spread_refusal,
-    virtual_stages_refusal,
     zero_group_refusal,
 )
 from bigplan.cost import Costs
@@ -125,8 +124,7 @@ def _refusal(model: ModelSpec, training: Training, fixed: Mapping[str, object]) 
     return (
         spread_refusal(model, training, fixed)
         or zero_group_refusal(fixed)
-        or virtual_stages_refusal(fixed.get("vpp", 1), model)
-        or delta_rule_refusal(model, training, fixed.get("cp", 1))
+        or delta_rule_refusal(model, fixed.get("cp", 1))
         or muon_refusal(training, fixed)
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -272,10 +273,22 @@ def test_dense_blocks_are_on_the_first_stages(stages: int, tmp_path: Path) -> No
     assert recheck(plan, tmp_path / "plan.yaml").plan.placement == plan.placement
 
 
-def test_virtual_stages_beside_dense_blocks_are_refused() -> None:
-    asked = Request(BESIDE, TRAINING, find_cluster("hgx-h200"), {"pp": 2, "vpp": 2}, "native")
-    with pytest.raises(RefusedError, match="vpp 2: virtual stages are not planned for models with"):
-        make_plan(asked)
+IN_TURNS = ModelSpec.model_validate(
+    SMALL.model_dump()
+    | {"name": "in turns", "delta_rule": {"key_heads": 8, "value_heads": 16}}
+    | {"mixer_pattern": ["3 delta_rule", "1 attention"]}
+)
+
+
+@pytest.mark.parametrize("model", [BESIDE, IN_TURNS], ids=["dense", "mixers"])
+def test_virtual_stages_may_have_unlike_blocks(model: ModelSpec, tmp_path: Path) -> None:
+    asked = Request(model, TRAINING, find_cluster("hgx-h200"), {"pp": 2, "vpp": 2}, "native")
+    plan = make_plan(asked)
+    graph = graph_of(plan)
+    assert plan.strategy.vpp == 2
+    of_first = [Counter(graph.layers[i] for i in graph.chunk_layers(c)) for c in (0, 2)]
+    assert of_first[0] - Counter(["embedding"]) != of_first[1]
+    assert recheck(plan, tmp_path / "plan.yaml").plan.placement == plan.placement
 
 
 def test_shared_experts_are_planned_for_megatron_and_refused_for_others() -> None:

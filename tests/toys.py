@@ -271,7 +271,6 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
     tied = draw(st.booleans())
     alone = strategy.ranks == 1 and not tied
     frozen = strategy.zero in (0, 3) and draw(st.booleans())
-    another = not frozen and strategy.vpp == 1
     if not frozen and strategy.tp == strategy.cp == 1 and strategy.dp == 2:
         dp, ep = draw(st.sampled_from(((2, 1), (2, 2), (4, 2))))
         strategy = strategy.model_copy(update={"dp": dp, "ep": ep})
@@ -287,7 +286,7 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
         tied=tied,
         looked_up=draw(st.sampled_from((0, 4, 8))) if alone else 0,
         frozen=frozen,
-        dense=draw(st.sampled_from((0, 0, 1, 3))) if another else 0,
+        dense=0 if frozen else draw(st.sampled_from((0, 0, 1, 3))),
         in_turns=draw(st.booleans()),
     )
 

@@ -53,6 +53,9 @@ MOST, MOST_BACK = _Each(4, 6, 4, 4), _Each(14, 13, 6, 6)
 TAP_PASSES, TAP_PASSES_BACK = 3, 16
 # Kernels beside products: of all, of a chunk, of such a tap.
 LAUNCHES, LAUNCHES_BACK = (69, 4, 3), (207, 11, 30)
+# More of each where documents are kept apart: such tokens are multiplied by masks.
+HIDDEN_TAP, HIDDEN_TAP_BACK = 2, 6
+HIDDEN, HIDDEN_BACK = (11, 0, 9), (22, 0, 12)
 
 
 def delta_rule(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
@@ -60,15 +63,16 @@ def delta_rule(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, 
     rule, chunks = _rule(shape), _chunks(shape)
     channels = (2 * rule.key_heads * rule.key_dim + rule.value_heads * rule.value_dim) // shape.tp
     convolved = shape.tokens * channels * shape.element
+    apart, many = shape.training.isolate_documents, (1, chunks, rule.taps - 1)
     streams = (
         Stream(
             DELTA_RULE,
-            passes.of(shape) + taps * (rule.taps - 1) * convolved,
-            sum(n * each for n, each in zip((1, chunks, rule.taps - 1), launches, strict=True)),
+            passes.of(shape) + (taps + apart * masked) * (rule.taps - 1) * convolved,
+            sum(n * (a + apart * b) for n, a, b in zip(many, launches, hidden, strict=True)),
         )
-        for passes, taps, launches in (
-            (PASSES, TAP_PASSES, LAUNCHES),
-            (PASSES_BACK, TAP_PASSES_BACK, LAUNCHES_BACK),
+        for passes, taps, launches, masked, hidden in (
+            (PASSES, TAP_PASSES, LAUNCHES, HIDDEN_TAP, HIDDEN),
+            (PASSES_BACK, TAP_PASSES_BACK, LAUNCHES_BACK, HIDDEN_TAP_BACK, HIDDEN_BACK),
         )
     )
     forward, backward = streams

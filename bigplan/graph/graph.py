@@ -261,6 +261,11 @@ class Graph:
         return self.tied and self.strategy.pp > 1
 
     @property
+    def several_kinds(self) -> bool:
+        """Whether its blocks are of several kinds."""
+        return len({*self.layers[1:-1]}) > 1
+
+    @property
     def frozen(self) -> bool:
         """Whether adapters alone are trained."""
         return self.kinds[self.layers[0]].frozen
@@ -332,10 +337,13 @@ class Graph:
         as many or fewer, and moves them to earlier chunks. So where earlier chunks keep no more of
         a unit than later ones do, no other moment needs more memory; each chunk's own most, which
         `in_flight_units` counts, comes at another time. The test plays all schedules of some sizes.
+
+        Where blocks are of several kinds, earlier chunks may keep more of a unit, and any moment
+        may be that of the most. So each chunk then counts with its own most, which is no less.
         """
         stages, turns = self.strategy.pp, self.strategy.vpp
-        if turns == 1:
-            return self.in_flight_units(stage)
+        if turns == 1 or self.several_kinds:
+            return self.in_flight_units(stage, turn)
         passes = min(self.warm_up(stage) + 1, self.units * turns)
         groups, rest = divmod(passes, stages * turns)
         return groups * stages + min(max(rest - turn * stages, 0), stages)

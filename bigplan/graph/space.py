@@ -48,8 +48,7 @@ class Space:
 
     `fixed` holds values of `Strategy` that the user wants. Any legal value is then in the space,
     even one that would not be tried otherwise. `spreads`: data-parallel ranks may have whole
-    experts, as the native runtime has them. `unlike_chunks`: virtual stages may differ in kinds of
-    blocks. `hybrid`: ZeRO may shard over groups of ranks (`hybrids`).
+    experts, as the native runtime has them. `hybrid`: ZeRO may shard over groups of ranks.
     """
 
     model: ModelSpec
@@ -58,7 +57,6 @@ class Space:
     gpus_per_node: int
     fixed: Mapping[str, int] = field(default_factory=dict)
     spreads: bool = False
-    unlike_chunks: bool = False
     hybrid: bool = False
 
     def families(self) -> Iterator[StrategyFamily]:
@@ -115,8 +113,6 @@ class Space:
         for vpp in self._tried("vpp", self._virtual_stages(pp, micro_batches)):
             if pp * vpp > self.model.layers or (vpp > 1 and (pp == 1 or micro_batches % pp)):
                 continue
-            if vpp > 1 and not self._interleaves:
-                continue  # rows of memory hold where first chunks keep no less than later ones
             for first, last in self._splits(pp * vpp, ends if vpp == 1 else None):
                 for group in self._tried("accumulation_group", _groups(micro_batches)):
                     if micro_batches % group or (vpp > 1 and group > 1):
@@ -175,11 +171,6 @@ class Space:
         for family in self.families():
             yield from self.members(family)
 
-    @property
-    def _interleaves(self) -> bool:
-        alike = not self.model.dense_blocks and not self.model.mixer_pattern
-        return self.unlike_chunks or alike
-
     def _tried(self, name: str, values: Iterable[int]) -> Iterable[int]:
         return (self.fixed[name],) if name in self.fixed else values
 
@@ -193,7 +184,7 @@ class Space:
         The fullest stage has as many blocks as without: where stages are alike, their divisors.
         """
         yield 1
-        if self._interleaves and pp > 1 and micro_batches % pp == 0:
+        if pp > 1 and micro_batches % pp == 0:
             blocks = self.model.layers
             fullest = ceil(blocks / pp)
             for v in range(2, min(MAX_VIRTUAL_STAGES, blocks // pp) + 1):

@@ -8,12 +8,18 @@ L_ij = exp(c_i - c_j) for i >= j, all tokens' updates are one triangular system 
   (I + tril(b K K^T L, -1)) [U W] = b [V, exp(c) K]
   V' = U - W S,   O = exp(c) Q S + (Q K^T L) V',   S' = exp(c_last) S + (exp(c_last - c) K)^T V'
 
+Where documents are kept apart, a chunk's tokens of other documents have L = 0, and those of a
+document that begins within the chunk have nothing of S: for them exp(c) = 0 before Q and K. If the
+chunk's last token is one of these, exp(c_last) is 0, too. The convolution reads no token before its
+document.
+
 These are in fp32 whatever the compute dtype, as transformers has them. Only what the block's first
 products give is saved: the backward runs all of it again, with a graph of its own.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import torch
@@ -45,28 +51,32 @@ LENGTH_EPSILON = 1e-6  # added to the square of the length of queries and keys, 
 def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways) -> Tensor:
     """What the rule makes of x, the normed residual stream, before its last product.
 
-    `positions` tell how many tokens a sequence has.
+    `positions` tell how many tokens a sequence has, and where documents begin.
     """
+    bounds = positions.bounds
+    begins = None if bounds is None else bounds[:, 0]
     rule, length = model.delta_rule, len(positions.tables[0])
     assert rule is not None, model.name
     products = ways.linears(p, (QUERIES, KEYS, VALUES, GATES, RATES, DECAYS), x)
     heads = [y.view(-1, length, y.shape[-1]) for y in products]
     others = [p[name] for name in (*FILTERS, LOG_DECAY, DECAY_OFFSET, NORM)]
-    return _Mixed.apply(rule, model.norm_epsilon, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
+    return _Mixed.apply(rule, model.norm_epsilon, begins, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Mixed(Function):
     """Saves its inputs alone; the backward runs the forward again."""
 
     @staticmethod
-    def forward(ctx: Any, rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
-        ctx.sizes = rule, epsilon
+    def forward(
+        ctx: Any, rule: GatedDeltaRule, epsilon: float, begins: Tensor | None, *inputs: Tensor
+    ) -> Tensor:
+        ctx.sizes = rule, epsilon, begins  # documents of all blocks, in no block's kept memory
         ctx.save_for_backward(*inputs)
-        return gated(rule, epsilon, *inputs)
+        return gated(rule, epsilon, begins, *inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        asked = ctx.needs_input_grad[2:]
+        asked = ctx.needs_input_grad[3:]
         inputs = [
             x.detach().requires_grad_(wanted)
             for x, wanted in zip(ctx.saved_tensors, asked, strict=True)
@@ -75,18 +85,21 @@ class _Mixed(Function):
             output = gated(*ctx.sizes, *inputs)
         leaves = [x for x in inputs if x.requires_grad]
         found = iter(torch.autograd.grad(output, leaves, gradients[0]))
-        return None, None, *(next(found) if wanted else None for wanted in asked)
+        return None, None, None, *(next(found) if wanted else None for wanted in asked)
 
 
-def gated(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
+def gated(rule: GatedDeltaRule, epsilon: float, begins: Tensor | None, *inputs: Tensor) -> Tensor:
     """What the rule gives, normed and gated, [b, s, value heads * value_dim].
 
-    `inputs`: queries, keys, values and gates [b, s, heads * width], rates and decays [b, s, value
-    heads], filters of the first three, A_log, dt_bias and the norm's weight.
+    `begins`: the first token of each token's document, int32 [b, s]; None: it is one. `inputs`:
+    queries, keys, values and gates [b, s, heads * width], rates and decays [b, s, value heads],
+    filters of the first three, A_log, dt_bias and the norm's weight.
     """
     *vectors, gates, rates, decays = inputs[:6]
     *filters, log_decay, offset, weight = inputs[6:]
-    convolved = (F.silu(_convolved(x, own)) for x, own in zip(vectors, filters, strict=True))
+    convolved = (
+        F.silu(_convolved(x, own, begins)) for x, own in zip(vectors, filters, strict=True)
+    )
     key_heads, width = vectors[0].shape[-1] // rule.key_dim, rule.value_dim
     q, k, v = (
         _by_head(x, key_heads, each)
@@ -95,7 +108,7 @@ def gated(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
     q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPSILON) for x in (q, k))
     fades = -_wide(log_decay).exp() * F.softplus(_wide(decays) + _wide(offset))
     rate, fade = (_by_head(x, key_heads, 1).squeeze(-1) for x in (rates.sigmoid(), fades))
-    read = delta_rule(q * rule.key_dim**-0.5, k, v, rate, fade)
+    read = delta_rule(q * rule.key_dim**-0.5, k, v, (rate, fade), begins)
     read = _wide(read.flatten(1, 2).transpose(1, 2).to(gates.dtype))  # as transformers rounds it
     normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + epsilon)
     normed = weight * normed.to(gates.dtype)
@@ -103,47 +116,78 @@ def gated(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
     return (normed * gate).to(gates.dtype).flatten(2)
 
 
-def delta_rule(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, fade: Tensor) -> Tensor:
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, rates: tuple[Tensor, Tensor], begins: Tensor | None = None
+) -> Tensor:
     """The rule of q and k [b, key heads, 1, s, key_dim], v [b, key heads, r, s, value_dim], and
-    rates and decays [b, key heads, r, s], all fp32: as v.
+    rates and decays [b, key heads, r, s], all fp32: as v. `begins` as gated's.
     """
-    length, missing = v.shape[-2], -v.shape[-2] % CHUNK
+    (rate, fade), length, missing = rates, v.shape[-2], -v.shape[-2] % CHUNK
     q, k, v = (torch.unflatten(F.pad(x, (0, 0, 0, missing)), -2, (-1, CHUNK)) for x in (q, k, v))
     rate, fade = (torch.unflatten(F.pad(x, (0, missing)), -1, (-1, CHUNK)) for x in (rate, fade))
     reach, rate = fade.cumsum(-1).unsqueeze(-1), rate.unsqueeze(-1)  # [..., chunks, CHUNK, 1]
+    last = reach[..., -1:, :]
     later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=v.device).triu(1)
-    between = (reach - reach.mT).masked_fill(later, float("-inf")).exp()
-    faded = reach.exp()
+    others, before, after, both = _hidden(later, begins, missing)
+    between = _faded(reach - reach.mT, others)
+    faded, left, stays = _faded(reach, before), _faded(last - reach, after), _faded(last, both)
     system = rate * (k @ k.mT) * between
     right = rate * torch.cat((v, (faded * k)), dim=-1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    last = reach[..., -1:, :]
     parts = (
         *solved.split((v.shape[-1], k.shape[-1]), dim=-1),  # U and W
         (q @ k.mT) * between,
         faded * q,
-        ((last - reach).exp() * k).mT,
-        last.exp(),
+        (left * k).mT,
+        stays,
     )
     state, read = None, []
-    for new, old, scores, asks, gives, stays in zip(*(x.unbind(3) for x in parts), strict=True):
+    for new, old, scores, asks, gives, stay in zip(*(x.unbind(3) for x in parts), strict=True):
         if state is None:
             read.append(scores @ new)
             state = gives @ new
         else:
             own = new - old @ state
             read.append(asks @ state + scores @ own)
-            state = stays * state + gives @ own
+            state = stay * state + gives @ own
     return torch.stack(read, dim=3).flatten(3, 4)[..., :length, :]
 
 
-def _convolved(x: Tensor, filters: Tensor) -> Tensor:
+def _faded(exponent: Tensor, hidden: Tensor | None) -> Tensor:
+    """Its exponential, 0 where hidden."""
+    if hidden is not None:
+        exponent = exponent.masked_fill(hidden, -inf)
+    return exponent.exp()
+
+
+def _hidden(
+    later: Tensor, begins: Tensor | None, missing: int
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """What is hidden in each chunk: from a token others [CHUNK, CHUNK], and the state before
+    [CHUNK, 1]; from the state after tokens [CHUNK, 1], and the state before [1, 1]; None: nothing.
+
+    `later`: which others come later. `missing`: tokens that fill up the last chunk.
+    """
+    if begins is None:
+        return later, None, None, None
+    first = torch.unflatten(F.pad(begins, (0, missing)), -1, (-1, CHUNK))
+    first = first[:, None, None, ..., None]  # beside heads: [b, 1, 1, chunks, CHUNK, 1]
+    places = torch.arange(first.shape[3] * CHUNK, device=begins.device).view(-1, CHUNK, 1)
+    apart, within = places.mT < first, first >= places[:, :1]
+    return later | apart, within, apart[..., -1:, :].mT, within[..., -1:, :]
+
+
+def _convolved(x: Tensor, filters: Tensor, begins: Tensor | None) -> Tensor:
     """The sum over the last taps tokens of x [b, s, c] times their channels' filters [c, taps]."""
     taps, length = filters.shape[1], x.shape[1]
     padded = F.pad(x, (0, 0, taps - 1, 0))
     total = x * filters[:, -1]
+    places = None if begins is None else torch.arange(length, device=x.device)
     for tap in range(taps - 1):
-        total = torch.addcmul(total, padded[:, tap : tap + length], filters[:, tap])
+        shifted = padded[:, tap : tap + length]
+        if places is not None:
+            shifted = shifted * (places - (taps - 1 - tap) >= begins)[..., None]
+        total = torch.addcmul(total, shifted, filters[:, tap])
     return total
 
 

@@ -135,6 +135,8 @@ QWEN3_NEXT = (
     | {"mixer_pattern": ("2 delta_rule", "1 attention"), "shared_ffn": 48, "shared_gate": True}
 )
 
+LFM2 = {"convolution": {"taps": 3}, "mixer_pattern": ("2 convolution", "1 attention")}
+
 
 def layouts(ranks: int) -> list[Strategy]:
     """The ways to split a step over so many ranks."""
@@ -361,6 +363,10 @@ def pipelines(ranks: int) -> dict[str, Plan]:
             for part, fields in (("beside", BESIDE), ("qwen3-next", QWEN3_NEXT)):
                 other = tiny_model(layers=3, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
+        if ranks == 2 and layout.vpp > 1:  # chunks of unlike blocks
+            for part, fields in (("beside", BESIDE), ("lfm2", LFM2), ("qwen3-next", QWEN3_NEXT)):
+                other = tiny_model(layers=5, **fields)
+                found[f"same-{part}-{name}"] = anywhere(other, training, layout)
         if ranks > 2 and (
             layout.zero in (1, 2) or layout.tp * layout.vpp > 2 or layout.first_blocks
         ):
@@ -452,6 +458,8 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         found[f"tp2-{part}"] = plan_of(other, clipped, two, everywhere)
     for part, fields in (("beside", BESIDE), ("qwen3-next", QWEN3_NEXT)):
         found[f"tp2-{part}"] = anywhere(tiny_model(layers=3, **fields), clipped, two)
+    apart = masked_training(4, data, clip_norm=0.5, isolate_documents=True)
+    found["tp2-isolated"] = anywhere(tiny_model(layers=3, **QWEN3_NEXT), apart, two)
     for family, parts in FAMILIES.items():
         other, where = tiny_model(layers=3, **parts), placed_everywhere(3, tied=True)
         found[f"tp2-{family}"] = plan_of(other, clipped, two, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import starmap
+from itertools import pairwise, starmap
 
 import pytest
 
@@ -68,25 +68,43 @@ def _recurrent(rule: GatedDeltaRule, *inputs: Tensor) -> Tensor:
 @pytest.mark.parametrize("length", [1, 64, 150])
 def test_chunks_are_the_recurrence_with_its_gradients(length: int) -> None:
     inputs = _inputs(RULE, (2, length))
-    ours, plain = _Mixed.apply(RULE, EPSILON, *inputs), _recurrent(RULE, *inputs)  # type: ignore[no-untyped-call]
+    ours, plain = _Mixed.apply(RULE, EPSILON, None, *inputs), _recurrent(RULE, *inputs)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(ours, plain)
     gradient = torch.randn_like(plain)
     by_ours, by_plain = (torch.autograd.grad(y, inputs, gradient) for y in (ours, plain))
     torch.testing.assert_close(by_ours, by_plain)
 
 
+def test_documents_are_kept_apart() -> None:
+    """That begin at the edge of a chunk, end there, are a token long, or longer than chunks."""
+    cuts, length = ([0, 5, 6, 64, 100, 230], [0, 63, 65, 192, 229, 230]), 230
+    inputs = _inputs(RULE, (2, length))
+    begins = [[a for a, b in pairwise(own) for _ in range(a, b)] for own in cuts]
+    places = torch.tensor(begins, dtype=torch.int32)
+    ours = _Mixed.apply(RULE, EPSILON, places, *inputs)  # type: ignore[no-untyped-call]
+    alone = torch.empty_like(ours)
+    for sequence, own in enumerate(cuts):
+        for a, b in pairwise(own):
+            heads = (x[sequence : sequence + 1, a:b] for x in inputs[:6])
+            alone[sequence, a:b] = _recurrent(RULE, *heads, *inputs[6:])[0]
+    torch.testing.assert_close(ours, alone)
+    gradient = torch.randn_like(alone)
+    by_ours, by_alone = (torch.autograd.grad(y, inputs, gradient) for y in (ours, alone))
+    torch.testing.assert_close(by_ours, by_alone)
+
+
 def test_no_gradient_is_made_that_nobody_asks_for() -> None:
     inputs = _inputs(RULE, (1, 5))
     for x in inputs[6:]:
         x.requires_grad_(False)
-    output = _Mixed.apply(RULE, EPSILON, *inputs)  # type: ignore[no-untyped-call]
+    output = _Mixed.apply(RULE, EPSILON, None, *inputs)  # type: ignore[no-untyped-call]
     torch.autograd.backward(output.sum())
     assert all((x.grad is not None) == x.requires_grad for x in inputs)
 
 
-def _shape(rule: GatedDeltaRule, size: tuple[int, int], precision: str) -> RankShape:
+def _shape(rule: GatedDeltaRule, size: tuple[int, int], **changes: object) -> RankShape:
     model = tiny_model(layers=1, delta_rule=rule.model_dump(), max_sequence_length=512)
-    training = tiny_training(size[0], sequence_length=size[1], precision=precision)
+    training = tiny_training(size[0], sequence_length=size[1], **changes)
     return RankShape(model, training, Strategy(dp=1, micro_batch=size[0]))
 
 
@@ -99,6 +117,7 @@ def _counted(operators: tuple[Operator, ...]) -> tuple[float, float, int]:
     return flops, sum(op.nbytes for op in streams), launches
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(
     ("rule", "size", "precision"),
     [
@@ -107,18 +126,19 @@ def _counted(operators: tuple[Operator, ...]) -> tuple[float, float, int]:
     ],
 )
 def test_it_moves_multiplies_and_holds_what_the_planner_counts(
-    rule: dict[str, int], size: tuple[int, int], precision: str
+    rule: dict[str, int], size: tuple[int, int], precision: str, apart: bool
 ) -> None:
     spec = GatedDeltaRule.model_validate(rule)
-    shape = _shape(spec, size, precision)
+    shape = _shape(spec, size, precision=precision, isolate_documents=apart)
+    begins = torch.zeros(size, dtype=torch.int32) if apart else None
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     inputs = _inputs(spec, size, dtype)
-    output = gated(spec, EPSILON, *inputs)
+    output = gated(spec, EPSILON, begins, *inputs)
     gradient = torch.randn_like(output)
     held = priced.forward_bytes(shape), priced.backward_bytes(shape)
     expected = priced.delta_rule(shape)
     with FlopCounterMode(display=False) as flops, Counted() as counted:
-        output = _Mixed.apply(spec, EPSILON, *inputs)  # type: ignore[no-untyped-call]
+        output = _Mixed.apply(spec, EPSILON, begins, *inputs)  # type: ignore[no-untyped-call]
     with FlopCounterMode(display=False) as flops_back, Counted() as back:
         torch.autograd.backward(output, gradient)
     for counter, run, most, operators in zip(

@@ -39,7 +39,7 @@ from tests.runtime.context_ranks import BLOOM
 from tests.runtime.harness import check, evaluated, execute, same
 from tests.runtime.plans import LENGTH, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.rounding import check_within_rounding
-from tests.runtime.sharded_ranks import GEMMA, GPT2, GPT_OSS, LATENT
+from tests.runtime.sharded_ranks import GEMMA, GPT2, GPT_OSS, LATENT, LFM2, QWEN3_NEXT
 from tests.toys import kind_placement
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -54,6 +54,8 @@ FAMILIES: dict[str, dict[str, object]] = {
     "gemma": GEMMA,
     "gpt-oss": GPT_OSS,
     "deepseek": NARROW,
+    "lfm2": LFM2,
+    "qwen3-next": QWEN3_NEXT,
 }
 DOCUMENTS = [f"Document {i} says {i * i} things. " * (1 + i % 3) for i in range(30)]
 
@@ -172,7 +174,7 @@ def _losses(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_of_a_packed_sequence_are_those_of_its_documents(family: str) -> None:
-    model = tiny_model(max_sequence_length=64, **FAMILIES[family])
+    model = tiny_model(layers=3, max_sequence_length=64, **FAMILIES[family])
     first = first_values(model, tiny_training(1))
     p = [
         {one.name: whole_values(first, name, layer, one) for one in model.kinds()[name]}

@@ -32,6 +32,8 @@ def _cases(draw: st.DrawFn) -> Case:
         units=pp * draw(st.sampled_from((1, 2, 3, 5))),
         deferred=draw(st.booleans()),
         tied=draw(st.booleans()),
+        dense=draw(st.integers(0, 3)),
+        in_turns=draw(st.booleans()),
     )
     return Case(graph, draw(prices()), draw(placements(graph)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from bigplan.capabilities import native_refusal, virtual_stages_refusal
+from bigplan.capabilities import native_refusal
 from bigplan.errors import InputError
 from bigplan.graph.space import splits_over_tensor_parallel
 from bigplan.graph.strategy import Strategy
@@ -70,8 +70,6 @@ def test_what_contradicts_itself_is_refused(changes: dict[str, object], words: s
 def test_what_is_not_planned_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="blocks mix tokens by a convolution, and some of mixed"):
         check_lora(Lora(rank=4), model())
-    refused = virtual_stages_refusal(2, model())
-    assert "not planned for models with mixer_pattern" in str(refused)
     training = Training.model_validate({"sequence_length": 16, "global_batch": 1})
     few = native_refusal(model(), training, Strategy(dp=1, cp=8))
     assert "a convolution of 4 taps reads 3 of the rank before" in str(few)
@@ -85,9 +83,6 @@ def test_a_delta_rule_is_planned_where_its_state_is_whole() -> None:
     training = Training.model_validate({"sequence_length": 16, "global_batch": 1})
     refused = native_refusal(spec, training, Strategy(dp=1, cp=2))
     assert "cp 2: a gated delta rule needs the state of all tokens before" in str(refused)
-    apart = training.model_copy(update={"isolate_documents": True})
-    refused = native_refusal(spec, apart, Strategy(dp=1))
-    assert "isolate_documents: the state of a gated delta rule goes on" in str(refused)
     assert native_refusal(spec, training, Strategy(dp=1, tp=2)) is None
     assert splits_over_tensor_parallel(spec, 2)
     assert not splits_over_tensor_parallel(spec, 4)

@@ -142,9 +142,7 @@ class FrameworkSearch:
         request, nodes = self.request, self.request.cluster.group
         fixed = {"accumulation_group": 1, "cp": 1, **self.wanted.fixed}
         machine = nodes.gpus, nodes.gpus_per_node
-        return Space(
-            request.model, request.training, *machine, fixed, unlike_chunks=True, hybrid=True
-        )
+        return Space(request.model, request.training, *machine, fixed, hybrid=True)
 
     def _strategies(self) -> Iterator[Strategy]:
         request, space = self.request, self._space()
