@@ -60,7 +60,8 @@ def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways
     products = ways.linears(p, (QUERIES, KEYS, VALUES, GATES, RATES, DECAYS), x)
     heads = [y.view(-1, length, y.shape[-1]) for y in products]
     others = [p[name] for name in (*FILTERS, LOG_DECAY, DECAY_OFFSET, NORM)]
-    return _Mixed.apply(rule, model.norm_epsilon, begins, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
+    epsilon = rule.norm_epsilon or model.norm_epsilon
+    return _Mixed.apply(rule, epsilon, begins, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Mixed(Function):
@@ -107,7 +108,8 @@ def gated(rule: GatedDeltaRule, epsilon: float, begins: Tensor | None, *inputs: 
     )
     q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPSILON) for x in (q, k))
     fades = -_wide(log_decay).exp() * F.softplus(_wide(decays) + _wide(offset))
-    rate, fade = (_by_head(x, key_heads, 1).squeeze(-1) for x in (rates.sigmoid(), fades))
+    found = rates.sigmoid() if rule.rate_scale == 1 else rates.sigmoid() * rule.rate_scale
+    rate, fade = (_by_head(x, key_heads, 1).squeeze(-1) for x in (found, fades))
     read = delta_rule(q * rule.key_dim**-0.5, k, v, (rate, fade), begins)
     read = _wide(read.flatten(1, 2).transpose(1, 2).to(gates.dtype))  # as transformers rounds it
     normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + epsilon)

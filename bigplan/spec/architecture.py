@@ -154,7 +154,7 @@ class Architecture(Spec):
     local_rope_theta: float | None = Field(default=None, gt=0)
     """rope's base in local blocks, whose angles are not scaled; null: that of global ones"""
     global_rope: bool = True
-    """false: rope turns nothing in global blocks, as in SmolLM3"""
+    """false: rope turns nothing in global blocks, as in SmolLM3; without windows, in none"""
     attention_sinks: bool = False
     """each head has a trained logit that counts in its softmax's sum alone, as in GPT-OSS"""
     attention_gate: bool = False
@@ -224,8 +224,14 @@ class Architecture(Spec):
             "local_rope_theta": self.local_rope_theta is not None,
             "global_rope": not self.global_rope,
         }
-        if not local:
-            if needless := [f"`{key}`" for key in ("local_rope_theta", "global_rope") if own[key]]:
+        if self.positions != "rope" and (own["local_rope_theta"] or own["global_rope"]):
+            raise InputError(
+                "`local_rope_theta` and `global_rope` are of rope, but `positions` is "
+                f"{self.positions}; remove them"
+            )
+        if not local:  # without a window all blocks are global
+            keys = ("local_rope_theta", *(("global_rope",) if own["sliding_window"] else ()))
+            if needless := [f"`{key}`" for key in keys if own[key]]:
                 raise InputError(
                     f"{' and '.join(needless)} without `attention_pattern`, which says which "
                     "blocks are local and which global; state it, or remove them"
@@ -240,11 +246,6 @@ class Architecture(Spec):
             raise InputError(
                 "`attention_pattern` without what local and global blocks differ in; state "
                 "`sliding_window`, `local_rope_theta` or `global_rope`, or remove it"
-            )
-        if self.positions != "rope" and (own["local_rope_theta"] or own["global_rope"]):
-            raise InputError(
-                "`local_rope_theta` and `global_rope` are of rope, but `positions` is "
-                f"{self.positions}; remove them"
             )
 
     def _check_sinks(self) -> None:
@@ -339,7 +340,8 @@ class Architecture(Spec):
             (self.local_rope_theta or self.rope_theta) if turned else None,
             self.rope_scaling is not None and self.local_rope_theta is None,
         )
-        return of_blocks(self.attention_pattern, self.layers, near, far)
+        alike = not self.attention_pattern and not self.global_rope  # all blocks are global
+        return of_blocks(self.attention_pattern, self.layers, far if alike else near, far)
 
     @property
     def attention_shares(self) -> Mapping[BlockAttention, float]:

@@ -63,6 +63,12 @@ class GatedDeltaRule(Spec):
     """width of a value"""
     taps: int = Field(default=4, gt=0, le=1024)
     """tokens that the convolution reads: itself and those just before it"""
+    rate_scale: float = Field(default=1, gt=0, le=2)
+    """most of its value that a key replaces; above 1, what is left may change its sign"""
+    norm_epsilon: float | None = Field(default=None, gt=0)
+    """that of the norm of what a head reads; null: the model's"""
+    norms_before: bool = False
+    """norms stand before what its blocks read, wherever `norms` has those of others"""
 
     @model_validator(mode="after")
     def _check(self) -> GatedDeltaRule:
@@ -105,7 +111,7 @@ def check_mixers(model: Any) -> None:
         )
     unlike = {
         "`parallel_residual`": model.parallel_residual,
-        f"`norms: {model.norms}`": model.norms != "before",
+        f"`norms: {model.norms}`": model.norms != "before" and not _norms_before(model),
         f"`residual_scale` {model.residual_scale:g}": model.residual_scale != 1,
         "`attention_pattern`": bool(model.attention_pattern),
         "`latent_attention`": model.latent_attention is not None,
@@ -117,6 +123,13 @@ def check_mixers(model: Any) -> None:
             "one after the other, and attention beside it is of one kind, with heads made of the "
             "residual stream; change that, or remove it"
         )
+
+
+def _norms_before(model: Any) -> bool:
+    """Whether blocks beside attention have norms before what they read, whatever others have."""
+    rule = model.delta_rule
+    own = rule is not None and rule.norms_before
+    return own and model.convolution is None and bool(model.mixer_pattern)
 
 
 def _check_pattern(model: Any, others: list[Mixer]) -> None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.experts import OF_EXPERTS
 from bigplan.spec.layers import BLOCK, BLOCKS, DENSE, OF_AN_EXPERT, block_kind, described
-from bigplan.spec.mixers import ATTENTION, BESIDE_ATTENTION, Mixer
+from bigplan.spec.mixers import ATTENTION, BESIDE_ATTENTION, DELTA_RULE, Mixer
 from bigplan.spec.step import LayerStep, Parameter
 
 
@@ -53,6 +53,8 @@ class ModelSpec(Architecture):
         if self.mixer_pattern:
             yield "mixer_pattern", ()
             yield from ((name, None) for name in BESIDE_ATTENTION if name != mixer)
+            if mixer == DELTA_RULE and self.delta_rule is not None and self.delta_rule.norms_before:
+                yield "norms", "before"
 
     @cached_property
     def _sequence(self) -> tuple[str, ...]:

@@ -179,6 +179,8 @@ _RULES = (
 )
 QWEN3_NEXT = QWEN2_MOE | _RULES
 QWEN3_5 = LLAMA | _RULES | {"head_dim": 16, "num_hidden_layers": 3, "attention_bias": True}
+OLMO_HYBRID = LLAMA | _RULES | NO_TOKENS | {"num_hidden_layers": 3, "num_key_value_heads": 3}
+NO_ROPE = {"rope_type": "default", "rope_theta": None}
 ERNIE_MOE = {
     "num_hidden_layers": 3,
     "moe_intermediate_size": 24,
@@ -442,6 +444,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"routed_scaling_factor": 2.5, "conv_bias": True},
     ),
     "qwen3-next": ("qwen3_next", QWEN3_NEXT),
+    "olmo-hybrid": ("olmo_hybrid", OLMO_HYBRID | {"rope_parameters": NO_ROPE}),
+    "olmo-hybrid-rope": (
+        "olmo_hybrid",
+        OLMO_HYBRID
+        | {"rope_parameters": LLAMA["rope_parameters"], "linear_allow_neg_eigval": False},
+    ),
     "qwen3.5": ("qwen3_5_text", QWEN3_5),
     "qwen3.5-moe": ("qwen3_5_moe_text", QWEN3_NEXT),
     "qwen3-next-dense-bias": (
@@ -505,10 +513,35 @@ def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, t
         theirs["embed_out.weight"] = theirs.pop("lm_head.weight")
     for old, new in RENAMED.get(config.model_type, {}).items():  # as files have them
         theirs = {name.replace(old, new): value for name, value in theirs.items()}
+    if config.model_type == "olmo_hybrid":
+        theirs = _of_olmo_hybrid(theirs, config)
     for name in [n for n in theirs if n.endswith("experts.gate_up_proj")]:
         if config.model_type != "gpt_oss":
             theirs |= _of_experts(theirs, name.removesuffix("gate_up_proj"))
     return theirs
+
+
+def _of_olmo_hybrid(theirs: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
+    """As published: three convolutions, and norms of blocks with a rule by names of their own.
+
+    transformers reads these, but what it writes has thirds of the convolution's channels.
+    """
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    found: dict[str, torch.Tensor] = {}
+    for name, value in theirs.items():
+        start, convolution, end = name.partition("conv1d")
+        if convolution:
+            for word, part in zip("qkv", value.split((keys, keys, values)), strict=True):
+                found[f"{start}{word}_conv1d{end}"] = part
+            continue
+        block = ".".join(name.split(".")[:3])
+        own = name
+        if f"{block}.linear_attn.A_log" in theirs:
+            own = own.replace("input_layernorm", "attention_layer_norm")
+            own = own.replace("post_attention_layernorm", "feedforward_layer_norm")
+        found[own] = value
+    return found
 
 
 def _of_experts(theirs: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

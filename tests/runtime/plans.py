@@ -223,7 +223,8 @@ def of_qwen3_next(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
     """A gated delta rule, likewise. It has as many heads as a tensor is to be long."""
     rule = {"key_heads": 4, "key_dim": 4, "value_heads": 16, "value_dim": 16}
     rules = st.fixed_dictionaries(
-        {name: st.just(size) for name, size in rule.items()} | {"taps": st.sampled_from((1, 3))}
+        {name: st.just(size) for name, size in rule.items()}
+        | {"taps": st.sampled_from((1, 3)), "rate_scale": st.sampled_from((1.0, 2.0))}
     )
     patterns = (), ("1 delta_rule", "1 attention"), ("1 attention", "2 delta_rule")
     return st.fixed_dictionaries(

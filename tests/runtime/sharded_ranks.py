@@ -135,6 +135,15 @@ QWEN3_NEXT = (
     | {"mixer_pattern": ("2 delta_rule", "1 attention"), "shared_ffn": 48, "shared_gate": True}
 )
 
+OLMO_HYBRID: dict[str, object] = {
+    "delta_rule": {"key_heads": 4, "value_heads": 16, "key_dim": 4, "value_dim": 16}
+    | {"rate_scale": 2.0, "norm_epsilon": 1e-5, "norms_before": True},
+    "mixer_pattern": ("2 delta_rule", "1 attention"),
+    "norms": "after",
+    "qk_norm": True,
+    "qk_norm_whole": True,
+    "global_rope": False,
+}
 LFM2 = {"convolution": {"taps": 3}, "mixer_pattern": ("2 convolution", "1 attention")}
 
 
@@ -458,6 +467,7 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         found[f"tp2-{part}"] = plan_of(other, clipped, two, everywhere)
     for part, fields in (("beside", BESIDE), ("qwen3-next", QWEN3_NEXT)):
         found[f"tp2-{part}"] = anywhere(tiny_model(layers=3, **fields), clipped, two)
+    found["tp2-olmo-hybrid"] = anywhere(tiny_model(layers=3, **OLMO_HYBRID), clipped, two)
     apart = masked_training(4, data, clip_norm=0.5, isolate_documents=True)
     found["tp2-isolated"] = anywhere(tiny_model(layers=3, **QWEN3_NEXT), apart, two)
     for family, parts in FAMILIES.items():

@@ -59,6 +59,11 @@ def test_each_kind_of_block_sees_a_model_whose_blocks_are_like_it() -> None:
         ({"delta_rule": RULE}, "`delta_rule` with a `mixer_pattern` without delta_rule blocks"),
         ({"delta_rule": RULE, "mixer_pattern": []}, "`convolution` and `delta_rule` without"),
         ({"delta_rule": RULE | {"value_heads": 3}}, "`value_heads` 3 is not a multiple of"),
+        (
+            {"convolution": None, "delta_rule": RULE | {"norms_before": True}, "norms": "after"}
+            | {"mixer_pattern": []},
+            "`delta_rule` with `norms: after`",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(changes: dict[str, object], words: str) -> None:

@@ -37,7 +37,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "latent_attention": "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim",
     "convolution": "conv_l_cache conv_bias",
     "delta_rule": "linear_num_key_heads linear_num_value_heads linear_key_head_dim "
-    "linear_value_head_dim linear_conv_kernel_dim",
+    "linear_value_head_dim linear_conv_kernel_dim linear_allow_neg_eigval",
     "mixer_pattern": "full_attn_idxs full_attention_interval",
     "vocab": "vocab_size padded_vocab_size vocabulary_size",
     "max_sequence_length": "max_position_embeddings n_positions n_ctx max_seq_len context_length "

@@ -29,6 +29,7 @@ _PHI3 = _SMALL | {"pad_token_id": None}
 _FALCON = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 300}
 _FALCON |= {"new_decoder_architecture": True}
 _STARCODER2 = _SMALL | {"bos_token_id": None, "eos_token_id": None}
+_TYPES = ["full_attention", "linear_attention", "linear_attention"]
 _RULE = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 _QWEN3_NEXT = _RULE | {"num_experts": 16}
 _DOTS1 = {
@@ -89,6 +90,8 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
         | {"layer_types": ["linear_attention"] * 3, "mlp_only_layers": [0], "attention_bias": True}
         | {"linear_num_key_heads": 4, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 2},
     ),
+    ("olmo_hybrid", _PHI3 | {"num_hidden_layers": 4}),
+    ("olmo_hybrid", _PHI3 | _RULE | {"layer_types": _TYPES, "linear_allow_neg_eigval": False}),
     ("qwen3_5_text", _SMALL | _RULE),
     ("qwen3_5_text", _SMALL | _RULE | {"head_dim": 24, "tie_word_embeddings": True}),
     ("qwen3_5_moe_text", _SMALL | _QWEN3_NEXT),
@@ -255,6 +258,8 @@ def _of_deepseek(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str,
 def _with_delta_rule(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Other sizes are transformers' defaults."""
     assert spec.delta_rule is not None
+    if spec.norms == "after":
+        return "olmo_hybrid", {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
     told = llama | {"linear_num_value_heads": spec.delta_rule.value_heads}
     if not spec.experts:
         return "qwen3_5_text", told
@@ -481,6 +486,7 @@ _PUBLISHED = {
     # the names are the counts
     "qwen3.5-27b": (27e9, 0.5e9),
     "qwen3.5-35b-a3b": (35e9, 0.5e9),
+    "olmo-hybrid-7b": (7e9, 0.5e9),
     # tensors of Qwen's files; Qwen Team 2024, arXiv 2407.10671, table 1
     "qwen1.5-moe-a2.7b": (14_315_784_192, 0),
     "qwen2-57b-a14b": (57.4e9, 0.05e9),
@@ -561,6 +567,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("lfm2", {"full_attn_idxs": [0, 3]}, "`full_attn_idxs` is [0, 3]"),
         ("qwen3_next", {"layer_types": ["conv"] * 3}, "`layer_types` is"),
         ("qwen3_5_text", {"attn_output_gate": False}, "`attn_output_gate` is False"),
+        ("olmo_hybrid", {"layer_types": ["linear_attention"] * 3}, "supported: blocks of both"),
         ("qwen3_5_moe_text", {"mlp_only_layers": [0]}, "`mlp_only_layers` is [0]"),
         ("minimax_m2", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
         ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [1, 2]}, "`moe_topk` is [1, 2]"),

@@ -40,6 +40,7 @@ from bigplan.spec.model import ModelSpec
         ("lfm2-1.2b", "lfm2"),
         ("qwen3-next-80b-a3b", "qwen3_next"),
         ("qwen3.5-27b", "qwen3_5_text"),
+        ("olmo-hybrid-7b", "olmo_hybrid"),
         ("qwen3.5-35b-a3b", "qwen3_next"),
     ],
 )

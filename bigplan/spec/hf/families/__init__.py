@@ -30,6 +30,7 @@ from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
 from bigplan.spec.hf.families.minimax import MINIMAX_M2
 from bigplan.spec.hf.families.ministral import MINISTRAL
 from bigplan.spec.hf.families.olmo import OLMO2, OLMO3
+from bigplan.spec.hf.families.olmo_hybrid import OLMO_HYBRID
 from bigplan.spec.hf.families.olmoe import OLMOE
 from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi import PHI
@@ -100,6 +101,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "qwen3_next": QWEN3_NEXT,
+    "olmo_hybrid": OLMO_HYBRID,
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": QWEN3_5_MOE,
     "qwen3_5": QWEN3_5_BESIDE_TOWER,

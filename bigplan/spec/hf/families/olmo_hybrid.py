@@ -1,0 +1,124 @@
+"""OLMo Hybrid: most blocks have a gated delta rule, others OLMo 3's attention, norms and all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bigplan.spec.delta_steps import DECAYS, FILTERS, GATES, KEYS, NORM, QUERIES, RATES, VALUES
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
+from bigplan.spec.hf.families.llama import (
+    LLAMA_DEFAULTS,
+    LLAMA_KEYS,
+    NORMS_AFTER,
+    read_attention_bias,
+    read_llama_like,
+    write_llama_like,
+)
+from bigplan.spec.hf.families.qwen3_next import (
+    MIXER_KEYS,
+    MIXER_TENSORS,
+    read_mixers,
+    write_mixers,
+)
+from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.mixers import DELTA_RULE, OUTPUTS
+from bigplan.spec.model import ModelSpec
+
+# As transformers' modules have them, whatever the file says of other norms.
+_NORM_EPSILON = 1e-5
+_SIGNED = "linear_allow_neg_eigval"
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    told = _with_sizes(reader)
+    mixers = read_mixers(told)
+    if not mixers.get("mixer_pattern"):
+        reader.refuse("layer_types", "blocks of both kinds")
+    mixers["delta_rule"] |= {
+        "rate_scale": 2 if reader.flag(_SIGNED) else 1,
+        "norm_epsilon": _NORM_EPSILON,
+        "norms_before": True,
+    }
+    rope = reader.mapping("rope_parameters")
+    turned = not rope or None not in (rope.get("rope_type", ""), rope.get("rope_theta", 0))
+    return (
+        read_llama_like(told)
+        | read_attention_bias(reader)
+        | mixers
+        | {"norms": "after", "qk_norm": True, "qk_norm_whole": True, "global_rope": turned}
+        | ({} if turned else {"rope_theta": 10000.0})
+    )
+
+
+def _with_sizes(reader: ConfigReader) -> ConfigReader:
+    """With the rule's sizes that a file may leave out or have as null, by those of attention."""
+    config = {key: value for key, value in reader.config.items() if value is not None}
+    told = replace(reader, config=config)
+    heads = told.count("num_attention_heads")
+    sizes = {"linear_num_key_heads": heads, "linear_num_value_heads": heads}
+    told = replace(told, defaults={**told.defaults, **sizes})
+    width = int(0.75 * told.count("hidden_size") / told.count("linear_num_key_heads"))
+    told = replace(told, defaults={**told.defaults, "linear_key_head_dim": width})
+    values = 2 * told.count("linear_key_head_dim")
+    return replace(told, defaults={**told.defaults, "linear_value_head_dim": values})
+
+
+def _write(model: ModelSpec) -> dict[str, Any]:
+    rule = model.delta_rule
+    config = write_llama_like(model, "olmo_hybrid", "OlmoHybridForCausalLM")
+    if not model.global_rope:  # else the class's own base
+        config["rope_parameters"] = {"rope_type": "default", "rope_theta": None}
+        del config["rope_theta"], config["rope_scaling"]
+    return (
+        config
+        | write_mixers(model)
+        | {
+            "attention_bias": model.qkv_bias,
+            _SIGNED: rule is not None and rule.rate_scale > 1,
+            **NO_TOKENS,
+        }
+    )
+
+
+_LAYER = "model.layers.{}"
+_WITHIN = f"{_LAYER}.linear_attn"
+_PRODUCTS = {QUERIES: "q", KEYS: "k", VALUES: "v", GATES: "g", RATES: "b", DECAYS: "a"}
+OLMO_HYBRID = ModelFamily(
+    _read,
+    LLAMA_DEFAULTS
+    | {
+        "vocab_size": 100352,
+        "hidden_size": 3840,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 30,
+        "max_position_embeddings": 65536,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        _SIGNED: True,
+    },
+    _write,
+    Tensors(
+        {
+            **NORMS_AFTER.names,
+            **{name: place for name, place in MIXER_TENSORS.items() if "q_gate" not in name},
+            **{name: f"{_WITHIN}.{word}_proj" for name, word in _PRODUCTS.items()},
+            **{
+                name.removesuffix(".weight"): f"{_WITHIN}.{word}_conv1d"
+                for name, word in zip(FILTERS, "qkv", strict=True)
+            },
+            NORM.removesuffix(".weight"): f"{_WITHIN}.o_norm",
+            OUTPUTS[DELTA_RULE]: f"{_WITHIN}.o_proj",
+            # Blocks with a rule have these norms, and others those after.
+            "input_norm": f"{_LAYER}.attention_layer_norm",
+            "post_norm": f"{_LAYER}.feedforward_layer_norm",
+        }
+    ),
+    LLAMA_KEYS
+    | MIXER_KEYS
+    | {
+        "qkv_bias": ("attention_bias",),
+        "delta_rule.rate_scale": (_SIGNED,),
+    },
+)
