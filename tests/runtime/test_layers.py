@@ -73,7 +73,8 @@ def small(name: str) -> ModelSpec:
         "max_sequence_length": 1024,
     }
     if model.delta_rule is not None:
-        sizes["delta_rule"] = {"key_heads": 4, "value_heads": 8, "key_dim": 8, "value_dim": 6}
+        rule = {"key_heads": 4, "value_heads": 8, "key_dim": 8, "value_dim": 6}
+        sizes["delta_rule"] = model.delta_rule.model_dump() | rule
     if model.latent_attention is not None:
         widths = {"kv_rank": 16, "plain_dim": 8, "rope_dim": 4, "value_dim": 8}
         some = None if model.latent_attention.query_rank is None else 24
