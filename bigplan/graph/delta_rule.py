@@ -53,9 +53,10 @@ MOST, MOST_BACK = _Each(4, 6, 4, 4), _Each(14, 13, 6, 6)
 TAP_PASSES, TAP_PASSES_BACK = 3, 16
 # Kernels beside products: of all, of a chunk, of such a tap.
 LAUNCHES, LAUNCHES_BACK = (69, 4, 3), (207, 11, 30)
-# More of each where documents are kept apart: such tokens are multiplied by masks.
+# More of each where documents are kept apart: such tokens are multiplied by masks. Counted with
+# four taps; the few passes over masks of scores are among those of a tap.
 HIDDEN_TAP, HIDDEN_TAP_BACK = 2, 6
-HIDDEN, HIDDEN_BACK = (11, 0, 9), (22, 0, 12)
+HIDDEN, HIDDEN_BACK = (14, 0, 6), (25, 0, 9)
 
 
 def delta_rule(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:

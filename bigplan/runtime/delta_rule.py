@@ -184,11 +184,11 @@ def _convolved(x: Tensor, filters: Tensor, begins: Tensor | None) -> Tensor:
     taps, length = filters.shape[1], x.shape[1]
     padded = F.pad(x, (0, 0, taps - 1, 0))
     total = x * filters[:, -1]
-    places = None if begins is None else torch.arange(length, device=x.device)
+    within = None if begins is None else torch.arange(length, device=x.device) - begins
     for tap in range(taps - 1):
         shifted = padded[:, tap : tap + length]
-        if places is not None:
-            shifted = shifted * (places - (taps - 1 - tap) >= begins)[..., None]
+        if within is not None:
+            shifted = shifted * (within >= taps - 1 - tap)[..., None]
         total = torch.addcmul(total, shifted, filters[:, tap])
     return total
 

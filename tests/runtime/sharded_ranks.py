@@ -144,7 +144,10 @@ OLMO_HYBRID: dict[str, object] = {
     "qk_norm_whole": True,
     "global_rope": False,
 }
-LFM2 = {"convolution": {"taps": 3}, "mixer_pattern": ("2 convolution", "1 attention")}
+LFM2: dict[str, object] = {
+    "convolution": {"taps": 3},
+    "mixer_pattern": ("2 convolution", "1 attention"),
+}
 
 
 def layouts(ranks: int) -> list[Strategy]:
