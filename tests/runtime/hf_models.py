@@ -532,7 +532,7 @@ def _of_olmo_hybrid(theirs: dict[str, torch.Tensor], config: Any) -> dict[str, t
     for name, value in theirs.items():
         start, convolution, end = name.partition("conv1d")
         if convolution:
-            for word, part in zip("qkv", value.split((keys, keys, values)), strict=True):
+            for word, part in zip("qkv", torch.split(value, [keys, keys, values]), strict=True):
                 found[f"{start}{word}_conv1d{end}"] = part
             continue
         block = ".".join(name.split(".")[:3])
