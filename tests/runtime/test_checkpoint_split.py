@@ -24,6 +24,7 @@ from tests.examples import examples
 from tests.runtime.harness import same
 from tests.runtime.plans import elements_of, tiny_model, tiny_training
 from tests.runtime.reference import State
+from tests.runtime.sharded_ranks import LFM2, QWEN3_NEXT, anywhere
 from tests.runtime.split_ranks import (
     every_rank,
     resident,
@@ -68,6 +69,15 @@ def test_a_rank_whose_part_only_fills_up_has_zeros_again() -> None:
     training = tiny_training(2, precision="fp32")
     layouts = (Strategy(dp=1), Strategy(dp=1, cp=2, tp=3, zero=3))
     _check_pair(*(resident(model, training, strategy) for strategy in layouts))
+
+
+@pytest.mark.parametrize("parts", [LFM2, QWEN3_NEXT], ids=["lfm2", "qwen3-next"])
+def test_virtual_stages_of_unlike_blocks_read_and_write_as_others(parts: dict[str, object]) -> None:
+    model, training = tiny_model(layers=5, **parts), tiny_training(4)
+    layouts = Strategy(dp=1, pp=2, vpp=2), Strategy(dp=2, zero=3), Strategy(dp=1, pp=2, tp=2)
+    in_turns, sharded, split = (anywhere(model, training, one) for one in layouts)
+    _check_pair(in_turns, sharded)
+    _check_pair(split, in_turns)
 
 
 def _check_pair(one: Plan, two: Plan) -> None:
