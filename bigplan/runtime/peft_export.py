@@ -40,14 +40,17 @@ class _Adapters:
         assert manifest.training.lora is not None, "the run trained the whole model"
         self.lora: Lora = manifest.training.lora
         self._reader = reader
-        self._names = {p.name for p in adapters(manifest.model, self.lora)}
+        model = manifest.model
+        self._kinds = model.layer_sequence()
+        self._names = {k: {p.name for p in adapters(model, self.lora, k)} for k in model.kinds()}
 
     def of(self, layer: int, parameter: Parameter) -> tuple[Tensor, Tensor] | None:
         """A [rank, in] and B [out, rank] of a matrix of a layer, where it has some."""
         module = parameter.name.removesuffix(_WEIGHT)
-        if f"{module}.lora_A" not in self._names or not parameter.name.endswith(_WEIGHT):
+        kind = self._kinds[layer]
+        if f"{module}.lora_A" not in self._names[kind] or not parameter.name.endswith(_WEIGHT):
             return None
-        names = (full_name("block", layer, f"{module}.lora_{side}") for side in "AB")
+        names = (full_name(kind, layer, f"{module}.lora_{side}") for side in "AB")
         down, up = (self._reader.parameter(ADAPTERS, name) for name in names)
         return down, up
 
@@ -67,7 +70,7 @@ def export_merged(found: FoundCheckpoint, folder: Path, precision: str) -> None:
         def values(layer: int, parameter: Parameter) -> Tensor:
             base = whole_values(first, sequence[layer], layer, parameter)
             base = base.to(DTYPES[training.precision]).float()
-            pair = every.of(layer, parameter) if sequence[layer] == "block" else None
+            pair = every.of(layer, parameter)
             return base if pair is None else base.addmm_(pair[1], pair[0], alpha=every.lora.scale)
 
         write_trained(manifest, values, folder, DTYPES[precision])
@@ -120,7 +123,7 @@ class _Module(NamedTuple):
 def _module(tensor: HfTensor, every: _Adapters) -> _Module | None:
     """The adapter of a tensor of the model's files, where one of its matrices has one."""
     pairs = [
-        every.of(piece.layer, piece.parameter) if piece.layer else None for piece in tensor.pieces
+        every.of(piece.layer, piece.parameter) for piece in tensor.pieces
     ]
     downs = [pair[0] for pair in pairs if pair is not None]
     if not downs:

@@ -14,6 +14,7 @@ from bigplan.runtime.hf_weights import opened
 from bigplan.runtime.rope_pairs import apart
 from bigplan.spec.files.reading import user_path
 from bigplan.spec.hf.peft import WEIGHTS, AdapterPlace, adapter_folder, check_same
+from bigplan.spec.layers import BLOCK
 from bigplan.spec.lora import Lora, targets_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import full_name
@@ -40,7 +41,7 @@ class PeftFolder:
         found = adapter_folder(folder, model, training.weights, targets)
         check_same(found, lora.model_dump() | {"targets": targets}, folder)
         places = {
-            full_name("block", place.layer, f"{place.target}.lora_{side}"): place
+            full_name(BLOCK, place.layer, f"{place.target}.lora_{side}"): place
             for place in found.places
             for side in "AB"
         }

@@ -6,7 +6,7 @@ other parameters of the model are frozen: in the compute dtype, without gradient
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import sqrt
@@ -17,8 +17,9 @@ from pydantic import Field, model_validator
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.words import did_you_mean
-from bigplan.spec.four_bits import BLOCK, is_packed, packed_columns
-from bigplan.spec.layers import ROUTER, SHARED_GATE
+from bigplan.spec.four_bits import BLOCK as TOGETHER
+from bigplan.spec.four_bits import is_packed, packed_columns
+from bigplan.spec.layers import BLOCK, BLOCKS, ROUTER, SHARED_GATE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, Split, StepOp
 
@@ -77,10 +78,14 @@ class Lora(Spec):
         return self.alpha / (sqrt(self.rank) if self.rank_stabilised else self.rank)
 
 
-def targets_of(model: ModelSpec) -> tuple[str, ...]:
-    """Names of the products of the model's blocks that adapters may have, as in a forward."""
-    products = (step for step in model.steps("block") if step.op is StepOp.PRODUCT)
-    return tuple(_module(matrix) for step in products for matrix in _adaptable(step))
+def targets_of(model: ModelSpec, kinds: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Names of the products that adapters may have in blocks of these kinds, or of all.
+
+    As in a forward, those of the block that comes first before others.
+    """
+    of = (kind for kind in kinds or dict.fromkeys(model.layer_sequence()) if kind in BLOCKS)
+    products = (step for kind in of for step in model.steps(kind) if step.op is StepOp.PRODUCT)
+    return tuple(dict.fromkeys(_module(matrix) for step in products for matrix in _adaptable(step)))
 
 
 def adapted_steps(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[LayerStep, ...]:
@@ -89,12 +94,15 @@ def adapted_steps(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[Layer
     A frozen matrix has no gradient, so a product's input is kept only if an adapter reads it.
     """
     steps = model.steps(kind)
-    return steps if lora is None else _adapted(steps, kind == "block", lora)
+    return steps if lora is None else _adapted(steps, kind in BLOCKS, lora)
 
 
-def adapters(model: ModelSpec, lora: Lora | None) -> tuple[Parameter, ...]:
-    """The trained matrices of one block, in the order of a forward; none without `lora`."""
-    return tuple(p for step in adapted_steps(model, "block", lora) for p in step.adapters)
+def adapters(model: ModelSpec, lora: Lora | None, kind: str = BLOCK) -> tuple[Parameter, ...]:
+    """The trained matrices of one layer of a kind, in the order of a forward; none without `lora`.
+
+    Layers that are no blocks have none.
+    """
+    return tuple(p for step in adapted_steps(model, kind, lora) for p in step.adapters)
 
 
 def stored(model: ModelSpec, kind: str, lora: Lora | None, element: int) -> tuple[Parameter, ...]:
@@ -103,7 +111,7 @@ def stored(model: ModelSpec, kind: str, lora: Lora | None, element: int) -> tupl
     In 4 bits a matrix of a block has rows as ever, and the packed columns of each.
     """
     parameters = model.kinds()[kind]
-    if lora is None or lora.frozen is None or kind != "block":
+    if lora is None or lora.frozen is None or kind not in BLOCKS:
         return parameters
     return _packed(parameters, element)
 
@@ -120,25 +128,28 @@ def packs(model: ModelSpec, lora: Lora | None, tp: int) -> bool:
     """Whether each of `tp` ranks has whole blocks of 4-bit elements in every row."""
     if lora is None or lora.frozen is None:
         return True
-    return all(
-        parameter.local(tp)[1] % BLOCK == 0
-        for parameter in model.kinds()["block"]
-        if is_packed(parameter)
-    )
+    return all(matrix.local(tp)[1] % TOGETHER == 0 for matrix in _to_pack(model))
+
+
+def _to_pack(model: ModelSpec) -> Iterator[Parameter]:
+    """The matrices of all kinds of blocks that are stored in 4 bits."""
+    every = (p for kind, of in model.kinds().items() if kind in BLOCKS for p in of)
+    return (parameter for parameter in every if is_packed(parameter))
 
 
 def trained(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[Parameter, ...]:
     """The trained parameters of one layer of a kind: adapters, or all of it without `lora`."""
     if lora is None:
         return model.kinds()[kind]
-    return adapters(model, lora) if kind == "block" else ()
+    return adapters(model, lora, kind)
 
 
 def trained_count(model: ModelSpec, lora: Lora | None) -> int:
     """Elements of the whole model that are trained."""
     if lora is None:
         return model.parameter_count
-    return model.layers * sum(parameter.count for parameter in adapters(model, lora))
+    each = {k: sum(p.count for p in adapters(model, lora, k)) for k in model.kinds()}
+    return sum(each[kind] for kind in model.layer_sequence())
 
 
 @lru_cache(maxsize=256)
@@ -195,27 +206,11 @@ def _pair(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
 
 
 def check_lora(lora: Lora, model: ModelSpec) -> None:
-    """Raise InputError where the model has none of the targets, or blocks of several kinds."""
-    if model.dense_blocks:
-        raise InputError(
-            "lora: adapters are not planned where some blocks have no experts, and the first "
-            f"{model.dense_blocks} of {model.name} have none; leave `lora` out, or use a model "
-            "whose blocks are alike"
-        )
-    if model.convolution is not None:
-        raise InputError(
-            "lora: adapters are not planned where blocks mix tokens by a convolution, and some of "
-            f"{model.name} do; leave `lora` out, or use a model with attention in all blocks"
-        )
-    if model.delta_rule is not None or model.attention_gate:
-        raise InputError(
-            "lora: adapters are not planned where blocks have a gated delta rule or attention "
-            f"behind a gate, as some of {model.name}; leave `lora` out, or use another model"
-        )
+    """Raise InputError where the model has none of the targets, or rows that no scale fits."""
     if not packs(model, lora, 1):
-        widths = sorted({p.shape[1] for p in model.kinds()["block"] if is_packed(p)})
+        widths = sorted({matrix.shape[1] for matrix in _to_pack(model)})
         raise InputError(
-            f"lora.frozen nf4 stores {BLOCK} elements of a row with one scale, and rows "
+            f"lora.frozen nf4 stores {TOGETHER} elements of a row with one scale, and rows "
             f"of {model.name} have {', '.join(map(str, widths))}, which do not all divide by it; "
             "leave `frozen` out"
         )

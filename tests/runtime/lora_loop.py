@@ -55,7 +55,7 @@ class LoraLoop:
         model, training = self.plan.model, self.plan.training
         first, sequence = stored_values(model, training), model.layer_sequence()
         self.frozen = [
-            {p.name: self._matrix(p, whole_values(first, kind, layer, p)) for p in described}
+            {p.name: self._matrix(kind, p, whole_values(first, kind, layer, p)) for p in described}
             for layer, kind in enumerate(sequence)
             for described in [stored(model, kind, training.lora, training.compute_bytes)]
         ]
@@ -74,9 +74,9 @@ class LoraLoop:
         length, batch = training.sequence_length, training.global_batch
         self._source = BatchSource(data_path(training.data), length, batch, 0, 1, training.seed)
 
-    def _matrix(self, described: Parameter, values: Tensor) -> Tensor:
+    def _matrix(self, kind: str, described: Parameter, values: Tensor) -> Tensor:
         """What a frozen parameter is in products: matrices in 4 bits have lost some of it."""
-        whole = {p.name: p.shape for p in self.plan.model.kinds()["block"]}
+        whole = {p.name: p.shape for p in self.plan.model.kinds()[kind]}
         as_it_is = described.shape == whole.get(described.name, described.shape)
         return values if as_it_is else four_bits.unpacked(values).float()
 
@@ -109,7 +109,8 @@ class LoraLoop:
         """The losses of all targets."""
         model, lora = self.plan.model, self.plan.training.lora
         assert lora is not None
-        ways = plain_ways(lora.scale, model.router_loss / model.layers)
+        of_experts = model.layers - model.dense_blocks
+        ways = plain_ways(lora.scale, model.router_loss / of_experts)
         length = tokens.shape[1]
         tables = {
             one: positions.position_tables(model, length, "cpu", torch.float32, attends=one)
@@ -123,7 +124,8 @@ class LoraLoop:
                 n.removeprefix(prefix): a for n, a in self.adapters.items() if n.startswith(prefix)
             }
             at = tables[model.attentions[number]]
-            x = blocks.block({**self.frozen[number + 1], **own}, x, model, at, ways)
+            seen = model.seen_by(model.layer_sequence()[number + 1])
+            x = blocks.block({**self.frozen[number + 1], **own}, x, seen, at, ways)
         head = self.frozen[-1]
         if model.tied_embeddings:
             head = {**head, "embed_tokens.weight": self.frozen[0]["embed_tokens.weight"]}

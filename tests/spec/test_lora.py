@@ -131,9 +131,32 @@ def test_a_shared_experts_gate_and_a_routers_bias_are_not_packed() -> None:
     assert not {"shared.up_proj.weight", "experts.up_proj.weight"} & same
 
 
-def test_models_whose_first_blocks_have_no_experts_are_refused() -> None:
-    with pytest.raises(InputError, match=r"the first 1 of glm-4\.5-air have none"):
-        _resolved(Lora(rank=8), find_model("glm-4.5-air"))
+def test_each_kind_of_block_has_adapters_of_its_own_products() -> None:
+    """GLM-4.5-Air's first block has an MLP in place of experts, and is counted once."""
+    model, lora = find_model("glm-4.5-air"), Lora(rank=8)
+    shared = ("shared.gate_proj", "shared.up_proj", "shared.down_proj")
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert targets_of(model, ["dense"]) == (*attention, "gate_proj", "up_proj", "down_proj")
+    assert targets_of(model, ["block"]) == (*attention, *shared)
+    assert set(targets_of(model)) == {*targets_of(model, ["dense"]), *shared}
+    down = Lora(rank=8, targets=("down_proj",))
+    assert trained_count(model, down) == 8 * (model.hidden + model.dense_ffn)
+    each = {k: sum(p.count for p in adapters(model, lora, k)) for k in ("dense", "block")}
+    assert trained_count(model, lora) == each["dense"] + (model.layers - 1) * each["block"]
+
+
+def test_products_of_other_mixers_have_adapters_and_filters_have_none() -> None:
+    lfm2, next80 = find_model("lfm2-1.2b"), find_model("qwen3-next-80b-a3b")
+    assert set(targets_of(lfm2, ["convolution"])) >= {"conv.before_proj", "conv.out_proj"}
+    rule = targets_of(next80, ["delta_rule"])
+    assert {"delta.q_proj", "delta.z_proj", "delta.out_proj", "shared.up_proj"} <= {*rule}
+    assert not any("conv.weight" in name or name.startswith("experts") for name in rule)
+    packed = {p.name: p.shape for p in stored(next80, "delta_rule", Lora(rank=8, frozen="nf4"), 2)}
+    whole = {p.name: p.shape for p in next80.kinds()["delta_rule"]}
+    changed = {name for name in whole if packed[name] != whole[name]}
+    assert "delta.q_proj.weight" in changed
+    assert not {"delta.q_conv.weight", "router.weight"} & changed
+    assert all(f"{name}.weight" in changed for name in rule)
 
 
 def test_groups_of_the_optimizer_name_adapters() -> None:

@@ -23,6 +23,7 @@ from bigplan.errors import InputError, RefusedError
 from bigplan.spec.files.reading import parse_json, read_json, require_regular, user_path
 from bigplan.spec.hf.config import to_hf_config
 from bigplan.spec.hf.weights import Stored, family_of, stored
+from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import HIGHEST_RANK, Lora, targets_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -128,10 +129,10 @@ def adapter_folder(
         )
     chosen = tuple(_placed(folder, every, shapes, rank, targets))
     wanted = {place.target for place in chosen}
-    blocks = [n for n, kind in enumerate(model.layer_sequence()) if kind == "block"]
-    if {(p.layer, p.target) for p in chosen} != {(n, t) for n in blocks for t in wanted}:
+    needed = {(n, t) for n, kind in _blocks(model) for t in targets_of(model, [kind])}
+    if {(p.layer, p.target) for p in chosen} != {one for one in needed if one[1] in wanted}:
         raise RefusedError(
-            f"{folder / WEIGHTS}: not all {len(blocks)} blocks of {model.name} have the same "
+            f"{folder / WEIGHTS}: not all {model.layers} blocks of {model.name} have the same "
             "adapters, which bigplan trains; start from others"
         )
     stabilised = bool(config.get("use_rslora"))
@@ -147,14 +148,19 @@ def _places(
     model: ModelSpec, family: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[AdapterPlace]:
     """All matrices whose module has an adapter."""
-    matrices = {p.name: p for p in model.kinds()["block"]}
-    for layer, kind in enumerate(model.layer_sequence()):
-        for target in targets_of(model) if kind == "block" else ():
-            matrix = matrices[f"{target}{_WEIGHT}"]
+    kinds = {kind: {p.name: p for p in of} for kind, of in model.kinds().items()}
+    for layer, kind in _blocks(model):
+        for target in targets_of(model, [kind]):
+            matrix = kinds[kind][f"{target}{_WEIGHT}"]
             (rows,) = stored(family, model, layer, matrix)
             module = PREFIX + rows.tensor.removesuffix(_WEIGHT)
             if f"{module}.lora_A.weight" in shapes:
                 yield AdapterPlace(layer, target, module, rows, matrix)
+
+
+def _blocks(model: ModelSpec) -> Iterator[tuple[int, str]]:
+    """The numbers of all blocks among layers, and their kinds."""
+    return ((n, kind) for n, kind in enumerate(model.layer_sequence()) if kind in BLOCKS)
 
 
 def _placed(
