@@ -31,6 +31,9 @@ from bigplan.spec.optimizer import full_name
 from bigplan.spec.step import Parameter
 
 _WEIGHT = ".weight"
+# Names of MLPs' matrices. Of a model with experts peft (0.21) takes modules of these names for the
+# experts' own, so those of other MLPs are told as parameters (`target_parameters`).
+OF_MLPS = ("gate_proj", "up_proj", "down_proj")
 
 
 class _Adapters:
@@ -92,7 +95,7 @@ def export_adapters(found: FoundCheckpoint, folder: Path, precision: str) -> Non
         named = {f"{one.name}.{part}": value for one in made for part, value in one.parts(dtype)}
         modules = [tensor.name.removesuffix(_WEIGHT) for tensor in tensors]
         turned = any(one.transposed for one in made)
-        config = _config(every.lora, made, modules) | {
+        config = _config(every.lora, made, modules, with_experts=model.experts > 0) | {
             "base_model_name_or_path": training.weights,
             "fan_in_fan_out": turned,
         }
@@ -122,9 +125,7 @@ class _Module(NamedTuple):
 
 def _module(tensor: HfTensor, every: _Adapters) -> _Module | None:
     """The adapter of a tensor of the model's files, where one of its matrices has one."""
-    pairs = [
-        every.of(piece.layer, piece.parameter) for piece in tensor.pieces
-    ]
+    pairs = [every.of(piece.layer, piece.parameter) for piece in tensor.pieces]
     downs = [pair[0] for pair in pairs if pair is not None]
     if not downs:
         return None
@@ -142,26 +143,33 @@ def _module(tensor: HfTensor, every: _Adapters) -> _Module | None:
     return _Module(module, torch.cat(downs), up, tensor.transposed)
 
 
-def _config(lora: Lora, made: Iterable[_Module], modules: Iterable[str]) -> dict[str, Any]:
+def _config(
+    lora: Lora, made: Iterable[_Module], modules: Iterable[str], *, with_experts: bool
+) -> dict[str, Any]:
     """adapter_config.json: every key that says what the tensors are."""
     ends = _ends([one.module for one in made], modules)
-    ranks = {ends[one.module]: len(one.down) for one in made}
-    wider = {end: rank for end, rank in ranks.items() if rank != lora.rank}
+    targets = {end: end for end in ends.values()}
+    if with_experts:
+        targets = {end: f"{end}.weight" if end.endswith(OF_MLPS) else end for end in targets}
+    ranks = {targets[ends[one.module]]: len(one.down) for one in made}
+    wider = {target: rank for target, rank in ranks.items() if rank != lora.rank}
     power = 0.5 if lora.rank_stabilised else 1.0
-    return {
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": lora.rank,
         "lora_alpha": _number(lora.alpha),
         "use_rslora": lora.rank_stabilised,
         "rank_pattern": wider,
-        "alpha_pattern": {end: _number(lora.scale * rank**power) for end, rank in wider.items()},
-        "target_modules": sorted(set(ends.values())),
+        "alpha_pattern": {t: _number(lora.scale * rank**power) for t, rank in wider.items()},
+        "target_modules": sorted(end for end, target in targets.items() if end == target),
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
         "modules_to_save": None,
     }
+    parameters = sorted(target for end, target in targets.items() if end != target)
+    return config | ({"target_parameters": parameters} if parameters else {})
 
 
 def _number(value: float) -> float | int:
