@@ -23,6 +23,7 @@ from bigplan.runtime.peft_import import PeftFolder
 from bigplan.spec.delta_steps import DECAY_OFFSET, LOG_DECAY, NORM
 from bigplan.spec.four_bits import is_packed, packed_columns
 from bigplan.spec.layers import BLOCKS
+from bigplan.spec.lora import inputs_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
@@ -133,7 +134,7 @@ def random_values(
         place = values[band.within(rectangle)]
         drawn = place if band == block else torch.empty(block.rows, block.columns)
         if parameter.name.endswith(".lora_A"):
-            bound = block.columns**-0.5
+            bound = inputs_of(parameter) ** -0.5
             drawn.uniform_(-bound, bound, generator=generator)
         elif name == LOG_DECAY:
             drawn.uniform_(*DECAYS, generator=generator).log_()

@@ -180,8 +180,9 @@ class KeptActivations:
                 tokens = self._pack(again)
             places = [self._pack(one) for one in (chosen, order)]
             rows = _RecomputedTensor(partial(mixture.sent, dispatch, by), [tokens, *places])
-            given = partial(mixture.given, dispatch, opened)
-            for output, (matrix, *biases) in zip((routed.gate, routed.up), matrices, strict=True):
+            outputs = zip((routed.gate, routed.up), matrices, routed.adapters, strict=True)
+            for output, (matrix, *biases), own in outputs:
+                given = partial(mixture.given, dispatch, opened, own)
                 self.forget(output, given, rows, matrix, chosen, order, *biases)
 
         return forget

@@ -213,7 +213,7 @@ class Block:
     def _parameters(self, visit: Visit) -> dict[str, Tensor]:
         """The block's tensors, and its adapters where it has some."""
         own = visit.parameters()
-        return own if self.lora is None else own | visit.parameters(1)
+        return own | visit.parameters(1) if visit.adapted else own
 
     def evaluate(self, visit: Visit) -> Tensor:
         """Without a graph."""

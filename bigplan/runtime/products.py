@@ -297,7 +297,7 @@ class Products:
     def mixture(self) -> Mixture:
         """How a block runs its experts."""
         rows = rows_of(self.kernels, varying=self.spread.group.size > 1)
-        mixture = Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen)
+        mixture = Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen, scale=self.scale)
         return mixture._replace(open=self.matrices.open, spread=self.spread)
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:

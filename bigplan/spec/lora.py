@@ -2,6 +2,9 @@
 
 y = x W^T + s (x A^T) B^T, with A [rank, in] and B [out, rank], which begins as zeros. W and all
 other parameters of the model are frozen: in the compute dtype, without gradient or state.
+
+Experts' matrices have an A and a B for each expert, which take turns in the rows of one matrix, as
+experts do. They take so much more memory than others that they have to be named in `targets`.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from bigplan.spec.files.document import Spec
 from bigplan.spec.files.words import did_you_mean
 from bigplan.spec.four_bits import BLOCK as TOGETHER
 from bigplan.spec.four_bits import is_packed, packed_columns
-from bigplan.spec.layers import BLOCK, BLOCKS, ROUTER, SHARED_GATE
+from bigplan.spec.layers import BLOCK, BLOCKS, OF_AN_EXPERT, ROUTER, SHARED_GATE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, Split, StepOp
 
 HIGHEST_RANK = 1024
+# Experts' products of what a router sends, and the one that leads back.
+OF_SENT, RETURNING = ("experts.gate_proj", "experts.up_proj"), "experts.down_proj"
 _WEIGHT = ".weight"
 
 
@@ -39,7 +44,8 @@ class LoraRequest(Spec):
     alpha: float | None = Field(default=None, gt=0)
     """adapters count alpha / rank; default: that of `weights`, or 2 x rank"""
     targets: tuple[str, ...] | None = None
-    """products with an adapter, such as [q_proj, v_proj]; default: those of `weights`, or all"""
+    """products with an adapter, such as [q_proj, v_proj]; default: those of `weights`, or all but
+    experts'"""
     rank_stabilised: bool | None = None
     """adapters count alpha / sqrt(rank) in place of alpha / rank; default: as `weights`, or no"""
     frozen: Literal["nf4"] | None = None
@@ -64,7 +70,8 @@ class Lora(Spec):
     alpha: float = Field(default_factory=_twice_the_rank, gt=0)
     """adapters count alpha / rank; default: 2 x rank"""
     targets: tuple[str, ...] | None = None
-    """products with an adapter, such as [q_proj, v_proj]; default: all of the model's blocks"""
+    """products with an adapter, such as [q_proj, v_proj]; default: all of the model's blocks but
+    experts'"""
     rank_stabilised: bool = False
     """adapters count alpha / sqrt(rank) in place of alpha / rank"""
     frozen: Literal["nf4"] | None = None
@@ -79,10 +86,17 @@ class Lora(Spec):
 
 
 def targets_of(model: ModelSpec, kinds: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Names of the products that adapters may have in blocks of these kinds, or of all.
+    """Names of the products that have adapters unless targets are named: all but experts'.
 
-    As in a forward, those of the block that comes first before others.
+    In blocks of these kinds, or of all: as in a forward, those of the block that comes first before
+    others.
     """
+    every = possible_targets(model, kinds)
+    return tuple(target for target in every if not target.startswith(OF_AN_EXPERT))
+
+
+def possible_targets(model: ModelSpec, kinds: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Names of the products that may have adapters, likewise."""
     of = (kind for kind in kinds or dict.fromkeys(model.layer_sequence()) if kind in BLOCKS)
     products = (step for kind in of for step in model.steps(kind) if step.op is StepOp.PRODUCT)
     return tuple(dict.fromkeys(_module(matrix) for step in products for matrix in _adaptable(step)))
@@ -160,9 +174,15 @@ def _adapted(steps: tuple[LayerStep, ...], block: bool, lora: Lora) -> tuple[Lay
 def _frozen(step: LayerStep, lora: Lora, block: bool) -> LayerStep:
     if step.op is StepOp.PRODUCT:
         return _with_adapters(step, lora, block)
-    if step.op is StepOp.ROUTE:  # what it sends is read again for gradients of experts alone
+    if step.op is StepOp.ROUTE and not _sends_to_adapters(step, lora):
         return replace(step, saves=tuple(v for v in step.saves if v != step.reads[0]))
     return step
+
+
+def _sends_to_adapters(route: LayerStep, lora: Lora) -> bool:
+    """Whether gradients of experts' adapters read again what it sends."""
+    assert route.op is StepOp.ROUTE
+    return any(name in (lora.targets or ()) for name in OF_SENT)
 
 
 def _with_adapters(step: LayerStep, lora: Lora, block: bool) -> LayerStep:
@@ -170,21 +190,24 @@ def _with_adapters(step: LayerStep, lora: Lora, block: bool) -> LayerStep:
     wanted = [
         matrix
         for matrix in _adaptable(step)
-        if block and (lora.targets is None or _module(matrix) in lora.targets)
+        if block and _wanted(matrix, lora)
     ]
     pairs = [_pair(matrix, lora.rank) for matrix in wanted]
     flat = (*(a for a, _ in pairs), *(b for _, b in pairs))
     return replace(step, adapters=flat, saves=step.saves if pairs else ())
 
 
+def _wanted(matrix: Parameter, lora: Lora) -> bool:
+    """Whether it has adapters: one that is named, or any that is not of experts."""
+    if lora.targets is None:
+        return not matrix.experts
+    return _module(matrix) in lora.targets
+
+
 def _adaptable(step: LayerStep) -> Iterator[Parameter]:
-    """The matrices that may have adapters: not experts', which have rows of some tokens alone."""
+    """The matrices that may have adapters."""
     matrices = (p for p in step.parameters if p.name.endswith(_WEIGHT))
-    return (
-        matrix
-        for matrix in matrices
-        if not matrix.experts and matrix.name not in (ROUTER, SHARED_GATE)
-    )
+    return (matrix for matrix in matrices if matrix.name not in (ROUTER, SHARED_GATE))
 
 
 def _module(matrix: Parameter) -> str:
@@ -198,11 +221,49 @@ def _pair(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
     by columns, its columns of A and all of B. So adapters need no further sum over ranks. Where
     each rank has the whole matrix, it has all of both.
     """
+    if matrix.experts:
+        return _pair_of_experts(matrix, rank)
     (rows, columns), module, split = matrix.matrix, _module(matrix), matrix.split
     down: Split = "columns" if split == "columns" else "replicated"
     up: Split = "rows" if split == "rows" else "replicated"
     first = Parameter(f"{module}.lora_A", (rank, columns), down, True)
     return first, Parameter(f"{module}.lora_B", (rows, rank), up, True, heads=matrix.heads)
+
+
+def _pair_of_experts(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
+    """Those of all experts' matrices, [f x experts, h], of which ranks have parts of f.
+
+    Row j x experts + e is row j of expert e's, or its column j: as of the matrix of the last
+    product, so of its A [f x experts, rank] and B [rank x experts, h].
+    """
+    module, each = _module(matrix), matrix.experts
+    narrow = (rank * each, matrix.shape[1]), "replicated"
+    wide = (matrix.shape[0], rank), "rows"
+    first, last = (wide, narrow) if module == RETURNING else (narrow, wide)
+    down, up = (
+        Parameter(f"{module}.lora_{side}", shape, split, True, experts=each)
+        for side, (shape, split) in (("A", first), ("B", last))
+    )
+    return down, up
+
+
+def inputs_of(adapter: Parameter) -> int:
+    """Columns of one A: of an expert's, where experts take turns in its rows."""
+    if adapter.experts and adapter.split == "rows":
+        return adapter.shape[0] // adapter.experts
+    return adapter.shape[1]
+
+
+def passed_count(model: ModelSpec, lora: Lora | None) -> int:
+    """Elements of the whole model's adapters that a token passes: those of its experts."""
+    kinds = {
+        kind: sum(
+            p.count * model.experts_per_token // p.experts if p.experts else p.count
+            for p in adapters(model, lora, kind)
+        )
+        for kind in model.kinds()
+    }
+    return sum(kinds[kind] for kind in model.layer_sequence())
 
 
 def check_lora(lora: Lora, model: ModelSpec) -> None:
@@ -214,7 +275,7 @@ def check_lora(lora: Lora, model: ModelSpec) -> None:
             f"of {model.name} have {', '.join(map(str, widths))}, which do not all divide by it; "
             "leave `frozen` out"
         )
-    known = targets_of(model)
+    known = possible_targets(model)
     if lora.targets is None:
         return
     if not lora.targets:
@@ -222,10 +283,10 @@ def check_lora(lora: Lora, model: ModelSpec) -> None:
     for target in lora.targets:
         if target not in known:
             hint = did_you_mean(target, known)
-            experts = "; experts and routers stay as they are" if model.experts else ""
+            routers = "; routers stay as they are" if model.experts else ""
             raise InputError(
                 f"lora.targets has {quoted(target)}, but blocks of {model.name} have no such "
-                f"product{hint}; they have {', '.join(known)}{experts}"
+                f"product{hint}; they have {', '.join(known)}{routers}"
             )
     if len(set(lora.targets)) < len(lora.targets):
         raise InputError("lora.targets names a product twice; name each once")

@@ -18,7 +18,7 @@ from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import stored_values, whole_values
 from bigplan.runtime.mixture import Mixture
 from bigplan.runtime.ways import Ways
-from bigplan.spec.lora import stored
+from bigplan.spec.lora import Lora, stored
 from bigplan.spec.step import Parameter
 
 
@@ -39,6 +39,24 @@ def plain_ways(scale: float, balance: float = 0.0) -> Ways:
 
     mixture = Mixture(balance=(lambda: balance) if balance else None)
     return Ways(linears, experts=mixture)
+
+
+def merged_experts(p: Mapping[str, Tensor], experts: int, lora: Lora) -> dict[str, Tensor]:
+    """Parameters of a block with experts' adapters added to their matrices, W + s B A each.
+
+    Row j of f is row j of experts' first matrices, and column j of their last.
+    """
+    found = dict(p)
+    for name in ("gate", "up", "down"):
+        pair = [found.pop(f"experts.{name}_proj.lora_{side}", None) for side in "AB"]
+        if pair[0] is None or pair[1] is None:
+            continue
+        narrow, wide = pair[::-1] if name == "down" else pair
+        weight = found[f"experts.{name}_proj.weight"]
+        of_rows = wide.reshape(-1, experts, lora.rank), narrow.reshape(lora.rank, experts, -1)
+        delta = torch.einsum("fer,reh->feh", *of_rows).reshape(weight.shape)
+        found[f"experts.{name}_proj.weight"] = weight + lora.scale * delta
+    return found
 
 
 @dataclass
@@ -125,7 +143,8 @@ class LoraLoop:
             }
             at = tables[model.attentions[number]]
             seen = model.seen_by(model.layer_sequence()[number + 1])
-            x = blocks.block({**self.frozen[number + 1], **own}, x, seen, at, ways)
+            p = merged_experts({**self.frozen[number + 1], **own}, seen.experts, lora)
+            x = blocks.block(p, x, seen, at, ways)
         head = self.frozen[-1]
         if model.tied_embeddings:
             head = {**head, "embed_tokens.weight": self.frozen[0]["embed_tokens.weight"]}

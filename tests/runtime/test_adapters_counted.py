@@ -22,7 +22,7 @@ from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.positions import Sharing, position_tables
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
-from bigplan.spec.lora import Lora, adapters, targets_of
+from bigplan.spec.lora import Lora, adapters, possible_targets
 from bigplan.spec.model import ModelSpec
 from tests.examples import examples
 from tests.runtime.neighbours import Neighbour, side_by_side
@@ -120,7 +120,7 @@ def _cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...]) -> _Case:
     model = model.seen_by(draw(st.sampled_from(model.layer_sequence()[1:-1])))
     tp = draw(st.sampled_from((1, 2, 4)))
     assume(splits_over_tensor_parallel(model, tp))
-    some = st.lists(st.sampled_from(targets_of(model)), min_size=1, unique=True)
+    some = st.lists(st.sampled_from(possible_targets(model)), min_size=1, unique=True)
     lora = Lora(rank=draw(st.sampled_from((1, 4))), targets=draw(st.none() | some.map(tuple)))
     return _Case(model, lora, tp, draw(st.sampled_from(dtypes)))
 
