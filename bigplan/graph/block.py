@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
-from bigplan.graph.activations import block_saved_bytes, score_bytes
 from bigplan.graph import expert_adapters
+from bigplan.graph.activations import block_saved_bytes, score_bytes
 from bigplan.graph.adapters import adapter_products, local_adapters
 from bigplan.graph.convolution import convolved
 from bigplan.graph.eight_bits import cast_bytes, casts

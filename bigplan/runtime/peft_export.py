@@ -11,7 +11,7 @@ its own columns alone. It gives the same, so nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +24,13 @@ from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
 from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.runtime.hf_export import DTYPES, joined, write_json, write_trained, written_whole
 from bigplan.runtime.manifest import Manifest
+from bigplan.runtime.peft_experts import exported, products
 from bigplan.spec.hf.peft import CONFIG, PREFIX, WEIGHTS, adapted_family
+from bigplan.spec.hf.peft_experts import MATRICES, expert_places
 from bigplan.spec.hf.weights import HfTensor, hf_tensors
-from bigplan.spec.lora import Lora, adapters, trained_count
+from bigplan.spec.layers import BLOCKS
+from bigplan.spec.lora import RETURNING, Lora, adapters, possible_targets, trained_count
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import full_name
 from bigplan.spec.step import Parameter
 
@@ -46,6 +50,10 @@ class _Adapters:
         model = manifest.model
         self._kinds = model.layer_sequence()
         self._names = {k: {p.name for p in adapters(model, self.lora, k)} for k in model.kinds()}
+
+    def has(self, target: str) -> bool:
+        """Whether some blocks have adapters of this product."""
+        return any(f"{target}.lora_A" in names for names in self._names.values())
 
     def of(self, layer: int, parameter: Parameter) -> tuple[Tensor, Tensor] | None:
         """A [rank, in] and B [out, rank] of a matrix of a layer, where it has some."""
@@ -74,7 +82,13 @@ def export_merged(found: FoundCheckpoint, folder: Path, precision: str) -> None:
             base = whole_values(first, sequence[layer], layer, parameter)
             base = base.to(DTYPES[training.precision]).float()
             pair = every.of(layer, parameter)
-            return base if pair is None else base.addmm_(pair[1], pair[0], alpha=every.lora.scale)
+            if pair is None:
+                return base
+            if parameter.experts:
+                ends = pair if parameter.name.startswith(RETURNING) else pair[::-1]
+                added = products(*ends, every.lora.rank, parameter.experts)
+                return base.add_(added, alpha=every.lora.scale)
+            return base.addmm_(pair[1], pair[0], alpha=every.lora.scale)
 
         write_trained(manifest, values, folder, DTYPES[precision])
 
@@ -87,11 +101,13 @@ def export_adapters(found: FoundCheckpoint, folder: Path, precision: str) -> Non
     """
     manifest, dtype = found.manifest, DTYPES[precision]
     model, training = manifest.model, manifest.training
-    tensors = hf_tensors(adapted_family(model, training.weights), model)
+    family = adapted_family(model, training.weights)
+    tensors = hf_tensors(family, model)
     nbytes = trained_count(model, training.lora) * dtype.itemsize
     with Reader(found.path, manifest) as reader, written_whole(folder, nbytes) as partial:
         every = _Adapters(reader, manifest)
         made = [one for tensor in tensors if (one := _module(tensor, every)) is not None]
+        made += _modules_of_experts(model, family, every)
         named = {f"{one.name}.{part}": value for one in made for part, value in one.parts(dtype)}
         modules = [tensor.name.removesuffix(_WEIGHT) for tensor in tensors]
         turned = any(one.transposed for one in made)
@@ -111,6 +127,8 @@ class _Module(NamedTuple):
     down: Tensor
     up: Tensor
     transposed: bool  # the module's weight is [in, out]
+    rank: int
+    parameter: str = ""  # of a module of experts, whose tensors `module` names
 
     @property
     def name(self) -> str:
@@ -124,7 +142,12 @@ class _Module(NamedTuple):
 
 
 def _module(tensor: HfTensor, every: _Adapters) -> _Module | None:
-    """The adapter of a tensor of the model's files, where one of its matrices has one."""
+    """The adapter of a tensor of the model's files, where one of its matrices has one.
+
+    Not of experts: their adapters are not of one of them each.
+    """
+    if tensor.pieces[0].parameter.experts:
+        return None
     pairs = [every.of(piece.layer, piece.parameter) for piece in tensor.pieces]
     downs = [pair[0] for pair in pairs if pair is not None]
     if not downs:
@@ -140,18 +163,40 @@ def _module(tensor: HfTensor, every: _Adapters) -> _Module | None:
     if tensor.transposed:  # of which `joined` makes [in, out]
         up = up.T
     module = tensor.name.removesuffix(_WEIGHT)
-    return _Module(module, torch.cat(downs), up, tensor.transposed)
+    return _Module(module, torch.cat(downs), up, tensor.transposed, rank * len(downs))
+
+
+def _modules_of_experts(model: ModelSpec, family: str, every: _Adapters) -> Iterator[_Module]:
+    """Those of each layer's experts, by the parameters that transformers 5 has."""
+    rank = every.lora.rank
+    chosen = {p: [t for t in targets if every.has(t)] for p, targets in MATRICES.items()}
+    nested = all(chosen.values())
+    for layer, kind in enumerate(model.layer_sequence()):
+        if kind not in BLOCKS or RETURNING not in possible_targets(model, [kind]):
+            continue
+        places = {p.target: p for p in expert_places(family, model, layer, nested=nested)}
+        for parameter, targets in chosen.items():
+            pairs, width = {}, rank * len(targets)
+            for number, target in enumerate(targets):
+                place = places[target]._replace(width=width, first=number * rank)
+                pair = every.of(layer, place.matrix)
+                assert pair is not None, target
+                pairs[place] = pair
+            if pairs:
+                down, up = exported(pairs, rank)
+                yield _Module(places[targets[0]].module, down, up, False, width, parameter)
 
 
 def _config(
     lora: Lora, made: Iterable[_Module], modules: Iterable[str], *, with_experts: bool
 ) -> dict[str, Any]:
     """adapter_config.json: every key that says what the tensors are."""
-    ends = _ends([one.module for one in made], modules)
+    ends = _ends([one.module for one in made if not one.parameter], modules)
     targets = {end: end for end in ends.values()}
     if with_experts:
         targets = {end: f"{end}.weight" if end.endswith(OF_MLPS) else end for end in targets}
-    ranks = {targets[ends[one.module]]: len(one.down) for one in made}
+    of_experts = {one.parameter: f"experts.{one.parameter}" for one in made if one.parameter}
+    ranks = {of_experts.get(one.parameter) or targets[ends[one.module]]: one.rank for one in made}
     wider = {target: rank for target, rank in ranks.items() if rank != lora.rank}
     power = 0.5 if lora.rank_stabilised else 1.0
     config = {
@@ -168,7 +213,8 @@ def _config(
         "inference_mode": True,
         "modules_to_save": None,
     }
-    parameters = sorted(target for end, target in targets.items() if end != target)
+    parameters = [target for end, target in targets.items() if end != target]
+    parameters = sorted((*parameters, *of_experts.values()))
     return config | ({"target_parameters": parameters} if parameters else {})
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import sqrt
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -187,11 +187,7 @@ def _sends_to_adapters(route: LayerStep, lora: Lora) -> bool:
 
 def _with_adapters(step: LayerStep, lora: Lora, block: bool) -> LayerStep:
     """A product with its adapters: all A, then all B, so that one product with all A is enough."""
-    wanted = [
-        matrix
-        for matrix in _adaptable(step)
-        if block and _wanted(matrix, lora)
-    ]
+    wanted = [matrix for matrix in _adaptable(step) if block and _wanted(matrix, lora)]
     pairs = [_pair(matrix, lora.rank) for matrix in wanted]
     flat = (*(a for a, _ in pairs), *(b for _, b in pairs))
     return replace(step, adapters=flat, saves=step.saves if pairs else ())
@@ -237,14 +233,14 @@ def _pair_of_experts(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter
     product, so of its A [f x experts, rank] and B [rank x experts, h].
     """
     module, each = _module(matrix), matrix.experts
-    narrow = (rank * each, matrix.shape[1]), "replicated"
-    wide = (matrix.shape[0], rank), "rows"
-    first, last = (wide, narrow) if module == RETURNING else (narrow, wide)
-    down, up = (
-        Parameter(f"{module}.lora_{side}", shape, split, True, experts=each)
-        for side, (shape, split) in (("A", first), ("B", last))
-    )
-    return down, up
+    narrow, wide = (rank * each, matrix.shape[1]), (matrix.shape[0], rank)
+    returns = module == RETURNING
+
+    def one(side: str, *, split: bool) -> Parameter:
+        shape, by = (wide, "rows") if split else (narrow, "replicated")
+        return Parameter(f"{module}.lora_{side}", shape, cast(Split, by), True, experts=each)
+
+    return one("A", split=returns), one("B", split=not returns)
 
 
 def inputs_of(adapter: Parameter) -> int:

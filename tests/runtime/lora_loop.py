@@ -48,10 +48,10 @@ def merged_experts(p: Mapping[str, Tensor], experts: int, lora: Lora) -> dict[st
     """
     found = dict(p)
     for name in ("gate", "up", "down"):
-        pair = [found.pop(f"experts.{name}_proj.lora_{side}", None) for side in "AB"]
-        if pair[0] is None or pair[1] is None:
+        pair = [f"experts.{name}_proj.lora_{side}" for side in "AB"]
+        if pair[0] not in found:
             continue
-        narrow, wide = pair[::-1] if name == "down" else pair
+        narrow, wide = (found.pop(one) for one in (pair[::-1] if name == "down" else pair))
         weight = found[f"experts.{name}_proj.weight"]
         of_rows = wide.reshape(-1, experts, lora.rank), narrow.reshape(lora.rank, experts, -1)
         delta = torch.einsum("fer,reh->feh", *of_rows).reshape(weight.shape)

@@ -20,12 +20,13 @@ from bigplan.plan import Plan
 from bigplan.rectangle import Rectangle
 from bigplan.runtime.weights import stage_adapters
 from bigplan.runtime.worker import NativeWorker
+from bigplan.spec.lora import possible_targets
 from bigplan.spec.model import ModelSpec
 from tests.runtime.checkpoints import running
 from tests.runtime.harness import context_of
 from tests.runtime.plans import plan_of, tiny_model, tiny_training
 
-LORA = {"rank": 4, "alpha": 8.0}
+LORA: dict[str, object] = {"rank": 4, "alpha": 8.0}
 # On unlike nodes: one has three of the four sequences of a step.
 UNLIKE = (Replicas(number=1, micro_batch=3), Replicas(number=1, micro_batch=1))
 STEPS, SAVED_AFTER = 3, 1
@@ -105,7 +106,8 @@ def plans(ranks: int, *, clip_norm: float | None) -> dict[str, Plan]:
         recompute = ways[number % len(ways)]
         several = SEVERAL_KINDS if ranks == 4 else {}
         model = tiny_model(layers=4, tied_embeddings=ranks == 4, **several)
-        training = tiny_training(4, clip_norm=clip_norm, lora=LORA)
+        every = {"targets": possible_targets(model)} if several else {}
+        training = tiny_training(4, clip_norm=clip_norm, lora=LORA | every)
         placement = _placement(model, strategy, tier, recompute)
         found[name] = plan_of(model, training, strategy, placement)
     return found

@@ -120,6 +120,7 @@ def _logits(model: Any) -> Tensor:
     return found
 
 
+EXPERTS = [f"experts.{name}_proj" for name in ("gate", "up", "down")]
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-stabilised": {"rank_stabilised": True, "targets": ["q_proj", "down_proj"]},
@@ -131,13 +132,37 @@ CASES: dict[str, dict[str, Any]] = {
     "mixtral": {},  # of attention alone
     "qwen3-moe": {"targets": ["k_proj", "o_proj"]},
     "glm4-moe": {},  # its first block is dense, and others have shared experts
+    "qwen3-moe-experts": {"targets": [*EXPERTS, "q_proj"]},
+    "gpt-oss-experts": {"targets": EXPERTS},  # gate and up take turns in columns of one parameter
     "lfm2-moe": {},  # what a convolution reads is one module
     "qwen3-next": {},  # what a delta rule reads is two, and a gate is part of a third
 }
 
 
 def _model(case: str) -> str:
-    return case.removesuffix("-stabilised").removesuffix("-some")
+    return case.removesuffix("-stabilised").removesuffix("-some").removesuffix("-experts")
+
+
+OF_EXPERTS = ("experts.down_proj", "experts.gate_up_proj")
+
+
+def _add_of_experts(
+    modules: dict[str, Any], module: str, config: dict[str, Any], pair: tuple[Tensor, Tensor]
+) -> None:
+    """Each expert's, of which peft has rows of A together, and columns of B in turns.
+
+    The parameter that it wraps first is called base_layer in the name of the tensors.
+    """
+    assert config["target_parameters"] == [*OF_EXPERTS]
+    name = OF_EXPERTS[module.endswith(".base_layer")]
+    rank = config["rank_pattern"].get(name, config["r"])
+    alpha = config["alpha_pattern"].get(name, config["lora_alpha"])
+    parameter = getattr(modules[module.removesuffix(".base_layer")], name.removeprefix("experts."))
+    a, b = pair
+    a, b = a.view(len(parameter), rank, -1), b.view(-1, rank, len(parameter))
+    delta = alpha / rank * torch.einsum("ore,eri->eoi", b, a)
+    with torch.no_grad():
+        parameter += delta if delta.shape == parameter.shape else delta.mT
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -159,6 +184,10 @@ def test_adapters_and_the_merged_model_give_the_same(case: str, tmp_path: Path) 
     told = [*config["target_modules"], *config.get("target_parameters", ())]
     for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
         module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        if ".experts" in module:
+            pair = tensors[name], tensors[name.replace("lora_A", "lora_B")]
+            _add_of_experts(modules, module, config, pair)
+            continue
         end = next(e for e in told if f".{module}".endswith(f".{e.removesuffix('.weight')}"))
         rank = config["rank_pattern"].get(end, config["r"])
         alpha = config["alpha_pattern"].get(end, config["lora_alpha"])
@@ -169,7 +198,7 @@ def test_adapters_and_the_merged_model_give_the_same(case: str, tmp_path: Path) 
         with torch.no_grad():
             modules[module].weight += delta.T if config["fan_in_fan_out"] else delta
         adapted.add(module)
-    ends = tuple(f".{end.removesuffix('.weight')}" for end in told)
+    ends = tuple(f".{end.removesuffix('.weight')}" for end in told if end not in OF_EXPERTS)
     assert adapted == {name for name in modules if f".{name}".endswith(ends)}
     most = merged.abs().max()
     assert (_logits(theirs) - merged).abs().max() < CLOSE * most
