@@ -75,18 +75,16 @@ def forward(shape: RankShape, step: LayerStep, name: str) -> Iterator[Operator]:
 def backward(shape: RankShape, step: LayerStep, name: str) -> Iterator[Operator]:
     """X A^T again, for the gradient by B; the gradient by it, for those by A and by x.
 
-    The last product has the gradient by it made twice: before its activation's backward and after.
+    The gradient by it is made for each of these two.
     """
     sizes = _Sizes(shape, step, name)
-    twice = 1 if _enters(step) else 2
     yield sizes.product("A", sizes.rank, sizes.read)
-    for _ in range(twice):
+    for _ in range(2):
         yield sizes.product("B by input", sizes.rank, sizes.given)
     yield sizes.by_weight("B by weight", sizes.given, sizes.rank)
     yield sizes.product("A by input", sizes.read, sizes.rank)
     yield sizes.by_weight("A by weight", sizes.rank, sizes.read)
-    narrow = 2 * (1 + twice) * sizes.rank
-    yield sizes.stream(narrow + 3 * sizes.read, launches=2 + twice)
+    yield sizes.stream(6 * sizes.rank + 3 * sizes.read, launches=4)
 
 
 def _enters(step: LayerStep) -> bool:

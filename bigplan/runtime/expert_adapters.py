@@ -3,7 +3,8 @@
 An expert's rows [rows, in] pass its own A and B, by grouped products as those of the experts
 (experts.py). Where f is what tensor-parallel ranks split, the A of what leads into the experts and
 the B of what leads back are [rank x experts, h], and the others [f x experts, rank]. What A gives
-is made again in the backward, and gradients go to sums, as in adapters.py.
+is made again in the backward, and gradients go to sums, as in adapters.py. So is what B gives the
+gradient by it, for the gradients by rows and by A: these rows are copied in between.
 """
 
 from __future__ import annotations
@@ -60,24 +61,23 @@ class ExpertAdapters(NamedTuple):
         narrow = self._narrow(rows, ends)
         output.add_(experts.grouped(narrow, factor(self.up, len(ends)), ends))
 
-    def by_narrow(self, by_output: Tensor, ends: Tensor) -> Tensor:
+    def _by_narrow(self, by_output: Tensor, ends: Tensor) -> Tensor:
         """S dy B [rows, rank], of the gradient [rows, out] by the product's output."""
         factor = experts.entering if self._returns else experts.leaving
         return experts.grouped(by_output, factor(self.up, len(ends)), ends).mul_(self.scale)
 
-    def add_by_input(self, total: Tensor, by_narrow: Tensor, ends: Tensor) -> None:
+    def add_by_input(self, total: Tensor, by_output: Tensor, ends: Tensor) -> None:
         """Add to the gradient [rows, in] by the product's input, in place."""
         factor = experts.entering if self._returns else experts.leaving
+        by_narrow = self._by_narrow(by_output, ends)
         total.add_(experts.grouped(by_narrow, factor(self.down, len(ends)), ends))
 
-    def add_gradients(
-        self, by_output: Tensor, by_narrow: Tensor, rows: Tensor, ends: Tensor, by: Put
-    ) -> None:
+    def add_gradients(self, by_output: Tensor, rows: Tensor, ends: Tensor, by: Put) -> None:
         """Add every A's and B's gradients to their sums; `rows`: the product's input."""
         if self.sums is None:
             return
-        narrow = self._narrow(rows, ends)
-        of_up, of_down = (by_output, narrow), (by_narrow, rows)
+        of_up = by_output, self._narrow(rows, ends)
+        of_down = self._by_narrow(by_output, ends), rows
         if self._returns:
             of_up, of_down = of_up[::-1], of_down[::-1]
         self.sums.add_grouped(f"{self.name}.lora_B", of_up, ends, by)

@@ -10,7 +10,7 @@ are saved, too, because it takes an exchange to have them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -221,7 +221,9 @@ class _Routed(Function):
         by_gate, by_up, by_weights, by_own, *_ = gradients
         rows = experts.grouped(by_gate, experts.leaving(mixture.open(gate), len(ends)), ends)
         beside = experts.grouped(by_up, experts.leaving(mixture.open(up), len(ends)), ends)
-        narrow = _add_by_input(adapters, (by_gate, by_up), (rows, beside), ends)
+        for own, by_output, total in zip(adapters, (by_gate, by_up), (rows, beside), strict=True):
+            if own is not None:
+                own.add_by_input(total, by_output, ends)
         by_input = dispatch.combined(mixture.rows, rows, places, beside)
         del rows, beside
         by_token = dispatch.returned(by_weights, places)
@@ -246,10 +248,10 @@ class _Routed(Function):
             return None, None, summed().view(ctx.shape), *[None] * 7
         whole = again().flatten(0, -2)
         if mixture.frozen:
-            came = sent(dispatch, mixture.rows, whole, *places)
-            for own, by_output, one in zip(adapters, (by_gate, by_up), narrow, strict=True):
-                if own is not None and one is not None:
-                    own.add_gradients(by_output, one, came, ends, mixture.rows.put)
+            rows = sent(dispatch, mixture.rows, whole, *places)
+            for own, by_output in zip(adapters, (by_gate, by_up), strict=True):
+                if own is not None:
+                    own.add_gradients(by_output, rows, ends, mixture.rows.put)
             return None, None, summed().view(ctx.shape), *[None] * 7
         by_router = _by_router(mixture.sums, by_scores, whole)
         if kept is None:
@@ -260,18 +262,6 @@ class _Routed(Function):
             named = (GATE_BIAS, by_gate), (UP_BIAS, by_up)
             by_biases[1:] = [_by_matrix(mixture.sums, name, one, vectors) for name, one in named]
         return None, None, summed().view(ctx.shape), None, by_router, *by_matrices, *by_biases
-
-
-def _add_by_input(
-    adapters: Entering, by_outputs: Sequence[Tensor], totals: Sequence[Tensor], ends: Tensor
-) -> list[Tensor | None]:
-    """Add what adapters give to the gradients by rows; the gradients by what every A gives."""
-    found: list[Tensor | None] = []
-    for own, by_output, total in zip(adapters, by_outputs, totals, strict=True):
-        found.append(None if own is None else own.by_narrow(by_output, ends))
-        if own is not None and found[-1] is not None:
-            own.add_by_input(total, found[-1], ends)
-    return found
 
 
 def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:
@@ -376,8 +366,7 @@ def _by_adapters(passed: _Sent, factors: tuple[Tensor, Tensor], ends: Tensor) ->
     """Add the gradients of the last product's adapters, of its input and of its rows' gradient."""
     if passed.adapters is not None:
         inner, rows = factors
-        narrow = passed.adapters.by_narrow(rows, ends)
-        passed.adapters.add_gradients(rows, narrow, inner, ends, passed.mixture.rows.put)
+        passed.adapters.add_gradients(rows, inner, ends, passed.mixture.rows.put)
 
 
 class _Last(NamedTuple):
@@ -421,7 +410,7 @@ def _returned(
     rows = sent(dispatch, mixture.rows, dispatch.came(mixture.rows, gathered)(), *places)
     by_inner = experts.grouped(rows, experts.entering(mixture.open(last.down), len(ends)), ends)
     if adapters is not None:
-        adapters.add_by_input(by_inner, adapters.by_narrow(rows, ends), ends)
+        adapters.add_by_input(by_inner, rows, ends)
     if last.bias is None:
         return rows, by_inner, ends, (None, None)
     by_weights = expert_biases.by_row(places, gathered @ last.bias, mixture.ranks)

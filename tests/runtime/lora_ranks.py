@@ -108,12 +108,12 @@ def plans(ranks: int, *, clip_norm: float | None) -> dict[str, Plan]:
         model = tiny_model(layers=4, tied_embeddings=ranks == 4, **several)
         every = {"targets": possible_targets(model)} if several else {}
         training = tiny_training(4, clip_norm=clip_norm, lora=LORA | every)
-        placement = _placement(model, strategy, tier, recompute)
+        placement = alike(model, strategy, tier, recompute)
         found[name] = plan_of(model, training, strategy, placement)
     return found
 
 
-def _placement(model: ModelSpec, strategy: Strategy, tier: Tier, recompute: Recompute) -> Placement:
+def alike(model: ModelSpec, strategy: Strategy, tier: Tier, recompute: Recompute) -> Placement:
     """Every kind of block at this tier and recomputed so."""
     blocks, stages = (
         iter(model.layer_sequence()[1:-1]),
