@@ -12,6 +12,7 @@ from bigplan.spec.lora import (
     Lora,
     adapted_steps,
     adapters,
+    passed_count,
     stored,
     targets_of,
     trained,
@@ -93,7 +94,7 @@ def test_what_does_not_go_with_adapters() -> None:
             resolve(TrainingRequest.model_validate({"lora": {"rank": 8}, **key}), LLAMA)
 
 
-def test_experts_and_routers_stay_as_they_are() -> None:
+def test_experts_stay_as_they_are_unless_they_are_named() -> None:
     """Of a mixture attention alone has adapters, and nothing is kept for gradients of experts."""
     model = find_model("qwen3-30b-a3b")
     assert targets_of(model) == ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -107,7 +108,7 @@ def test_experts_and_routers_stay_as_they_are() -> None:
     saved = {v.name for s in adapted_steps(model, "block", Lora(rank=8)) for v in s.saves}
     assert {"gate", "up", "router scores"} <= saved
     assert not {"mlp input", "inner"} & saved
-    with pytest.raises(InputError, match=r"no such product.*experts and routers stay"):
+    with pytest.raises(InputError, match=r"no such product.*routers stay"):
         _resolved(Lora(rank=8, targets=("gate_proj",)), model)
     packed = Lora(rank=8, frozen="nf4")
     before, after = (
@@ -116,6 +117,25 @@ def test_experts_and_routers_stay_as_they_are() -> None:
     changed = {name for name, count in after.items() if count < before[name]}
     experts = {f"experts.{name}_proj.weight" for name in ("gate", "up", "down")}
     assert changed == experts | {f"{name}_proj.weight" for name in "qkvo"}
+
+
+def test_experts_have_an_adapter_each() -> None:
+    model = find_model("qwen3-30b-a3b")
+    lora = Lora(rank=8, targets=("experts.up_proj", "experts.down_proj"))
+    each = 8 * (model.hidden + model.ffn)
+    assert trained_count(model, lora) == model.layers * model.experts * 2 * each
+    assert passed_count(model, lora) == model.layers * model.experts_per_token * 2 * each
+    found = {p.name: p for p in adapters(model, lora)}
+    # Of two ranks each has all that reads or gives hidden states, and half of the rest.
+    whole, half = (8, model.experts * model.hidden), (model.ffn // 2, model.experts * 8)
+    for name, shape in (("up_proj.lora_A", whole), ("up_proj.lora_B", half)):
+        assert found[f"experts.{name}"].local(2) == shape
+    for name, shape in (("down_proj.lora_A", half), ("down_proj.lora_B", whole)):
+        assert found[f"experts.{name}"].local(2) == shape
+    saved = {v.name for s in adapted_steps(model, "block", lora) for v in s.saves}
+    assert {"mlp input", "inner"} <= saved
+    last = Lora(rank=8, targets=("experts.down_proj",))
+    assert "mlp input" not in {v.name for s in adapted_steps(model, "block", last) for v in s.saves}
 
 
 def test_a_shared_experts_gate_and_a_routers_bias_are_not_packed() -> None:
