@@ -130,7 +130,6 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt-neox": {},  # and head by head
     "glm4": {},  # rows of queries and keys are in another order
     "mixtral": {},  # of attention alone
-    "qwen3-moe": {"targets": ["k_proj", "o_proj"]},
     "glm4-moe": {},  # its first block is dense, and others have shared experts
     "qwen3-moe-experts": {"targets": [*EXPERTS, "q_proj"]},
     "gpt-oss-experts": {"targets": EXPERTS},  # gate and up take turns in columns of one parameter
