@@ -119,7 +119,7 @@ def test_one_adapter_of_a_fused_module_is_one_of_each_of_its_matrices(tmp_path: 
     ],
 )
 def test_what_peft_writes_is_what_training_starts_from(
-    case: str, targets: object, tmp_path: Path
+    case: str, targets: Any, tmp_path: Path
 ) -> None:
     peft = pytest.importorskip("peft")
     _, plan = lora_plan(tmp_path / "in", case)
