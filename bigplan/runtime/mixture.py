@@ -242,7 +242,7 @@ class _Routed(Function):
             return [_by_experts(mixture, name, pair, ends) for name, pair in factors]
 
         # What other ranks' experts give comes beside these products.
-        by_matrices = [None, None] if kept is None else by_factors(kept)
+        by_matrices = [None, None] if kept is None or mixture.frozen else by_factors(kept)
         summed = mixture.ranks.sum(by_input().addmm_(by_scores, router))
         if again is None:
             return None, None, summed().view(ctx.shape), *[None] * 7

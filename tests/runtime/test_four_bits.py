@@ -136,6 +136,10 @@ def test_ranks_train_as_one_does(
         )
         for name in ("dp2-zero3", "tp2", "pp2-vpp2")
     }
+    if model:
+        first = every["dp2-zero3"]
+        spread = first.strategy.model_copy(update={"ep": 2})
+        every["dp2-ep2-zero3"] = first.model_copy(update={"strategy": spread})
     (tmp_path / "plans").write_bytes(pickle.dumps(every))
     start(lora_ranks.run_rank, tmp_path, 2)
     loop = LoraLoop(next(iter(every.values())))
