@@ -155,7 +155,9 @@ class KeptActivations:
             whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
             for name, output in zip(names, outputs, strict=True):
                 factors = (p[f"{name}.weight"], p.get(f"{name}.bias"))
-                again = partial(adapted_linear, products.adapters(p, (name,)), products.matrices)
+                again = partial(
+                    adapted_linear, products.adapters(p, (name,)), products.matrices_of(name)
+                )
                 self.forget(output, again, whole, *(t for t in factors if t is not None))
             return outputs
 

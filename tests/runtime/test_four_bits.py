@@ -44,6 +44,7 @@ EXPERTS: dict[str, object] = {"ffn": 64, "experts": 4, "experts_per_token": 2}
 SEVERAL_KINDS = EXPERTS | {
     "router_loss": 0.0,
     "shared_ffn": 64,
+    "shared_gate": True,
     "dense_blocks": 1,
     "dense_ffn": 128,
     "delta_rule": {"key_heads": 4, "key_dim": 4, "value_heads": 16, "value_dim": 16},
