@@ -9,7 +9,7 @@ from math import prod
 
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.gpu import Gpu
-from bigplan.spec.lora import trained
+from bigplan.spec.lora import expert_targets, trained
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.moments import sharing_scales
 from bigplan.spec.training import Training
@@ -125,9 +125,10 @@ def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, obj
     ep = int(str(fixed.get("ep", 1)))
     if ep == 1 or (why := expert_parallel_refusal(ep, model, "native")):
         return None if ep == 1 else why
-    if training.lora is not None:
+    if targets := expert_targets(training.lora):
         return (
-            f"ep {ep}: frozen experts are not spread over ranks; leave ep out, ZeRO 3 shards them"
+            f"ep {ep}: adapters on experts ({', '.join(targets)}) are not spread over ranks; leave "
+            "ep out, or leave them out of lora.targets"
         )
     if fixed.get("replicas"):
         return f"ep {ep}: unlike nodes with unequal micro-batches spread no experts; use ep 1"

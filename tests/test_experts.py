@@ -141,11 +141,14 @@ def test_what_does_not_go_with_spread_experts_is_refused(
         spread(**settings)
 
 
-def test_frozen_experts_are_not_spread() -> None:
-    training = TRAINING.model_copy(update={"lora": Lora(rank=4)})
-    asked = Request(ROUTED, training, find_cluster("hgx-h200"), {"ep": 2}, engine="native")
-    with pytest.raises(RefusedError, match="frozen experts are not spread"):
-        make_plan(asked)
+def test_frozen_experts_are_spread_without_adapters_of_theirs() -> None:
+    def asked(*targets: str) -> Request:
+        training = TRAINING.model_copy(update={"lora": Lora(rank=4, targets=targets)})
+        return Request(ROUTED, training, find_cluster("hgx-h200"), {"ep": 2}, engine="native")
+
+    assert make_plan(asked("q_proj")).strategy.ep == 2
+    with pytest.raises(RefusedError, match=r"adapters on experts .* are not spread"):
+        make_plan(asked("q_proj", "experts.up_proj"))
 
 
 def test_a_plan_file_with_a_split_that_spreads_no_experts_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from bigplan.graph import expert_adapters
 from bigplan.graph.graph import Tensor
 from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape, local_tensor
@@ -46,6 +47,9 @@ def _matrices(shape: RankShape, step: LayerStep) -> tuple[Tensor, Counter[tuple[
 
 def _forward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
     """X A^T, scaled; of each B its product with that, added to what the frozen product gives."""
+    if step.adapters[0].experts:
+        yield from expert_adapters.forward(shape, step, adapters_of(step.name))
+        return
     name, tokens, (down, ups) = (
         adapters_of(step.name),
         shape.tokens_of(step),
@@ -60,6 +64,9 @@ def _forward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
 
 def _backward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
     """X A^T again, for the gradient by B; the gradient by it, for those by A and by x."""
+    if step.adapters[0].experts:
+        yield from expert_adapters.backward(shape, step, adapters_of(step.name))
+        return
     name, tokens, (down, ups) = (
         adapters_of(step.name),
         shape.tokens_of(step),

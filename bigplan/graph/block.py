@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
+from bigplan.graph import expert_adapters
 from bigplan.graph.activations import block_saved_bytes, score_bytes
 from bigplan.graph.adapters import adapter_products, local_adapters
 from bigplan.graph.convolution import convolved
@@ -157,6 +158,7 @@ def _forward_workspace(shape: RankShape) -> int:
         + vector_bytes(shape)
         + unpacked_bytes(shape)
         + cast_bytes(shape)[0]
+        + expert_adapters.forward_bytes(shape)
     )
 
 
@@ -305,7 +307,7 @@ def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     """
     *others, up, _ = shape.steps(StepOp.PRODUCT)
     again, name = mixing(shape).into(shape, "again"), "mlp input again"
-    if up.saves or (shape.model.experts and not shape.frozen):
+    if up.saves or (shape.model.experts and (up.adapters or not shape.frozen)):
         again = (*again, *into_mlp(shape, name))
     elif any(step.saves for step in others if step.name == SHARED_UP):
         again = (*again, *into_shared(shape, name))
@@ -326,7 +328,8 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     """
     hidden, inner, gathered = shape.model.hidden, inner_bytes(shape), shape.gathered
     if shape.model.experts:
-        inside = max(backward_workspace(shape, tensors), shared_workspace(shape))
+        of_experts = backward_workspace(shape, tensors) + expert_adapters.backward_bytes(shape)
+        inside = max(of_experts, shared_workspace(shape))
     else:
         # Torch's operators make silu(gate) a separate tensor beside both gradients.
         plain = shape.fused and not shape.generated and shape.model.gated

@@ -23,7 +23,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import LOOKED_UP_ROWS
 from bigplan.spec.layers import BLOCKS
-from bigplan.spec.lora import trained_count
+from bigplan.spec.lora import passed_count
 from bigplan.spec.mixers import ATTENTION, DELTA_RULE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import StepOp
@@ -144,7 +144,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
         + model.vocab * model.hidden
     )
     each = 6.0 if training.lora is None else 4.0
-    adapted = trained_count(model, training.lora) if training.lora else 0
+    adapted = passed_count(model, training.lora)
     length = training.attended_length
     rows = sum(
         doubled_reach(length, one.window)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bigplan.graph.operators import Stream
-from bigplan.graph.shape import RankShape, local_tensor
+from bigplan.graph.shape import RankShape, held_tensor
 from bigplan.spec.four_bits import is_packed, packed_columns
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 
@@ -33,7 +33,7 @@ def unpacking(shape: RankShape, products: Iterable[LayerStep]) -> tuple[Stream, 
 def _unpacked(shape: RankShape, step: LayerStep) -> Stream:
     nbytes = 0
     for matrix in _matrices(step):
-        local = local_tensor(matrix, shape.tp)
+        local = held_tensor(shape, matrix)
         columns = local.columns + packed_columns(local.columns, shape.element)
         nbytes += shape.element * local.rows * columns
     launches = len(_matrices(step))
@@ -45,5 +45,5 @@ def unpacked_bytes(shape: RankShape) -> int:
     if not _packed(shape):
         return 0
     steps = shape.steps(StepOp.PRODUCT)
-    largest = max(local_tensor(m, shape.tp).elements for step in steps for m in _matrices(step))
+    largest = max(held_tensor(shape, m).elements for step in steps for m in _matrices(step))
     return largest * (shape.element + (0 if shape.generated else EAGER_BYTES))

@@ -196,6 +196,13 @@ def _some_experts(parameter: Parameter, tp: int, ep: int) -> Tensor:
     return Tensor(parameter.name, *parameter.local(tp, ep), experts=parameter.experts // ep)
 
 
+def held_tensor(shape: RankShape, parameter: Parameter) -> Tensor:
+    """A parameter as one rank stores it, also where ranks have some of the experts each."""
+    if parameter.experts and (shape.dispatched or shape.spreads_experts):
+        return _some_experts(parameter, 1 if shape.dispatched else shape.tp, shape.strategy.ep)
+    return local_tensor(parameter, shape.tp)
+
+
 def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
     """All parameters of a kind of layer as one rank stores them, ordered by how many hold them.
 
@@ -203,12 +210,8 @@ def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
     flat layer. Experts that ranks share out come first, because fewer ranks have the same ones than
     have the rest.
     """
-    tensors = (
-        _some_experts(parameter, 1 if shape.dispatched else shape.tp, shape.strategy.ep)
-        if parameter.experts and (shape.dispatched or shape.spreads_experts)
-        else local_tensor(parameter, shape.tp)
-        for parameter in stored(shape.model, kind, shape.training.lora, shape.element)
-    )
+    every = stored(shape.model, kind, shape.training.lora, shape.element)
+    tensors = (held_tensor(shape, parameter) for parameter in every)
     first = shape.spreads_experts
     return tuple(sorted(tensors, key=lambda one: (one.holders, first and not one.experts)))
 

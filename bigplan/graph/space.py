@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bigplan.graph.strategy import WIDEST_CUT, Cut, Strategy
 from bigplan.spec.layers import BLOCK
-from bigplan.spec.lora import packs
+from bigplan.spec.lora import expert_targets, packs
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.moments import sharing_scales
 from bigplan.spec.training import Training
@@ -81,7 +81,7 @@ class Space:
         """
         each = self.gpus_per_node // tp
         for ep in self._tried("ep", divisors(shards)) if self.spreads else (1,):
-            trained = ep == 1 or self.training.lora is None
+            trained = ep == 1 or not expert_targets(self.training.lora)
             placed = "ep" in self.fixed or each % ep == 0 or ep % each == 0
             whole = shards % ep == 0 and spreads_experts(
                 self.model, self.training, (shards, tp), ep

@@ -18,6 +18,7 @@ from bigplan.graph.build import build_graph
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.spec.experiment import LaunchSpec
+from bigplan.spec.lora import trained_count
 from bigplan.units import format_bytes
 
 FOLDER = "checkpoints"
@@ -101,13 +102,13 @@ class Pace:
 def checkpoint_bytes(plan: Plan) -> int:
     """Bytes of one checkpoint: 12 a parameter with AdamW in fp32 (weights and two moments).
 
-    With Muon they are 8 for matrices, which have one.
+    Of adapters theirs alone. With Muon they are 8 for matrices, which have one.
     """
     graph = build_graph(plan.model, plan.training, plan.strategy)
     sizes = graph.sizes
     each = sizes.stored if sizes.master else sizes.parameter + sizes.stored
     seconds = sizes.second * sum(graph.kinds[name].others for name in graph.layers)
-    return round(plan.model.parameter_count * each) + seconds
+    return round(trained_count(plan.model, plan.training.lora) * each) + seconds
 
 
 def more_at_once(run: Path, plan: Plan, how: LaunchSpec) -> int:

@@ -14,6 +14,7 @@ from bigplan.placement import IN_CHUNKS, LayerPlacement, Share, Tier
 from bigplan.program import Program
 from bigplan.ranks import Coordinates
 from bigplan.runtime.pieces import LayerRows, Owner
+from bigplan.spec.layers import BLOCK, BLOCKS
 from bigplan.spec.lora import Lora, adapters
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import ParameterRule, full_name, rules
@@ -28,7 +29,7 @@ def adapter_kind(graph: Graph, program: Program) -> LayerKind:
     found = graph.adapters(program.layers).tensors
     return LayerKind(
         name=NAME,
-        tensors=tuple(replace(t, name=full_name("block", layer, t.name)) for layer, t in found),
+        tensors=tuple(replace(t, name=full_name(BLOCK, layer, t.name)) for layer, t in found),
         forward=(),
         backward=(),
         saved=0,
@@ -45,10 +46,9 @@ def adapter_parameters(
     """The adapters of these layers as the model describes them, by their names in the model."""
     sequence = model.layer_sequence()
     return tuple(
-        replace(parameter, name=full_name("block", layer, parameter.name))
+        replace(parameter, name=full_name(BLOCK, layer, parameter.name))
         for layer in layers
-        if sequence[layer] == "block"
-        for parameter in adapters(model, lora)
+        for parameter in adapters(model, lora, sequence[layer])
     )
 
 
@@ -67,8 +67,8 @@ def adapter_rules(
     """Weight decay and rate factor of each, by its name in the model."""
     sequence = model.layer_sequence()
     return {
-        full_name("block", layer, name): rule
+        full_name(BLOCK, layer, name): rule
         for layer in layers
-        if sequence[layer] == "block"
+        if sequence[layer] in BLOCKS
         for name, rule in rules(training.optimizer, model, layer, training.lora).items()
     }

@@ -227,11 +227,13 @@ class Context:
 
     def adapter_views(self, flat: Tensor, layer: int) -> dict[str, Tensor]:
         """A layer's adapters within the stage's, by their names in the layer."""
-        offsets = self.offsets[ADAPTERS]
+        offsets, kind = self.offsets[ADAPTERS], self.graph.layers[layer]
         return {
-            parameter.name: flat[start : start + rows * columns].view(rows, columns)
-            for parameter in adapters(self.model, self.training.lora)
-            for start, rows, columns in [offsets[full_name("block", layer, parameter.name)]]
+            parameter.name: flat[start : start + rows * columns].view(
+                (-1, parameter.shape[1]) if parameter.experts else (rows, columns)
+            )
+            for parameter in adapters(self.model, self.training.lora, kind)
+            for start, rows, columns in [offsets[full_name(kind, layer, parameter.name)]]
         }
 
 

@@ -22,6 +22,8 @@ from bigplan.runtime.hf_weights import HfFolder
 from bigplan.runtime.peft_import import PeftFolder
 from bigplan.spec.delta_steps import DECAY_OFFSET, LOG_DECAY, NORM
 from bigplan.spec.four_bits import is_packed, packed_columns
+from bigplan.spec.layers import BLOCKS
+from bigplan.spec.lora import inputs_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
@@ -71,13 +73,13 @@ def stored_values(model: ModelSpec, training: Training, *, resumed: bool = False
         first = _with_adapters(first, PeftFolder.open(model, training))
     if training.lora is None or training.lora.frozen is None:
         return first
-    matrices = {p.name: p for p in model.kinds()["block"] if is_packed(p)}
+    kinds = {kind: {p.name: p for p in of if is_packed(p)} for kind, of in model.kinds().items()}
     dtype = DTYPES[training.precision]
 
     def stored(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
-        if kind != "block" or parameter.name not in matrices:
+        if kind not in BLOCKS or parameter.name not in kinds[kind]:
             return first(kind, layer, parameter, part)
-        matrix, blocks = matrices[parameter.name], four_bits.unstored(part, dtype)
+        matrix, blocks = kinds[kind][parameter.name], four_bits.unstored(part, dtype)
         packed = torch.empty(
             blocks.rows, packed_columns(blocks.columns, dtype.itemsize), dtype=dtype
         )
@@ -132,7 +134,7 @@ def random_values(
         place = values[band.within(rectangle)]
         drawn = place if band == block else torch.empty(block.rows, block.columns)
         if parameter.name.endswith(".lora_A"):
-            bound = block.columns**-0.5
+            bound = inputs_of(parameter) ** -0.5
             drawn.uniform_(-bound, bound, generator=generator)
         elif name == LOG_DECAY:
             drawn.uniform_(*DECAYS, generator=generator).log_()

@@ -155,7 +155,9 @@ class KeptActivations:
             whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
             for name, output in zip(names, outputs, strict=True):
                 factors = (p[f"{name}.weight"], p.get(f"{name}.bias"))
-                again = partial(adapted_linear, products.adapters(p, (name,)), products.matrices)
+                again = partial(
+                    adapted_linear, products.adapters(p, (name,)), products.matrices_of(name)
+                )
                 self.forget(output, again, whole, *(t for t in factors if t is not None))
             return outputs
 
@@ -180,8 +182,9 @@ class KeptActivations:
                 tokens = self._pack(again)
             places = [self._pack(one) for one in (chosen, order)]
             rows = _RecomputedTensor(partial(mixture.sent, dispatch, by), [tokens, *places])
-            given = partial(mixture.given, dispatch, opened)
-            for output, (matrix, *biases) in zip((routed.gate, routed.up), matrices, strict=True):
+            outputs = zip((routed.gate, routed.up), matrices, routed.adapters, strict=True)
+            for output, (matrix, *biases), own in outputs:
+                given = partial(mixture.given, dispatch, opened, own)
                 self.forget(output, given, rows, matrix, chosen, order, *biases)
 
         return forget

@@ -213,7 +213,7 @@ class Block:
     def _parameters(self, visit: Visit) -> dict[str, Tensor]:
         """The block's tensors, and its adapters where it has some."""
         own = visit.parameters()
-        return own if self.lora is None else own | visit.parameters(1)
+        return own if self.lora is None or not visit.adapted else own | visit.parameters(1)
 
     def evaluate(self, visit: Visit) -> Tensor:
         """Without a graph."""

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime import expert_biases, experts
+from bigplan.runtime.expert_adapters import ExpertAdapters, GroupedSums
 from bigplan.runtime.expert_parallel import ALL_HERE, Dispatch, ExpertParallel
-from bigplan.runtime.experts import Places, Put, RowOperators
+from bigplan.runtime.experts import Places, RowOperators
 from bigplan.runtime.matrices import Open, as_stored
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.layers import ROUTER_BIAS, SCORE_BIAS
@@ -29,6 +30,9 @@ ROUTER = "router.weight"
 GATE, UP, DOWN = (f"experts.{name}_proj.weight" for name in ("gate", "up", "down"))
 GATE_BIAS, UP_BIAS, DOWN_BIAS = (f"experts.{name}_proj.bias" for name in ("gate", "up", "down"))
 EXPERTS = (ROUTER, GATE, UP, DOWN, GATE_BIAS, UP_BIAS, DOWN_BIAS)
+
+
+Entering = tuple[ExpertAdapters | None, ExpertAdapters | None]  # of gate and of up
 
 
 class Routed(NamedTuple):
@@ -41,16 +45,14 @@ class Routed(NamedTuple):
     by_token: Tensor  # fp32 [tokens * k]: weights of this rank's tokens' rows
     places: Places
     dispatch: Dispatch
+    adapters: Entering = (None, None)
 
 
-class GradientSums(Protocol):
+class GradientSums(GroupedSums, Protocol):
     """Who adds up weights' gradients, by the parameter's name: products.Sums."""
 
     def add_product(self, name: str, gradient: Tensor, x: Tensor) -> None:
         """Add gradient^T x."""
-
-    def add_grouped(self, name: str, factors: tuple[Tensor, Tensor], ends: Tensor, by: Put) -> None:
-        """Add each expert's gradient^T rows, its factors."""
 
 
 Matrix = tuple[Tensor, ...]  # of experts, and their biases where they have some
@@ -72,16 +74,22 @@ class Mixture(NamedTuple):
     frozen: bool = False  # nobody asks for weights' gradients, nor keeps what they would be made of
     open: Open = as_stored  # of experts' matrices
     spread: ExpertParallel = ALL_HERE  # who has which experts
+    scale: float = 0.0  # of adapters, where experts have some
+
+    def adapters(self, p: Mapping[str, Tensor], matrix: str) -> ExpertAdapters | None:
+        """Those of one of experts' matrices."""
+        return ExpertAdapters.find(p, matrix, self.scale, self.sums)
 
 
 PLAIN = Mixture()
 
 
 class _Passed(NamedTuple):
-    """What is no tensor, as functions pass it on."""
+    """What is no tensor, or trained by others, as functions pass it on."""
 
     mixture: Mixture
     model: ModelSpec
+    adapters: Entering
 
 
 class _Sent(NamedTuple):
@@ -89,6 +97,7 @@ class _Sent(NamedTuple):
 
     mixture: Mixture
     dispatch: Dispatch
+    adapters: ExpertAdapters | None  # of the last product
 
 
 def mlp(
@@ -97,13 +106,14 @@ def mlp(
     """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
     rows = mixture.rows.of_clamped if model.mlp == "clamped_swiglu" else mixture.rows
-    passed = _Passed(mixture._replace(forget=None, rows=rows), model)
+    entering = mixture.adapters(p, GATE), mixture.adapters(p, UP)
+    passed = _Passed(mixture._replace(forget=None, rows=rows), model, entering)
     biases = (p.get(name) for name in (SCORE_BIAS, GATE_BIAS, UP_BIAS))
     routed = _Routed.apply(  # type: ignore[no-untyped-call]
         passed, mixture.forget, normed, p.get(ROUTER_BIAS), p[ROUTER], p[GATE], p[UP], *biases
     )
     gate, up, weights, by_token, dispatch, *places = routed
-    there = _Sent(passed.mixture, dispatch)
+    there = _Sent(passed.mixture, dispatch, mixture.adapters(p, DOWN))
     last = p[DOWN], p.get(DOWN_BIAS), weights if by_token is None else by_token
     if mixture.gated:
         return _Gated.apply(there, x, gate, up, weights, *places, *last)  # type: ignore[no-any-return, no-untyped-call]
@@ -127,9 +137,14 @@ def weights(dispatch: Dispatch, values: Tensor, *places: Tensor) -> Tensor:
 
 
 def given(
-    dispatch: Dispatch, opened: Open, rows: Tensor, weight: Tensor, *others: Tensor
+    dispatch: Dispatch,
+    opened: Open,
+    adapters: ExpertAdapters | None,
+    rows: Tensor,
+    weight: Tensor,
+    *others: Tensor,
 ) -> Tensor:
-    """What the first matrix of experts [f * experts, h] makes of their rows: [rows, f].
+    """What a first matrix of experts [f * experts, h] makes of their rows: [rows, f].
 
     `others`: the rows' places, and all experts' biases where they have some.
     """
@@ -139,6 +154,8 @@ def given(
     found = experts.grouped(rows, experts.entering(opened(weight), len(ends)), ends)
     for bias in biases:
         expert_biases.add_biases_(found, _unit_vectors(dispatch, places, bias), bias)
+    if adapters is not None:
+        adapters.add_to(found, rows, ends)
     return found
 
 
@@ -161,7 +178,8 @@ class _Routed(Function):
         *weights: Any,
     ) -> tuple[Tensor | Dispatch | None, ...]:
         ctx.set_materialize_grads(False)
-        (mixture, model), (router, gate, up, score_bias, *biases) = passed, weights
+        mixture, model, adapters = passed
+        router, gate, up, score_bias, *biases = weights
         whole = mixture.ranks.gather(x)().flatten(0, -2)
         scores = experts.router_scores(whole, router, model.routed_by, score_bias)
         by_token, places = experts.route(
@@ -177,16 +195,17 @@ class _Routed(Function):
         coming = dispatch.came(mixture.rows, whole)
         by_row, tokens = dispatch.weights(by_token, places), coming()
         del coming
-        kept = None if mixture.frozen else x, tokens if dispatch.away else None
+        read = not mixture.frozen or any(adapters)
+        kept = x if read else None, tokens if dispatch.away else None
         ctx.save_for_backward(*kept, scores, *places, router, gate, up, biases[0])
         rows = sent(dispatch, mixture.rows, tokens, *places)
         matrices = ((gate,), (up,)) if biases[0] is None else ((gate, biases[0]), (up, biases[1]))
         opened, beside = (
-            given(dispatch, mixture.open, rows, weight, *places, *bias)
-            for weight, *bias in matrices
+            given(dispatch, mixture.open, own, rows, weight, *places, *bias)
+            for own, (weight, *bias) in zip(adapters, matrices, strict=True)
         )
         if forget is not None:
-            routed = Routed(tokens, opened, beside, by_row, by_token, places, dispatch)
+            routed = Routed(tokens, opened, beside, by_row, by_token, places, dispatch, adapters)
             forget(x, matrices, routed)
         # Last biases are weighted where their tokens are.
         own = by_token if dispatch.away and model.mlp_bias else None
@@ -195,12 +214,16 @@ class _Routed(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         x, kept, scores, chosen, order, router, gate, up, bias = ctx.saved_tensors
-        (mixture, model), dispatch, places = ctx.passed, ctx.dispatch, Places(chosen, order)
+        mixture, model, adapters = ctx.passed
+        dispatch, places = ctx.dispatch, Places(chosen, order)
         again, ends = None if x is None else mixture.ranks.gather(x), dispatch.ends(places)
         del x
         by_gate, by_up, by_weights, by_own, *_ = gradients
         rows = experts.grouped(by_gate, experts.leaving(mixture.open(gate), len(ends)), ends)
         beside = experts.grouped(by_up, experts.leaving(mixture.open(up), len(ends)), ends)
+        for own, by_output, total in zip(adapters, (by_gate, by_up), (rows, beside), strict=True):
+            if own is not None:
+                own.add_by_input(total, by_output, ends)
         by_input = dispatch.combined(mixture.rows, rows, places, beside)
         del rows, beside
         by_token = dispatch.returned(by_weights, places)
@@ -219,11 +242,17 @@ class _Routed(Function):
             return [_by_experts(mixture, name, pair, ends) for name, pair in factors]
 
         # What other ranks' experts give comes beside these products.
-        by_matrices = [None, None] if kept is None else by_factors(kept)
+        by_matrices = [None, None] if kept is None or mixture.frozen else by_factors(kept)
         summed = mixture.ranks.sum(by_input().addmm_(by_scores, router))
         if again is None:
             return None, None, summed().view(ctx.shape), *[None] * 7
         whole = again().flatten(0, -2)
+        if mixture.frozen:
+            rows = sent(dispatch, mixture.rows, whole, *places)
+            for own, by_output in zip(adapters, (by_gate, by_up), strict=True):
+                if own is not None:
+                    own.add_gradients(by_output, rows, ends, mixture.rows.put)
+            return None, None, summed().view(ctx.shape), *[None] * 7
         by_router = _by_router(mixture.sums, by_scores, whole)
         if kept is None:
             by_matrices = by_factors(whole)
@@ -294,7 +323,8 @@ class _Closing(Function):
     def forward(ctx: Any, passed: _Sent, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
         *places, down, bias, own = given
         ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
-        ctx.save_for_backward(None if passed.mixture.frozen else inner, *places, *last)
+        read = not passed.mixture.frozen or passed.adapters is not None
+        ctx.save_for_backward(inner if read else None, *places, *last)
         return _added(passed, x, inner, Places(*places), last)
 
     @staticmethod
@@ -303,6 +333,7 @@ class _Closing(Function):
         (by_output,), places = gradients, Places(chosen, order)
         rows, by_inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
         by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
+        _by_adapters(ctx.passed, (inner, rows), ends)
         return None, by_output, by_inner, None, None, by_down, *biased
 
 
@@ -327,7 +358,15 @@ class _Gated(Function):
         by_factors = ctx.passed.mixture.rows.weighted_backward(gate, up, weights, inner)
         del gate, up  # which may have been computed again, and are as large
         by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
+        _by_adapters(ctx.passed, (inner, rows), ends)
         return None, by_output, *by_factors, None, None, by_down, *biased
+
+
+def _by_adapters(passed: _Sent, factors: tuple[Tensor, Tensor], ends: Tensor) -> None:
+    """Add the gradients of the last product's adapters, of its input and of its rows' gradient."""
+    if passed.adapters is not None:
+        inner, rows = factors
+        passed.adapters.add_gradients(rows, inner, ends, passed.mixture.rows.put)
 
 
 class _Last(NamedTuple):
@@ -347,8 +386,11 @@ def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, last: _Last)
     """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
     mixture, ends = passed.mixture, passed.dispatch.ends(places)
     factors = experts.leaving(mixture.open(last.down), len(ends))
-    # Nothing here holds the results while their sums are on their way.
-    back = passed.dispatch.combined(mixture.rows, experts.grouped(inner, factors, ends), places)
+    results = experts.grouped(inner, factors, ends)
+    if passed.adapters is not None:
+        passed.adapters.add_to(results, inner, ends)
+    back = passed.dispatch.combined(mixture.rows, results, places)
+    del results  # while their sums are on their way
     output = back()
     if last.bias is not None:
         output.addmm_(last.of_all(mixture, places, output.dtype), last.bias.T)
@@ -362,10 +404,13 @@ def _returned(
 
     Also those by last biases, and by the weights that these have.
     """
-    (mixture, dispatch), ends = passed, passed.dispatch.ends(places)
+    mixture, dispatch, adapters = passed
+    ends = dispatch.ends(places)
     gathered = mixture.ranks.gather(by_output)().flatten(0, -2)
     rows = sent(dispatch, mixture.rows, dispatch.came(mixture.rows, gathered)(), *places)
     by_inner = experts.grouped(rows, experts.entering(mixture.open(last.down), len(ends)), ends)
+    if adapters is not None:
+        adapters.add_by_input(by_inner, rows, ends)
     if last.bias is None:
         return rows, by_inner, ends, (None, None)
     by_weights = expert_biases.by_row(places, gathered @ last.bias, mixture.ranks)

@@ -11,7 +11,7 @@ its own columns alone. It gives the same, so nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +24,20 @@ from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
 from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.runtime.hf_export import DTYPES, joined, write_json, write_trained, written_whole
 from bigplan.runtime.manifest import Manifest
+from bigplan.runtime.peft_experts import exported, products
 from bigplan.spec.hf.peft import CONFIG, PREFIX, WEIGHTS, adapted_family
+from bigplan.spec.hf.peft_experts import MATRICES, expert_places
 from bigplan.spec.hf.weights import HfTensor, hf_tensors
-from bigplan.spec.lora import Lora, adapters, trained_count
+from bigplan.spec.layers import BLOCKS
+from bigplan.spec.lora import RETURNING, Lora, adapters, possible_targets, trained_count
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import full_name
 from bigplan.spec.step import Parameter
 
 _WEIGHT = ".weight"
+# Names of MLPs' matrices. Of a model with experts peft (0.21) takes modules of these names for the
+# experts' own, so those of other MLPs are told as parameters (`target_parameters`).
+OF_MLPS = ("gate_proj", "up_proj", "down_proj")
 
 
 class _Adapters:
@@ -40,14 +47,21 @@ class _Adapters:
         assert manifest.training.lora is not None, "the run trained the whole model"
         self.lora: Lora = manifest.training.lora
         self._reader = reader
-        self._names = {p.name for p in adapters(manifest.model, self.lora)}
+        model = manifest.model
+        self._kinds = model.layer_sequence()
+        self._names = {k: {p.name for p in adapters(model, self.lora, k)} for k in model.kinds()}
+
+    def has(self, target: str) -> bool:
+        """Whether some blocks have adapters of this product."""
+        return any(f"{target}.lora_A" in names for names in self._names.values())
 
     def of(self, layer: int, parameter: Parameter) -> tuple[Tensor, Tensor] | None:
         """A [rank, in] and B [out, rank] of a matrix of a layer, where it has some."""
         module = parameter.name.removesuffix(_WEIGHT)
-        if f"{module}.lora_A" not in self._names or not parameter.name.endswith(_WEIGHT):
+        kind = self._kinds[layer]
+        if f"{module}.lora_A" not in self._names[kind] or not parameter.name.endswith(_WEIGHT):
             return None
-        names = (full_name("block", layer, f"{module}.lora_{side}") for side in "AB")
+        names = (full_name(kind, layer, f"{module}.lora_{side}") for side in "AB")
         down, up = (self._reader.parameter(ADAPTERS, name) for name in names)
         return down, up
 
@@ -67,8 +81,14 @@ def export_merged(found: FoundCheckpoint, folder: Path, precision: str) -> None:
         def values(layer: int, parameter: Parameter) -> Tensor:
             base = whole_values(first, sequence[layer], layer, parameter)
             base = base.to(DTYPES[training.precision]).float()
-            pair = every.of(layer, parameter) if sequence[layer] == "block" else None
-            return base if pair is None else base.addmm_(pair[1], pair[0], alpha=every.lora.scale)
+            pair = every.of(layer, parameter)
+            if pair is None:
+                return base
+            if parameter.experts:
+                ends = pair if parameter.name.startswith(RETURNING) else pair[::-1]
+                added = products(*ends, every.lora.rank, parameter.experts)
+                return base.add_(added, alpha=every.lora.scale)
+            return base.addmm_(pair[1], pair[0], alpha=every.lora.scale)
 
         write_trained(manifest, values, folder, DTYPES[precision])
 
@@ -81,15 +101,17 @@ def export_adapters(found: FoundCheckpoint, folder: Path, precision: str) -> Non
     """
     manifest, dtype = found.manifest, DTYPES[precision]
     model, training = manifest.model, manifest.training
-    tensors = hf_tensors(adapted_family(model, training.weights), model)
+    family = adapted_family(model, training.weights)
+    tensors = hf_tensors(family, model)
     nbytes = trained_count(model, training.lora) * dtype.itemsize
     with Reader(found.path, manifest) as reader, written_whole(folder, nbytes) as partial:
         every = _Adapters(reader, manifest)
         made = [one for tensor in tensors if (one := _module(tensor, every)) is not None]
+        made += _modules_of_experts(model, family, every)
         named = {f"{one.name}.{part}": value for one in made for part, value in one.parts(dtype)}
         modules = [tensor.name.removesuffix(_WEIGHT) for tensor in tensors]
         turned = any(one.transposed for one in made)
-        config = _config(every.lora, made, modules) | {
+        config = _config(every.lora, made, modules, with_experts=model.experts > 0) | {
             "base_model_name_or_path": training.weights,
             "fan_in_fan_out": turned,
         }
@@ -105,6 +127,8 @@ class _Module(NamedTuple):
     down: Tensor
     up: Tensor
     transposed: bool  # the module's weight is [in, out]
+    rank: int
+    parameter: str = ""  # of a module of experts, whose tensors `module` names
 
     @property
     def name(self) -> str:
@@ -118,10 +142,13 @@ class _Module(NamedTuple):
 
 
 def _module(tensor: HfTensor, every: _Adapters) -> _Module | None:
-    """The adapter of a tensor of the model's files, where one of its matrices has one."""
-    pairs = [
-        every.of(piece.layer, piece.parameter) if piece.layer else None for piece in tensor.pieces
-    ]
+    """The adapter of a tensor of the model's files, where one of its matrices has one.
+
+    Not of experts: their adapters are not of one of them each.
+    """
+    if tensor.pieces[0].parameter.experts:
+        return None
+    pairs = [every.of(piece.layer, piece.parameter) for piece in tensor.pieces]
     downs = [pair[0] for pair in pairs if pair is not None]
     if not downs:
         return None
@@ -136,29 +163,59 @@ def _module(tensor: HfTensor, every: _Adapters) -> _Module | None:
     if tensor.transposed:  # of which `joined` makes [in, out]
         up = up.T
     module = tensor.name.removesuffix(_WEIGHT)
-    return _Module(module, torch.cat(downs), up, tensor.transposed)
+    return _Module(module, torch.cat(downs), up, tensor.transposed, rank * len(downs))
 
 
-def _config(lora: Lora, made: Iterable[_Module], modules: Iterable[str]) -> dict[str, Any]:
+def _modules_of_experts(model: ModelSpec, family: str, every: _Adapters) -> Iterator[_Module]:
+    """Those of each layer's experts, by the parameters that transformers 5 has."""
+    rank = every.lora.rank
+    chosen = {p: [t for t in targets if every.has(t)] for p, targets in MATRICES.items()}
+    nested = all(chosen.values())
+    for layer, kind in enumerate(model.layer_sequence()):
+        if kind not in BLOCKS or RETURNING not in possible_targets(model, [kind]):
+            continue
+        places = {p.target: p for p in expert_places(family, model, layer, nested=nested)}
+        for parameter, targets in chosen.items():
+            pairs, width = {}, rank * len(targets)
+            for number, target in enumerate(targets):
+                place = places[target]._replace(width=width, first=number * rank)
+                pair = every.of(layer, place.matrix)
+                assert pair is not None, target
+                pairs[place] = pair
+            if pairs:
+                down, up = exported(pairs, rank)
+                yield _Module(places[targets[0]].module, down, up, False, width, parameter)
+
+
+def _config(
+    lora: Lora, made: Iterable[_Module], modules: Iterable[str], *, with_experts: bool
+) -> dict[str, Any]:
     """adapter_config.json: every key that says what the tensors are."""
-    ends = _ends([one.module for one in made], modules)
-    ranks = {ends[one.module]: len(one.down) for one in made}
-    wider = {end: rank for end, rank in ranks.items() if rank != lora.rank}
+    ends = _ends([one.module for one in made if not one.parameter], modules)
+    targets = {end: end for end in ends.values()}
+    if with_experts:
+        targets = {end: f"{end}.weight" if end.endswith(OF_MLPS) else end for end in targets}
+    of_experts = {one.parameter: f"experts.{one.parameter}" for one in made if one.parameter}
+    ranks = {of_experts.get(one.parameter) or targets[ends[one.module]]: one.rank for one in made}
+    wider = {target: rank for target, rank in ranks.items() if rank != lora.rank}
     power = 0.5 if lora.rank_stabilised else 1.0
-    return {
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": lora.rank,
         "lora_alpha": _number(lora.alpha),
         "use_rslora": lora.rank_stabilised,
         "rank_pattern": wider,
-        "alpha_pattern": {end: _number(lora.scale * rank**power) for end, rank in wider.items()},
-        "target_modules": sorted(set(ends.values())),
+        "alpha_pattern": {t: _number(lora.scale * rank**power) for t, rank in wider.items()},
+        "target_modules": sorted(end for end, target in targets.items() if end == target),
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
         "modules_to_save": None,
     }
+    parameters = [target for end, target in targets.items() if end != target]
+    parameters = sorted((*parameters, *of_experts.values()))
+    return config | ({"target_parameters": parameters} if parameters else {})
 
 
 def _number(value: float) -> float | int:

@@ -11,9 +11,12 @@ from torch import Tensor
 from bigplan.errors import RefusedError
 from bigplan.rectangle import Rectangle
 from bigplan.runtime.hf_weights import opened
+from bigplan.runtime.peft_experts import first_of, goes_with_none, last_of
 from bigplan.runtime.rope_pairs import apart
 from bigplan.spec.files.reading import user_path
 from bigplan.spec.hf.peft import WEIGHTS, AdapterPlace, adapter_folder, check_same
+from bigplan.spec.hf.peft_experts import ExpertPlace
+from bigplan.spec.layers import BLOCK
 from bigplan.spec.lora import Lora, targets_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import full_name
@@ -26,7 +29,7 @@ class PeftFolder:
 
     path: Path
     lora: Lora
-    places: dict[str, AdapterPlace]  # by an adapter's name in the model
+    places: dict[str, AdapterPlace | ExpertPlace]  # by an adapter's name in the model
 
     @classmethod
     def open(cls, model: ModelSpec, training: Training) -> PeftFolder:
@@ -40,7 +43,7 @@ class PeftFolder:
         found = adapter_folder(folder, model, training.weights, targets)
         check_same(found, lora.model_dump() | {"targets": targets}, folder)
         places = {
-            full_name("block", place.layer, f"{place.target}.lora_{side}"): place
+            full_name(BLOCK, place.layer, f"{place.target}.lora_{side}"): place
             for place in found.places
             for side in "AB"
         }
@@ -48,14 +51,39 @@ class PeftFolder:
 
     def values(self, name: str, rectangle: Rectangle) -> Tensor:
         """A rectangle of an adapter's A [rank, in] or B [out, rank], fp32 on the CPU."""
-        place = self.places[name]
+        place, down = self.places[name], name.endswith("lora_A")
         with opened(self.path) as file:
-            if name.endswith("lora_A"):
+            if isinstance(place, ExpertPlace):
+                tensor = file.get_tensor(f"{place.module}.lora_{'A' if down else 'B'}.weight")
+                whole = self._of_experts(place, tensor, down=down)
+            elif down:
                 whole = file.get_tensor(f"{place.module}.lora_A.weight")[self._columns(place)]
             else:
                 whole = self._up(place, file.get_tensor(f"{place.module}.lora_B.weight"))
             part: Tensor = whole[rectangle.in_matrix].float()
             return part
+
+    def _of_experts(self, place: ExpertPlace, tensor: Tensor, *, down: bool) -> Tensor:
+        """All experts' A or B, as a rectangle is cut from it."""
+        rank = self.lora.rank
+        if down:
+            return first_of(place, tensor, rank).flatten(1)
+        beside = [p for p in self._every if p.module == place.module]
+        if goes_with_none(tensor, beside, rank):
+            raise self._of_others(place.module)
+        return last_of(place, tensor, rank).flatten(1)
+
+    @property
+    def _every(self) -> set[ExpertPlace]:
+        """All that are of experts."""
+        return {place for place in self.places.values() if isinstance(place, ExpertPlace)}
+
+    def _of_others(self, module: str) -> RefusedError:
+        return RefusedError(
+            f"{self.path}: {module} has values that go with none of its matrices that "
+            f"have adapters of rank {self.lora.rank}; train all of its matrices, or start from "
+            "others"
+        )
 
     def _columns(self, place: AdapterPlace) -> slice:
         return slice(place.first, place.first + self.lora.rank)
@@ -63,16 +91,13 @@ class PeftFolder:
     def _up(self, place: AdapterPlace, module: Tensor) -> Tensor:
         """The matrix's rows and columns of a module's B. No others may have some of either."""
         rows, columns = _rows(place, module), self._columns(place)
-        beside = {p for p in self.places.values() if _together(p, place)}
+        others = (p for p in self.places.values() if isinstance(p, AdapterPlace))
+        beside = {p for p in others if _together(p, place)}
         shared = sum(int(torch.count_nonzero(_rows(p, module)[:, columns])) for p in beside)
         lost = torch.count_nonzero(module[:, columns]) - shared
         lost += torch.count_nonzero(rows) - torch.count_nonzero(rows[:, columns])
         if lost:
-            raise RefusedError(
-                f"{self.path}: {place.module} has values that go with none of its matrices that "
-                f"have adapters of rank {self.lora.rank}; train all of its matrices, or start from "
-                "others"
-            )
+            raise self._of_others(place.module)
         return rows[:, columns]
 
 

@@ -21,13 +21,14 @@ from bigplan.runtime.adapters import Adapters, adapted, below_each_other
 from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.generated import rows_of
 from bigplan.runtime.latent import Whole
-from bigplan.runtime.matrices import AS_STORED, Matrices
+from bigplan.runtime.matrices import AS_STORED, Matrices, Opened
 from bigplan.runtime.mixture import Mixture
 from bigplan.runtime.operators import GateKind, gated_backward
 from bigplan.runtime.operators import gated as gated_activation
 from bigplan.runtime.sums import Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.ways import PLAIN, Parameters, Ways
+from bigplan.spec.layers import SHARED_GATE
 
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library
@@ -73,7 +74,7 @@ class _Linears(Function):
         ctx: Any,
         ranks: TensorParallel,
         x: Tensor,
-        adds: tuple[Sequence[Add | None], Adapters | None, Matrices],
+        adds: tuple[Sequence[Add | None], Adapters | None, Sequence[Matrices]],
         *parameters: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.adds, ctx.adapters, ctx.matrices = adds
@@ -84,10 +85,10 @@ class _Linears(Function):
         ctx.save_for_backward(x if read else None, *weights)
         ctx.ranks, ctx.shape = ranks, x.shape
         whole = ranks.gather(x)()
-        factor = ctx.matrices.read(whole)
+        factor = ctx.matrices[0].read(whole)
         outputs = tuple(
-            ctx.matrices.product(factor, w, b)
-            for w, b in zip(weights, biases, strict=True)
+            matrices.product(factor, w, b)
+            for matrices, w, b in zip(ctx.matrices, weights, biases, strict=True)
             if w is not None
         )
         adapted(outputs, whole, ctx.adapters)
@@ -100,9 +101,9 @@ class _Linears(Function):
         del x
         by_outputs = [by_output.flatten(0, -2) for by_output in gradients]
         given, by_input, by_narrow = [], None, None
-        for gradient, weight in zip(by_outputs, weights, strict=True):
-            given.append(ctx.matrices.given(gradient))
-            by_input = ctx.matrices.by_input(given[-1], weight, by_input)
+        for matrices, gradient, weight in zip(ctx.matrices, by_outputs, weights, strict=True):
+            given.append(matrices.given(gradient))
+            by_input = matrices.by_input(given[-1], weight, by_input)
         assert by_input is not None
         if ctx.adapters is not None:
             by_narrow = ctx.adapters.by_narrow(by_outputs)
@@ -124,9 +125,9 @@ def _gradients(
     """
     by_outputs, given = outputs
     weights, biases = ctx.asked[: len(by_outputs)], ctx.asked[len(by_outputs) :]
-    read = None if rows is None else ctx.matrices.read_again(rows)
-    for add, gradient, asked in zip(ctx.adds, given, weights, strict=True):
-        yield None if read is None else _by_weight(ctx.matrices, add, (gradient, read), asked=asked)
+    read = None if rows is None else ctx.matrices[0].read_again(rows)
+    for matrices, add, gradient, asked in zip(ctx.matrices, ctx.adds, given, weights, strict=True):
+        yield None if read is None else _by_weight(matrices, add, (gradient, read), asked=asked)
     for gradient, asked in zip(by_outputs, biases, strict=True):
         yield gradient.sum(0) if asked else None
 
@@ -140,10 +141,10 @@ def linears(
     """F.linear of x [..., in] by each weight [out, in], and what `adapters` add.
 
     With `add` a weight gets no gradient from autograd: the backward calls it with the two factors.
-    x is kept where a gradient is made of it: not by frozen weights alone.
+    x is kept where a gradient is made of it: not by frozen weights alone. All factors read x alike.
     """
     weights, biases, adds, matrices = zip(*factors, strict=True)
-    return _Linears.apply(ranks, x, (adds, adapters, matrices[0]), *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
+    return _Linears.apply(ranks, x, (adds, adapters, matrices), *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Closing(Function):
@@ -297,7 +298,7 @@ class Products:
     def mixture(self) -> Mixture:
         """How a block runs its experts."""
         rows = rows_of(self.kernels, varying=self.spread.group.size > 1)
-        mixture = Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen)
+        mixture = Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen, scale=self.scale)
         return mixture._replace(open=self.matrices.open, spread=self.spread)
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
@@ -344,7 +345,12 @@ class Products:
     def _factor(self, p: Parameters, name: str) -> Factor:
         weight = f"{name}.weight"
         add = self._adding(weight) if self.sums and not self.frozen else None
-        return Factor(p[weight], p.get(f"{name}.bias"), add, self.matrices)
+        return Factor(p[weight], p.get(f"{name}.bias"), add, self.matrices_of(name))
+
+    def matrices_of(self, name: str) -> Matrices:
+        """How a product multiplies: a shared gate, of one row, is never in 4 bits."""
+        in_dtype = f"{name}.weight" == SHARED_GATE and isinstance(self.matrices, Opened)
+        return AS_STORED if in_dtype else self.matrices
 
     def _adding(self, weight: str) -> Add:
         """What adds to the weight's sum: the product itself, or what follows it."""

@@ -57,11 +57,16 @@ class Visit(NamedTuple):  # one for every action: a dataclass takes three times 
     def parameters(self, number: int = 0) -> dict[str, Tensor]:
         """The layer's tensors by name; number 1: those of the layer whose table it shares.
 
-        Where the model is frozen, number 1 of a block are its adapters.
+        Where the model is frozen, number 1 of a block are its adapters, if it has some.
         """
         source = self.action.reads[number]
         flat = self.context.flat(source, self.action, self.context.parameter_dtype)
         return self._views(source, flat)
+
+    @property
+    def adapted(self) -> bool:
+        """Whether the layer has adapters."""
+        return bool(self.context.kind(self.action.layer).adapters)
 
     def _views(self, ref: Ref, flat: Tensor) -> dict[str, Tensor]:
         if ref.content.layer == ADAPTERS:

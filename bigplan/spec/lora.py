@@ -2,27 +2,33 @@
 
 y = x W^T + s (x A^T) B^T, with A [rank, in] and B [out, rank], which begins as zeros. W and all
 other parameters of the model are frozen: in the compute dtype, without gradient or state.
+
+Experts' matrices have an A and a B for each expert, which take turns in the rows of one matrix, as
+experts do. They take so much more memory than others that they have to be named in `targets`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import sqrt
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.words import did_you_mean
-from bigplan.spec.four_bits import BLOCK, is_packed, packed_columns
-from bigplan.spec.layers import ROUTER, SHARED_GATE
+from bigplan.spec.four_bits import BLOCK as TOGETHER
+from bigplan.spec.four_bits import is_packed, packed_columns
+from bigplan.spec.layers import BLOCK, BLOCKS, OF_AN_EXPERT, ROUTER, SHARED_GATE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, Split, StepOp
 
 HIGHEST_RANK = 1024
+# Experts' products of what a router sends, and the one that leads back.
+OF_SENT, RETURNING = ("experts.gate_proj", "experts.up_proj"), "experts.down_proj"
 _WEIGHT = ".weight"
 
 
@@ -38,7 +44,8 @@ class LoraRequest(Spec):
     alpha: float | None = Field(default=None, gt=0)
     """adapters count alpha / rank; default: that of `weights`, or 2 x rank"""
     targets: tuple[str, ...] | None = None
-    """products with an adapter, such as [q_proj, v_proj]; default: those of `weights`, or all"""
+    """products with an adapter, such as [q_proj, v_proj]; default: those of `weights`, or all but
+    experts'"""
     rank_stabilised: bool | None = None
     """adapters count alpha / sqrt(rank) in place of alpha / rank; default: as `weights`, or no"""
     frozen: Literal["nf4"] | None = None
@@ -63,7 +70,8 @@ class Lora(Spec):
     alpha: float = Field(default_factory=_twice_the_rank, gt=0)
     """adapters count alpha / rank; default: 2 x rank"""
     targets: tuple[str, ...] | None = None
-    """products with an adapter, such as [q_proj, v_proj]; default: all of the model's blocks"""
+    """products with an adapter, such as [q_proj, v_proj]; default: all of the model's blocks but
+    experts'"""
     rank_stabilised: bool = False
     """adapters count alpha / sqrt(rank) in place of alpha / rank"""
     frozen: Literal["nf4"] | None = None
@@ -77,10 +85,27 @@ class Lora(Spec):
         return self.alpha / (sqrt(self.rank) if self.rank_stabilised else self.rank)
 
 
-def targets_of(model: ModelSpec) -> tuple[str, ...]:
-    """Names of the products of the model's blocks that adapters may have, as in a forward."""
-    products = (step for step in model.steps("block") if step.op is StepOp.PRODUCT)
-    return tuple(_module(matrix) for step in products for matrix in _adaptable(step))
+def targets_of(model: ModelSpec, kinds: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Names of the products that have adapters unless targets are named: all but experts'.
+
+    In blocks of these kinds, or of all: as in a forward, those of the block that comes first before
+    others.
+    """
+    every = possible_targets(model, kinds)
+    return tuple(target for target in every if not target.startswith(OF_AN_EXPERT))
+
+
+def possible_targets(model: ModelSpec, kinds: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Names of the products that may have adapters, likewise."""
+    of = (kind for kind in kinds or dict.fromkeys(model.layer_sequence()) if kind in BLOCKS)
+    products = (step for kind in of for step in model.steps(kind) if step.op is StepOp.PRODUCT)
+    return tuple(dict.fromkeys(_module(matrix) for step in products for matrix in _adaptable(step)))
+
+
+def expert_targets(lora: Lora | None) -> tuple[str, ...]:
+    """The targets that are experts' products."""
+    targets = () if lora is None else lora.targets or ()
+    return tuple(target for target in targets if target.startswith(OF_AN_EXPERT))
 
 
 def adapted_steps(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[LayerStep, ...]:
@@ -89,12 +114,15 @@ def adapted_steps(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[Layer
     A frozen matrix has no gradient, so a product's input is kept only if an adapter reads it.
     """
     steps = model.steps(kind)
-    return steps if lora is None else _adapted(steps, kind == "block", lora)
+    return steps if lora is None else _adapted(steps, kind in BLOCKS, lora)
 
 
-def adapters(model: ModelSpec, lora: Lora | None) -> tuple[Parameter, ...]:
-    """The trained matrices of one block, in the order of a forward; none without `lora`."""
-    return tuple(p for step in adapted_steps(model, "block", lora) for p in step.adapters)
+def adapters(model: ModelSpec, lora: Lora | None, kind: str = BLOCK) -> tuple[Parameter, ...]:
+    """The trained matrices of one layer of a kind, in the order of a forward; none without `lora`.
+
+    Layers that are no blocks have none.
+    """
+    return tuple(p for step in adapted_steps(model, kind, lora) for p in step.adapters)
 
 
 def stored(model: ModelSpec, kind: str, lora: Lora | None, element: int) -> tuple[Parameter, ...]:
@@ -103,7 +131,7 @@ def stored(model: ModelSpec, kind: str, lora: Lora | None, element: int) -> tupl
     In 4 bits a matrix of a block has rows as ever, and the packed columns of each.
     """
     parameters = model.kinds()[kind]
-    if lora is None or lora.frozen is None or kind != "block":
+    if lora is None or lora.frozen is None or kind not in BLOCKS:
         return parameters
     return _packed(parameters, element)
 
@@ -120,25 +148,28 @@ def packs(model: ModelSpec, lora: Lora | None, tp: int) -> bool:
     """Whether each of `tp` ranks has whole blocks of 4-bit elements in every row."""
     if lora is None or lora.frozen is None:
         return True
-    return all(
-        parameter.local(tp)[1] % BLOCK == 0
-        for parameter in model.kinds()["block"]
-        if is_packed(parameter)
-    )
+    return all(matrix.local(tp)[1] % TOGETHER == 0 for matrix in _to_pack(model))
+
+
+def _to_pack(model: ModelSpec) -> Iterator[Parameter]:
+    """The matrices of all kinds of blocks that are stored in 4 bits."""
+    every = (p for kind, of in model.kinds().items() if kind in BLOCKS for p in of)
+    return (parameter for parameter in every if is_packed(parameter))
 
 
 def trained(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[Parameter, ...]:
     """The trained parameters of one layer of a kind: adapters, or all of it without `lora`."""
     if lora is None:
         return model.kinds()[kind]
-    return adapters(model, lora) if kind == "block" else ()
+    return adapters(model, lora, kind)
 
 
 def trained_count(model: ModelSpec, lora: Lora | None) -> int:
     """Elements of the whole model that are trained."""
     if lora is None:
         return model.parameter_count
-    return model.layers * sum(parameter.count for parameter in adapters(model, lora))
+    each = {k: sum(p.count for p in adapters(model, lora, k)) for k in model.kinds()}
+    return sum(each[kind] for kind in model.layer_sequence())
 
 
 @lru_cache(maxsize=256)
@@ -149,31 +180,36 @@ def _adapted(steps: tuple[LayerStep, ...], block: bool, lora: Lora) -> tuple[Lay
 def _frozen(step: LayerStep, lora: Lora, block: bool) -> LayerStep:
     if step.op is StepOp.PRODUCT:
         return _with_adapters(step, lora, block)
-    if step.op is StepOp.ROUTE:  # what it sends is read again for gradients of experts alone
+    if step.op is StepOp.ROUTE and not _sends_to_adapters(step, lora):
         return replace(step, saves=tuple(v for v in step.saves if v != step.reads[0]))
     return step
 
 
+def _sends_to_adapters(route: LayerStep, lora: Lora) -> bool:
+    """Whether gradients of experts' adapters read again what it sends."""
+    assert route.op is StepOp.ROUTE
+    return any(name in (lora.targets or ()) for name in OF_SENT)
+
+
 def _with_adapters(step: LayerStep, lora: Lora, block: bool) -> LayerStep:
     """A product with its adapters: all A, then all B, so that one product with all A is enough."""
-    wanted = [
-        matrix
-        for matrix in _adaptable(step)
-        if block and (lora.targets is None or _module(matrix) in lora.targets)
-    ]
+    wanted = [matrix for matrix in _adaptable(step) if block and _wanted(matrix, lora)]
     pairs = [_pair(matrix, lora.rank) for matrix in wanted]
     flat = (*(a for a, _ in pairs), *(b for _, b in pairs))
     return replace(step, adapters=flat, saves=step.saves if pairs else ())
 
 
+def _wanted(matrix: Parameter, lora: Lora) -> bool:
+    """Whether it has adapters: one that is named, or any that is not of experts."""
+    if lora.targets is None:
+        return not matrix.experts
+    return _module(matrix) in lora.targets
+
+
 def _adaptable(step: LayerStep) -> Iterator[Parameter]:
-    """The matrices that may have adapters: not experts', which have rows of some tokens alone."""
+    """The matrices that may have adapters."""
     matrices = (p for p in step.parameters if p.name.endswith(_WEIGHT))
-    return (
-        matrix
-        for matrix in matrices
-        if not matrix.experts and matrix.name not in (ROUTER, SHARED_GATE)
-    )
+    return (matrix for matrix in matrices if matrix.name not in (ROUTER, SHARED_GATE))
 
 
 def _module(matrix: Parameter) -> str:
@@ -187,6 +223,8 @@ def _pair(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
     by columns, its columns of A and all of B. So adapters need no further sum over ranks. Where
     each rank has the whole matrix, it has all of both.
     """
+    if matrix.experts:
+        return _pair_of_experts(matrix, rank)
     (rows, columns), module, split = matrix.matrix, _module(matrix), matrix.split
     down: Split = "columns" if split == "columns" else "replicated"
     up: Split = "rows" if split == "rows" else "replicated"
@@ -194,32 +232,52 @@ def _pair(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
     return first, Parameter(f"{module}.lora_B", (rows, rank), up, True, heads=matrix.heads)
 
 
+def _pair_of_experts(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
+    """Those of all experts' matrices, [f x experts, h], of which ranks have parts of f.
+
+    Row j x experts + e is row j of expert e's, or its column j: as of the matrix of the last
+    product, so of its A [f x experts, rank] and B [rank x experts, h].
+    """
+    module, each = _module(matrix), matrix.experts
+    narrow, wide = (rank * each, matrix.shape[1]), (matrix.shape[0], rank)
+    returns = module == RETURNING
+
+    def one(side: str, *, split: bool) -> Parameter:
+        shape, by = (wide, "rows") if split else (narrow, "replicated")
+        return Parameter(f"{module}.lora_{side}", shape, cast(Split, by), True, experts=each)
+
+    return one("A", split=returns), one("B", split=not returns)
+
+
+def inputs_of(adapter: Parameter) -> int:
+    """Columns of one A: of an expert's, where experts take turns in its rows."""
+    if adapter.experts and adapter.split == "rows":
+        return adapter.shape[0] // adapter.experts
+    return adapter.shape[1]
+
+
+def passed_count(model: ModelSpec, lora: Lora | None) -> int:
+    """Elements of the whole model's adapters that a token passes: those of its experts."""
+    kinds = {
+        kind: sum(
+            p.count * model.experts_per_token // p.experts if p.experts else p.count
+            for p in adapters(model, lora, kind)
+        )
+        for kind in model.kinds()
+    }
+    return sum(kinds[kind] for kind in model.layer_sequence())
+
+
 def check_lora(lora: Lora, model: ModelSpec) -> None:
-    """Raise InputError where the model has none of the targets, or blocks of several kinds."""
-    if model.dense_blocks:
-        raise InputError(
-            "lora: adapters are not planned where some blocks have no experts, and the first "
-            f"{model.dense_blocks} of {model.name} have none; leave `lora` out, or use a model "
-            "whose blocks are alike"
-        )
-    if model.convolution is not None:
-        raise InputError(
-            "lora: adapters are not planned where blocks mix tokens by a convolution, and some of "
-            f"{model.name} do; leave `lora` out, or use a model with attention in all blocks"
-        )
-    if model.delta_rule is not None or model.attention_gate:
-        raise InputError(
-            "lora: adapters are not planned where blocks have a gated delta rule or attention "
-            f"behind a gate, as some of {model.name}; leave `lora` out, or use another model"
-        )
+    """Raise InputError where the model has none of the targets, or rows that no scale fits."""
     if not packs(model, lora, 1):
-        widths = sorted({p.shape[1] for p in model.kinds()["block"] if is_packed(p)})
+        widths = sorted({matrix.shape[1] for matrix in _to_pack(model)})
         raise InputError(
-            f"lora.frozen nf4 stores {BLOCK} elements of a row with one scale, and rows "
+            f"lora.frozen nf4 stores {TOGETHER} elements of a row with one scale, and rows "
             f"of {model.name} have {', '.join(map(str, widths))}, which do not all divide by it; "
             "leave `frozen` out"
         )
-    known = targets_of(model)
+    known = possible_targets(model)
     if lora.targets is None:
         return
     if not lora.targets:
@@ -227,10 +285,10 @@ def check_lora(lora: Lora, model: ModelSpec) -> None:
     for target in lora.targets:
         if target not in known:
             hint = did_you_mean(target, known)
-            experts = "; experts and routers stay as they are" if model.experts else ""
+            routers = "; routers stay as they are" if model.experts else ""
             raise InputError(
                 f"lora.targets has {quoted(target)}, but blocks of {model.name} have no such "
-                f"product{hint}; they have {', '.join(known)}{experts}"
+                f"product{hint}; they have {', '.join(known)}{routers}"
             )
     if len(set(lora.targets)) < len(lora.targets):
         raise InputError("lora.targets names a product twice; name each once")

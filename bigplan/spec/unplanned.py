@@ -9,7 +9,7 @@ EXPERTS = "experts of other kinds, or as other tools run them, are not planned"
 ADAPTERS = "adapters other than those of `training.lora` are not planned"
 LORA_DROPOUT = "dropout of what adapters read is not planned"
 DORA = "DoRA is not planned"
-ON_EXPERTS = "adapters on experts are not planned"
+ON_EXPERTS = "adapters of experts are named as others are"
 CONTEXT_PARALLEL = "context parallelism is a decision, cp"
 OTHER_CONTEXT_PARALLEL = (
     "bigplan does not price how other tools exchange keys and values between context-parallel "
@@ -31,7 +31,7 @@ _REMEDIES = {
     ADAPTERS: "write `lora` in `training`, such as {rank: 16}, or leave it out",
     LORA_DROPOUT: "leave it out; adapters train without",
     DORA: "leave it out; `lora` trains LoRA's adapters",
-    ON_EXPERTS: "leave it out; of a mixture attention has adapters",
+    ON_EXPERTS: "leave it out, and name them in `targets` of `lora`, such as experts.up_proj",
     CONTEXT_PARALLEL: "leave it out; --set cp=N pins it, and so does `set` in a file",
     EXPERT_PARALLEL: "leave it out; --set ep=N pins it, and so does `set` in a file",
 }

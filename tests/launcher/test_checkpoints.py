@@ -84,6 +84,14 @@ def test_bytes_of_a_parameter(training: dict[str, object], each: int) -> None:
     assert checkpoint_bytes(other) == each * other.model.parameter_count
 
 
+def test_a_checkpoint_of_adapters_has_them_alone() -> None:
+    plan = tiny_plan()
+    changed = tiny_training(4, precision="bf16", lora={"rank": 4, "targets": ["q_proj"]})
+    other = plan_of(tiny_model(), changed, plan.strategy, plan.placement)
+    width = other.model.hidden
+    assert checkpoint_bytes(other) == 12 * other.model.layers * 4 * 2 * width
+
+
 def test_how_many_more_there_are_at_once(tmp_path: Path) -> None:
     plan = tiny_plan()  # a step takes 0.2 s at most
 

@@ -18,7 +18,7 @@ from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import stored_values, whole_values
 from bigplan.runtime.mixture import Mixture
 from bigplan.runtime.ways import Ways
-from bigplan.spec.lora import stored
+from bigplan.spec.lora import Lora, stored
 from bigplan.spec.step import Parameter
 
 
@@ -41,6 +41,24 @@ def plain_ways(scale: float, balance: float = 0.0) -> Ways:
     return Ways(linears, experts=mixture)
 
 
+def merged_experts(p: Mapping[str, Tensor], experts: int, lora: Lora) -> dict[str, Tensor]:
+    """Parameters of a block with experts' adapters added to their matrices, W + s B A each.
+
+    Row j of f is row j of experts' first matrices, and column j of their last.
+    """
+    found = dict(p)
+    for name in ("gate", "up", "down"):
+        pair = [f"experts.{name}_proj.lora_{side}" for side in "AB"]
+        if pair[0] not in found:
+            continue
+        narrow, wide = (found.pop(one) for one in (pair[::-1] if name == "down" else pair))
+        weight = found[f"experts.{name}_proj.weight"]
+        of_rows = wide.reshape(-1, experts, lora.rank), narrow.reshape(lora.rank, experts, -1)
+        delta = torch.einsum("fer,reh->feh", *of_rows).reshape(weight.shape)
+        found[f"experts.{name}_proj.weight"] = weight + lora.scale * delta
+    return found
+
+
 @dataclass
 class LoraLoop:
     """Trains a plan's adapters in fp32 on the CPU, whatever its ranks: a step is one batch."""
@@ -55,7 +73,7 @@ class LoraLoop:
         model, training = self.plan.model, self.plan.training
         first, sequence = stored_values(model, training), model.layer_sequence()
         self.frozen = [
-            {p.name: self._matrix(p, whole_values(first, kind, layer, p)) for p in described}
+            {p.name: self._matrix(kind, p, whole_values(first, kind, layer, p)) for p in described}
             for layer, kind in enumerate(sequence)
             for described in [stored(model, kind, training.lora, training.compute_bytes)]
         ]
@@ -74,9 +92,9 @@ class LoraLoop:
         length, batch = training.sequence_length, training.global_batch
         self._source = BatchSource(data_path(training.data), length, batch, 0, 1, training.seed)
 
-    def _matrix(self, described: Parameter, values: Tensor) -> Tensor:
+    def _matrix(self, kind: str, described: Parameter, values: Tensor) -> Tensor:
         """What a frozen parameter is in products: matrices in 4 bits have lost some of it."""
-        whole = {p.name: p.shape for p in self.plan.model.kinds()["block"]}
+        whole = {p.name: p.shape for p in self.plan.model.kinds()[kind]}
         as_it_is = described.shape == whole.get(described.name, described.shape)
         return values if as_it_is else four_bits.unpacked(values).float()
 
@@ -109,7 +127,8 @@ class LoraLoop:
         """The losses of all targets."""
         model, lora = self.plan.model, self.plan.training.lora
         assert lora is not None
-        ways = plain_ways(lora.scale, model.router_loss / model.layers)
+        of_experts = model.layers - model.dense_blocks
+        ways = plain_ways(lora.scale, model.router_loss / of_experts)
         length = tokens.shape[1]
         tables = {
             one: positions.position_tables(model, length, "cpu", torch.float32, attends=one)
@@ -123,7 +142,9 @@ class LoraLoop:
                 n.removeprefix(prefix): a for n, a in self.adapters.items() if n.startswith(prefix)
             }
             at = tables[model.attentions[number]]
-            x = blocks.block({**self.frozen[number + 1], **own}, x, model, at, ways)
+            seen = model.seen_by(model.layer_sequence()[number + 1])
+            p = merged_experts({**self.frozen[number + 1], **own}, seen.experts, lora)
+            x = blocks.block(p, x, seen, at, ways)
         head = self.frozen[-1]
         if model.tied_embeddings:
             head = {**head, "embed_tokens.weight": self.frozen[0]["embed_tokens.weight"]}

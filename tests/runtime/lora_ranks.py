@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -18,14 +20,28 @@ from bigplan.plan import Plan
 from bigplan.rectangle import Rectangle
 from bigplan.runtime.weights import stage_adapters
 from bigplan.runtime.worker import NativeWorker
+from bigplan.spec.lora import possible_targets
+from bigplan.spec.model import ModelSpec
 from tests.runtime.checkpoints import running
 from tests.runtime.harness import context_of
 from tests.runtime.plans import plan_of, tiny_model, tiny_training
 
-LORA = {"rank": 4, "alpha": 8.0}
+LORA: dict[str, object] = {"rank": 4, "alpha": 8.0}
 # On unlike nodes: one has three of the four sequences of a step.
 UNLIKE = (Replicas(number=1, micro_batch=3), Replicas(number=1, micro_batch=1))
 STEPS, SAVED_AFTER = 3, 1
+# A dense block and one with experts, each with a convolution before one with attention.
+SEVERAL_KINDS: dict[str, object] = {
+    "experts": 4,
+    "experts_per_token": 2,
+    "router_loss": 0.0,  # the plain loop balances experts over all tokens of a step
+    "ffn": 32,
+    "shared_ffn": 32,
+    "dense_blocks": 2,
+    "dense_ffn": 64,
+    "convolution": {"taps": 3},
+    "mixer_pattern": ("1 convolution", "1 attention"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +86,7 @@ def layouts(ranks: int) -> dict[str, Strategy]:
         "tp4": Strategy(dp=1, tp=4),
         "dp2-tp2-zero3": Strategy(dp=2, tp=2, zero=3),
         "dp2-pp2-zero3": Strategy(dp=2, pp=2, zero=3),
-        "tp2-pp2-vpp2": Strategy(dp=1, tp=2, pp=2, vpp=2),
+        "tp2-pp2": Strategy(dp=1, tp=2, pp=2),
         "cp2-tp2": Strategy(dp=1, cp=2, tp=2),
         "dp2-cp2-zero3": Strategy(dp=2, cp=2, zero=3),
         "dp4-zero3-groups": Strategy(dp=4, zero=3, zero_group=2),
@@ -88,23 +104,26 @@ def plans(ranks: int, *, clip_norm: float | None) -> dict[str, Plan]:
         if strategy.shards > 1 and not strategy.zero:
             tier = Tier.GPU  # what is not sharded does not leave
         recompute = ways[number % len(ways)]
-        model = tiny_model(layers=4, tied_embeddings=ranks == 4)
-        training = tiny_training(4, clip_norm=clip_norm, lora=LORA)
-        found[name] = plan_of(model, training, strategy, _placement(strategy, tier, recompute))
+        several = SEVERAL_KINDS if ranks == 4 else {}
+        model = tiny_model(layers=4, tied_embeddings=ranks == 4, **several)
+        every = {"targets": possible_targets(model)} if several else {}
+        training = tiny_training(4, clip_norm=clip_norm, lora=LORA | every)
+        placement = alike(model, strategy, tier, recompute)
+        found[name] = plan_of(model, training, strategy, placement)
     return found
 
 
-def _placement(strategy: Strategy, tier: Tier, recompute: Recompute) -> Placement:
-    stages = []
-    for stage in range(strategy.pp):
-        blocks = sum(strategy.cut.blocks(4)[stage :: strategy.pp])
-        kinds = {"block": frozen(blocks, tier, recompute)}
-        if stage == 0:
-            kinds["embedding"] = frozen(1)
-        if stage == strategy.pp - 1:
-            kinds["head"] = frozen(1)
-        stages.append(StagePlacement(kinds=kinds))
-    return Placement(stages=tuple(stages), slots=2)
+def alike(model: ModelSpec, strategy: Strategy, tier: Tier, recompute: Recompute) -> Placement:
+    """Every kind of block at this tier and recomputed so."""
+    blocks, stages = (
+        iter(model.layer_sequence()[1:-1]),
+        [Counter[str]() for _ in range(strategy.pp)],
+    )
+    for chunk, number in enumerate(strategy.cut.blocks(model.layers)):
+        stages[chunk % strategy.pp].update(islice(blocks, number))
+    placed = [{k: frozen(n, tier, recompute) for k, n in stage.items()} for stage in stages]
+    placed[0]["embedding"] = placed[-1]["head"] = frozen(1)
+    return Placement(stages=tuple(StagePlacement(kinds=kinds) for kinds in placed), slots=2)
 
 
 def run_rank(rank: int, folder: str) -> None:

@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.rectangle import Rectangle
 from bigplan.runtime import first_values, four_bits, native
-from bigplan.spec.lora import stored
+from bigplan.spec.lora import possible_targets, stored
 from bigplan.spec.optimizer import Optimizer
 from tests.runtime import lora_ranks
 from tests.runtime.lora_loop import LoraLoop
-from tests.runtime.lora_ranks import LORA, LoraRun, frozen
-from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.runtime.lora_ranks import LORA, LoraRun
+from tests.runtime.plans import plan_of, tiny_model, tiny_training
 from tests.runtime.processes import start
 from tests.runtime.test_lora import CLOSE, check_steps
 
@@ -38,17 +39,27 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-EXPERTS = {"ffn": 64, "experts": 4, "experts_per_token": 2}  # two ranks have rows of each
+EXPERTS: dict[str, object] = {"ffn": 64, "experts": 4, "experts_per_token": 2}
+# A dense block with a delta rule, and one with experts.
+SEVERAL_KINDS = EXPERTS | {
+    "router_loss": 0.0,
+    "shared_ffn": 64,
+    "shared_gate": True,
+    "dense_blocks": 1,
+    "dense_ffn": 128,
+    "delta_rule": {"key_heads": 4, "key_dim": 4, "value_heads": 16, "value_dim": 16},
+    "mixer_pattern": ("1 delta_rule", "1 attention"),
+}
 
 
 def plan(tier: Tier, recompute: Recompute, **model: object) -> Plan:
-    """Two blocks with their matrices in 4 bits."""
-    blocks = frozen(2, tier, recompute)
+    """Two blocks with their matrices in 4 bits, and adapters of all of them."""
+    described = tiny_model(**WIDE | model)
+    lora = {**NF4, "targets": possible_targets(described)}
+    training = tiny_training(4, lora=lora, optimizer=OPTIMIZER)
+    strategy = Strategy(dp=1, accumulation_group=2)
     return plan_of(
-        tiny_model(**WIDE | model),
-        tiny_training(4, lora=NF4, optimizer=OPTIMIZER),
-        lora_ranks.layouts(2)["tp2"].model_copy(update={"tp": 1}),
-        placed(embedding=frozen(1), block=blocks, head=frozen(1), slots=2),
+        described, training, strategy, lora_ranks.alike(described, strategy, tier, recompute)
     )
 
 
@@ -58,7 +69,7 @@ def test_a_run_is_the_plain_loop(tier: Tier) -> None:
 
 
 @pytest.mark.parametrize("recompute", list(Recompute), ids=str)
-@pytest.mark.parametrize("model", [{}, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("model", [{}, SEVERAL_KINDS], ids=["dense", "several"])
 def test_blocks_may_be_recomputed(recompute: Recompute, model: dict[str, object]) -> None:
     check_steps(plan(Tier.HOST, recompute, **model), steps=2)
 
@@ -126,6 +137,10 @@ def test_ranks_train_as_one_does(
         )
         for name in ("dp2-zero3", "tp2", "pp2-vpp2")
     }
+    if model:
+        first = every["dp2-zero3"]
+        spread = first.strategy.model_copy(update={"ep": 2})
+        every["dp2-ep2-zero3"] = first.model_copy(update={"strategy": spread})
     (tmp_path / "plans").write_bytes(pickle.dumps(every))
     start(lora_ranks.run_rank, tmp_path, 2)
     loop = LoraLoop(next(iter(every.values())))

@@ -23,8 +23,7 @@ from bigplan.plan import Plan
 from bigplan.runtime.context import Context
 from bigplan.runtime.weights import stage_adapters
 from bigplan.runtime.worker import NativeWorker
-from bigplan.spec.lora import targets_of
-from bigplan.spec.model import ModelSpec
+from bigplan.spec.lora import possible_targets
 from bigplan.spec.training import ValidationSpec
 from tests.examples import examples
 from tests.runtime.harness import context_of, started
@@ -132,17 +131,12 @@ def test_blocks_may_be_recomputed(recompute: Recompute, activations: Tier) -> No
     check_steps(plan(placed(embedding=frozen(1), block=block, head=frozen(1))))
 
 
-def _has_adapters(model: ModelSpec) -> bool:
-    others = model.dense_blocks, model.convolution, model.delta_rule, model.attention_gate
-    return not any(others)
-
-
 @st.composite
 def _any(draw: st.DrawFn) -> Plan:
     """Any model, targets and placement, two micro-batches or more a step."""
-    model = draw(models().filter(_has_adapters))
+    model = draw(models())
     targets = draw(
-        st.none() | st.lists(st.sampled_from(targets_of(model)), min_size=1, unique=True)
+        st.none() | st.lists(st.sampled_from(possible_targets(model)), min_size=1, unique=True)
     )
     strategy = Strategy(
         dp=1, micro_batch=draw(st.integers(1, 2)), accumulation_group=draw(st.integers(1, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from bigplan.content import ADAPTERS
 from bigplan.errors import InputError
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import Tier
+from bigplan.placement import Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.rectangle import all_of
 from bigplan.runtime.adapter_rows import NAME, adapter_parameters
@@ -29,10 +30,11 @@ from bigplan.runtime.first_values import random_values
 from bigplan.runtime.peft_export import export_adapters, export_merged
 from bigplan.spec.hf.config import load_hf_config
 from bigplan.spec.hf.peft import CONFIG, WEIGHTS
+from bigplan.spec.layers import BLOCKS
 from tests.runtime.harness import started
 from tests.runtime.hf_models import LENGTH, reference
 from tests.runtime.lora_ranks import frozen
-from tests.runtime.plans import placed, plan_of, tiny_training
+from tests.runtime.plans import plan_of, tiny_training
 
 CLOSE = 1e-5  # fp32 sums of a few hundred terms in another order
 STEPS = 3
@@ -44,8 +46,11 @@ def lora_plan(folder: Path, case: str, **lora: object) -> tuple[Any, Plan]:
     theirs.save_pretrained(folder)
     model = load_hf_config(folder / "config.json")
     training = tiny_training(2, weights=str(folder), lora={"rank": 4, **lora})
-    block = frozen(model.layers, Tier.HOST)
-    placement = placed(embedding=frozen(1), block=block, head=frozen(1))
+    kinds = {
+        kind: frozen(layers, Tier.HOST if kind in BLOCKS else Tier.GPU)
+        for kind, layers in Counter(model.layer_sequence()).items()
+    }
+    placement = Placement(stages=(StagePlacement(kinds=kinds),), slots=2)
     return theirs, plan_of(model, training, Strategy(dp=1), placement)
 
 
@@ -115,6 +120,7 @@ def _logits(model: Any) -> Tensor:
     return found
 
 
+EXPERTS = [f"experts.{name}_proj" for name in ("gate", "up", "down")]
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-stabilised": {"rank_stabilised": True, "targets": ["q_proj", "down_proj"]},
@@ -124,12 +130,38 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt-neox": {},  # and head by head
     "glm4": {},  # rows of queries and keys are in another order
     "mixtral": {},  # of attention alone
-    "qwen3-moe": {"targets": ["k_proj", "o_proj"]},
+    "glm4-moe": {},  # its first block is dense, and others have shared experts
+    "qwen3-moe-experts": {"targets": [*EXPERTS, "q_proj"]},
+    "gpt-oss-experts": {"targets": EXPERTS},  # gate and up take turns in columns of one parameter
+    "lfm2-moe": {},  # what a convolution reads is one module
+    "qwen3-next": {},  # what a delta rule reads is two, and a gate is part of a third
 }
 
 
 def _model(case: str) -> str:
-    return case.removesuffix("-stabilised").removesuffix("-some")
+    return case.removesuffix("-stabilised").removesuffix("-some").removesuffix("-experts")
+
+
+OF_EXPERTS = ("experts.down_proj", "experts.gate_up_proj")
+
+
+def _add_of_experts(
+    modules: dict[str, Any], module: str, config: dict[str, Any], pair: tuple[Tensor, Tensor]
+) -> None:
+    """Each expert's, of which peft has rows of A together, and columns of B in turns.
+
+    The parameter that it wraps first is called base_layer in the name of the tensors.
+    """
+    assert config["target_parameters"] == [*OF_EXPERTS]
+    name = OF_EXPERTS[module.endswith(".base_layer")]
+    rank = config["rank_pattern"].get(name, config["r"])
+    alpha = config["alpha_pattern"].get(name, config["lora_alpha"])
+    parameter = getattr(modules[module.removesuffix(".base_layer")], name.removeprefix("experts."))
+    a, b = pair
+    a, b = a.view(len(parameter), rank, -1), b.view(-1, rank, len(parameter))
+    delta = alpha / rank * torch.einsum("ore,eri->eoi", b, a)
+    with torch.no_grad():
+        parameter += delta if delta.shape == parameter.shape else delta.mT
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -148,9 +180,14 @@ def test_adapters_and_the_merged_model_give_the_same(case: str, tmp_path: Path) 
     )
     tensors = load_file(tmp_path / "adapters" / WEIGHTS)
     modules, adapted = dict(theirs.named_modules()), set()
+    told = [*config["target_modules"], *config.get("target_parameters", ())]
     for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
         module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-        end = next(e for e in config["target_modules"] if f".{module}".endswith(f".{e}"))
+        if ".experts" in module:
+            pair = tensors[name], tensors[name.replace("lora_A", "lora_B")]
+            _add_of_experts(modules, module, config, pair)
+            continue
+        end = next(e for e in told if f".{module}".endswith(f".{e.removesuffix('.weight')}"))
         rank = config["rank_pattern"].get(end, config["r"])
         alpha = config["alpha_pattern"].get(end, config["lora_alpha"])
         scale = alpha / (rank**0.5 if config["use_rslora"] else rank)
@@ -160,7 +197,7 @@ def test_adapters_and_the_merged_model_give_the_same(case: str, tmp_path: Path) 
         with torch.no_grad():
             modules[module].weight += delta.T if config["fan_in_fan_out"] else delta
         adapted.add(module)
-    ends = tuple(f".{end}" for end in config["target_modules"])
+    ends = tuple(f".{end.removesuffix('.weight')}" for end in told if end not in OF_EXPERTS)
     assert adapted == {name for name in modules if f".{name}".endswith(ends)}
     most = merged.abs().max()
     assert (_logits(theirs) - merged).abs().max() < CLOSE * most

@@ -110,17 +110,26 @@ def test_one_adapter_of_a_fused_module_is_one_of_each_of_its_matrices(tmp_path: 
 
 @pytest.mark.parametrize(
     ("case", "targets"),
-    [("llama", ["q_proj", "v_proj"]), ("llama", "all-linear"), ("gpt2", ["c_attn"])],
+    [
+        ("llama", ["q_proj", "v_proj"]),
+        ("llama", "all-linear"),
+        ("gpt2", ["c_attn"]),
+        ("qwen3-moe", {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}),
+        ("gpt-oss", {"mlp.experts.gate_up_proj"}),
+    ],
 )
 def test_what_peft_writes_is_what_training_starts_from(
-    case: str, targets: object, tmp_path: Path
+    case: str, targets: Any, tmp_path: Path
 ) -> None:
     peft = pytest.importorskip("peft")
     _, plan = lora_plan(tmp_path / "in", case)
+    of_experts = isinstance(targets, set)  # parameters, which have no dropout
+    told = {"target_modules": ["q_proj"], "target_parameters": sorted(targets)} if of_experts else {
+        "target_modules": targets, "lora_dropout": 0.1
+    }  # fmt: skip
     config = peft.LoraConfig(
-        r=4, lora_alpha=6, target_modules=targets, lora_dropout=0.1, init_lora_weights=False,
-        task_type="CAUSAL_LM",
-    )  # fmt: skip
+        r=4, lora_alpha=6, init_lora_weights=False, task_type="CAUSAL_LM", **told
+    )
     theirs = peft.get_peft_model(_loaded(tmp_path / "in"), config)
     theirs.save_pretrained(tmp_path / "adapters")
     again = _resumed(plan, tmp_path / "adapters")

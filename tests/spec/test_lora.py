@@ -12,6 +12,7 @@ from bigplan.spec.lora import (
     Lora,
     adapted_steps,
     adapters,
+    passed_count,
     stored,
     targets_of,
     trained,
@@ -93,7 +94,7 @@ def test_what_does_not_go_with_adapters() -> None:
             resolve(TrainingRequest.model_validate({"lora": {"rank": 8}, **key}), LLAMA)
 
 
-def test_experts_and_routers_stay_as_they_are() -> None:
+def test_experts_stay_as_they_are_unless_they_are_named() -> None:
     """Of a mixture attention alone has adapters, and nothing is kept for gradients of experts."""
     model = find_model("qwen3-30b-a3b")
     assert targets_of(model) == ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -107,7 +108,7 @@ def test_experts_and_routers_stay_as_they_are() -> None:
     saved = {v.name for s in adapted_steps(model, "block", Lora(rank=8)) for v in s.saves}
     assert {"gate", "up", "router scores"} <= saved
     assert not {"mlp input", "inner"} & saved
-    with pytest.raises(InputError, match=r"no such product.*experts and routers stay"):
+    with pytest.raises(InputError, match=r"no such product.*routers stay"):
         _resolved(Lora(rank=8, targets=("gate_proj",)), model)
     packed = Lora(rank=8, frozen="nf4")
     before, after = (
@@ -116,6 +117,25 @@ def test_experts_and_routers_stay_as_they_are() -> None:
     changed = {name for name, count in after.items() if count < before[name]}
     experts = {f"experts.{name}_proj.weight" for name in ("gate", "up", "down")}
     assert changed == experts | {f"{name}_proj.weight" for name in "qkvo"}
+
+
+def test_experts_have_an_adapter_each() -> None:
+    model = find_model("qwen3-30b-a3b")
+    lora = Lora(rank=8, targets=("experts.up_proj", "experts.down_proj"))
+    each = 8 * (model.hidden + model.ffn)
+    assert trained_count(model, lora) == model.layers * model.experts * 2 * each
+    assert passed_count(model, lora) == model.layers * model.experts_per_token * 2 * each
+    found = {p.name: p for p in adapters(model, lora)}
+    # Of two ranks each has all that reads or gives hidden states, and half of the rest.
+    whole, half = (8, model.experts * model.hidden), (model.ffn // 2, model.experts * 8)
+    for name, shape in (("up_proj.lora_A", whole), ("up_proj.lora_B", half)):
+        assert found[f"experts.{name}"].local(2) == shape
+    for name, shape in (("down_proj.lora_A", half), ("down_proj.lora_B", whole)):
+        assert found[f"experts.{name}"].local(2) == shape
+    saved = {v.name for s in adapted_steps(model, "block", lora) for v in s.saves}
+    assert {"mlp input", "inner"} <= saved
+    last = Lora(rank=8, targets=("experts.down_proj",))
+    assert "mlp input" not in {v.name for s in adapted_steps(model, "block", last) for v in s.saves}
 
 
 def test_a_shared_experts_gate_and_a_routers_bias_are_not_packed() -> None:
@@ -131,9 +151,32 @@ def test_a_shared_experts_gate_and_a_routers_bias_are_not_packed() -> None:
     assert not {"shared.up_proj.weight", "experts.up_proj.weight"} & same
 
 
-def test_models_whose_first_blocks_have_no_experts_are_refused() -> None:
-    with pytest.raises(InputError, match=r"the first 1 of glm-4\.5-air have none"):
-        _resolved(Lora(rank=8), find_model("glm-4.5-air"))
+def test_each_kind_of_block_has_adapters_of_its_own_products() -> None:
+    """GLM-4.5-Air's first block has an MLP in place of experts, and is counted once."""
+    model, lora = find_model("glm-4.5-air"), Lora(rank=8)
+    shared = ("shared.gate_proj", "shared.up_proj", "shared.down_proj")
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert targets_of(model, ["dense"]) == (*attention, "gate_proj", "up_proj", "down_proj")
+    assert targets_of(model, ["block"]) == (*attention, *shared)
+    assert set(targets_of(model)) == {*targets_of(model, ["dense"]), *shared}
+    down = Lora(rank=8, targets=("down_proj",))
+    assert trained_count(model, down) == 8 * (model.hidden + model.dense_ffn)
+    each = {k: sum(p.count for p in adapters(model, lora, k)) for k in ("dense", "block")}
+    assert trained_count(model, lora) == each["dense"] + (model.layers - 1) * each["block"]
+
+
+def test_products_of_other_mixers_have_adapters_and_filters_have_none() -> None:
+    lfm2, next80 = find_model("lfm2-1.2b"), find_model("qwen3-next-80b-a3b")
+    assert set(targets_of(lfm2, ["convolution"])) >= {"conv.before_proj", "conv.out_proj"}
+    rule = targets_of(next80, ["delta_rule"])
+    assert {"delta.q_proj", "delta.z_proj", "delta.out_proj", "shared.up_proj"} <= {*rule}
+    assert not any("conv.weight" in name or name.startswith("experts") for name in rule)
+    packed = {p.name: p.shape for p in stored(next80, "delta_rule", Lora(rank=8, frozen="nf4"), 2)}
+    whole = {p.name: p.shape for p in next80.kinds()["delta_rule"]}
+    changed = {name for name in whole if packed[name] != whole[name]}
+    assert "delta.q_proj.weight" in changed
+    assert not {"delta.q_conv.weight", "router.weight"} & changed
+    assert all(f"{name}.weight" in changed for name in rule)
 
 
 def test_groups_of_the_optimizer_name_adapters() -> None:

@@ -6,11 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from bigplan.capabilities import native_refusal
-from bigplan.errors import InputError
 from bigplan.graph.space import splits_over_tensor_parallel
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
-from bigplan.spec.lora import Lora, check_lora
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
@@ -73,8 +71,6 @@ def test_what_contradicts_itself_is_refused(changes: dict[str, object], words: s
 
 
 def test_what_is_not_planned_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="blocks mix tokens by a convolution, and some of mixed"):
-        check_lora(Lora(rank=4), model())
     training = Training.model_validate({"sequence_length": 16, "global_batch": 1})
     few = native_refusal(model(), training, Strategy(dp=1, cp=8))
     assert "a convolution of 4 taps reads 3 of the rank before" in str(few)
@@ -83,8 +79,6 @@ def test_what_is_not_planned_is_refused_by_name() -> None:
 
 def test_a_delta_rule_is_planned_where_its_state_is_whole() -> None:
     spec = model(convolution=None, delta_rule=RULE, mixer_pattern=["2 delta_rule", "1 attention"])
-    with pytest.raises(InputError, match="have a gated delta rule or attention behind a gate"):
-        check_lora(Lora(rank=4), spec)
     training = Training.model_validate({"sequence_length": 16, "global_batch": 1})
     refused = native_refusal(spec, training, Strategy(dp=1, cp=2))
     assert "cp 2: a gated delta rule needs the state of all tokens before" in str(refused)

@@ -142,7 +142,7 @@ class Reader:
         of_experts = {p.name: p.experts for kind in kinds for p in kind if p.experts}
         for file in manifest.files:
             for tensor in file.tensors:
-                experts = of_experts.get(tensor.parameter, 0)
+                experts = of_experts.get(tensor.parameter, tensor.experts)
                 parts = side_by_side(tensor, experts) if experts != tensor.experts else (tensor,)
                 found[file.layer, tensor.parameter, tensor.kind] += (
                     _StoredRectangle(one.rectangle, file, one) for one in parts

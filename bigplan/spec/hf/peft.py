@@ -22,8 +22,15 @@ from typing import Any, NamedTuple
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.files.reading import parse_json, read_json, require_regular, user_path
 from bigplan.spec.hf.config import to_hf_config
+from bigplan.spec.hf.peft_experts import (
+    ExpertPlace,
+    expert_places,
+    found_places,
+    parameters_told,
+)
 from bigplan.spec.hf.weights import Stored, family_of, stored
-from bigplan.spec.lora import HIGHEST_RANK, Lora, targets_of
+from bigplan.spec.layers import BLOCKS
+from bigplan.spec.lora import HIGHEST_RANK, RETURNING, Lora, possible_targets, targets_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
@@ -53,7 +60,7 @@ class AdapterFolder:
     """What a folder has of a model."""
 
     lora: Lora
-    places: tuple[AdapterPlace, ...]
+    places: tuple[AdapterPlace | ExpertPlace, ...]
     shapes: Mapping[str, tuple[int, ...]]  # by tensor
 
     @property
@@ -114,31 +121,41 @@ def adapter_folder(
     `targets`: those wanted, where a module does not tell of which of its matrices it has some.
     """
     config, shapes = _config(folder), _shapes(folder / WEIGHTS)
-    every = tuple(_places(model, adapted_family(model, weights), shapes))
-    known = {f"{p.module}.lora_{side}.weight" for p in every for side in "AB"}
+    family = adapted_family(model, weights)
+    every, of_experts = tuple(_places(model, family, shapes)), _of_experts(model, family, config)
+    modules = {p.module for p in every} | {p.module for layer in of_experts for p in layer}
+    known = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
     if other := next((name for name in sorted(shapes) if name not in known), None):
         raise RefusedError(
             f"{folder / WEIGHTS}: {other} is no adapter of a product of {model.name}'s blocks, "
-            f"which are {', '.join(targets_of(model))}; train without it, or start from others"
+            f"which are {', '.join(possible_targets(model))}; train without it, or start "
+            "from others"
         )
     rank = int(_number(folder, config, "r"))
     if rank > HIGHEST_RANK:
         raise RefusedError(
             f"{folder / CONFIG}: r is {rank}; ranks up to {HIGHEST_RANK} are trained"
         )
-    chosen = tuple(_placed(folder, every, shapes, rank, targets))
+    chosen: tuple[AdapterPlace | ExpertPlace, ...] = (
+        *_placed(folder, every, shapes, rank, targets),
+        *(
+            place
+            for layer in of_experts
+            for place in found_places(folder / WEIGHTS, layer, shapes, rank, targets)
+        ),
+    )
     wanted = {place.target for place in chosen}
-    blocks = [n for n, kind in enumerate(model.layer_sequence()) if kind == "block"]
-    if {(p.layer, p.target) for p in chosen} != {(n, t) for n in blocks for t in wanted}:
+    needed = {(n, t) for n, kind in _blocks(model) for t in possible_targets(model, [kind])}
+    if {(p.layer, p.target) for p in chosen} != {one for one in needed if one[1] in wanted}:
         raise RefusedError(
-            f"{folder / WEIGHTS}: not all {len(blocks)} blocks of {model.name} have the same "
+            f"{folder / WEIGHTS}: not all {model.layers} blocks of {model.name} have the same "
             "adapters, which bigplan trains; start from others"
         )
     stabilised = bool(config.get("use_rslora"))
-    alpha = _alpha(
-        folder, config, {p.module: shapes[f"{p.module}.lora_A.weight"][0] for p in every}
-    )
-    names = tuple(target for target in targets_of(model) if target in wanted)
+    ranks = {p.module: shapes[f"{p.module}.lora_A.weight"][0] for p in every}
+    ranks |= {p.parameter: p.width for p in chosen if isinstance(p, ExpertPlace)}
+    alpha = _alpha(folder, config, ranks)
+    names = tuple(target for target in possible_targets(model) if target in wanted)
     lora = Lora(rank=rank, alpha=alpha, targets=names, rank_stabilised=stabilised)
     return AdapterFolder(lora, chosen, shapes)
 
@@ -147,14 +164,35 @@ def _places(
     model: ModelSpec, family: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[AdapterPlace]:
     """All matrices whose module has an adapter."""
-    matrices = {p.name: p for p in model.kinds()["block"]}
-    for layer, kind in enumerate(model.layer_sequence()):
-        for target in targets_of(model) if kind == "block" else ():
-            matrix = matrices[f"{target}{_WEIGHT}"]
+    kinds = {kind: {p.name: p for p in of} for kind, of in model.kinds().items()}
+    for layer, kind in _blocks(model):
+        for target in targets_of(model, [kind]):
+            matrix = kinds[kind][f"{target}{_WEIGHT}"]
             (rows,) = stored(family, model, layer, matrix)
             module = PREFIX + rows.tensor.removesuffix(_WEIGHT)
             if f"{module}.lora_A.weight" in shapes:
                 yield AdapterPlace(layer, target, module, rows, matrix)
+
+
+def _of_experts(
+    model: ModelSpec, family: str, config: Mapping[str, Any]
+) -> tuple[tuple[ExpertPlace, ...], ...]:
+    """Where adapters of each block's experts are, as far as the folder says that it has some."""
+    told = parameters_told(config)
+    return tuple(
+        tuple(
+            place
+            for place in expert_places(family, model, layer, nested=len(told) > 1, prefix=PREFIX)
+            if place.parameter.rpartition(".")[2] in told
+        )
+        for layer, kind in (_blocks(model) if told else ())
+        if RETURNING in possible_targets(model, [kind])
+    )
+
+
+def _blocks(model: ModelSpec) -> Iterator[tuple[int, str]]:
+    """The numbers of all blocks among layers, and their kinds."""
+    return ((n, kind) for n, kind in enumerate(model.layer_sequence()) if kind in BLOCKS)
 
 
 def _placed(
@@ -230,7 +268,8 @@ def _alpha(folder: Path, config: Mapping[str, Any], ranks: Mapping[str, int]) ->
     pattern = config.get("alpha_pattern")
     pattern = pattern if isinstance(pattern, dict) else {}
     for module, width in ranks.items():
-        end = next((end for end in pattern if f".{module}".endswith(f".{end}")), None)
+        ends = (end for end in pattern if f".{module}".endswith(f".{end.removesuffix(_WEIGHT)}"))
+        end = next(ends, None)
         mine = alpha if end is None else _number(folder, pattern, end)
         if not math.isclose(mine / width**power, alpha / rank**power, rel_tol=1e-6):
             raise RefusedError(

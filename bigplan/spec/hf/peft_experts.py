@@ -1,0 +1,149 @@
+"""Adapters of experts in a folder as Hugging Face's peft writes it (`target_parameters`).
+
+transformers 5 has all experts of a block in one module, with a parameter gate_up_proj and another
+down_proj. peft (0.21, tuners/lora/layer.py, `ParamWrapper`) has an A [experts x rank, in] and a B
+[out, rank x experts] of each: rows of A are expert after expert, and in columns of B experts take
+turns. It wraps the module once for each parameter, the later one around the earlier, so that
+gate_up_proj's tensors are called MODULE.base_layer.lora_A.weight where down_proj has some, too.
+
+Gate and up are matrices of their own here. One adapter of our rank becomes one of each, which have
+the same A; bigplan exports one of twice the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bigplan.errors import InputError, RefusedError
+from bigplan.spec.hf.weights import Stored, stored
+from bigplan.spec.lora import OF_SENT, RETURNING
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Parameter
+
+GATE_UP, DOWN = "gate_up_proj", "down_proj"  # parameters of a module of experts
+MATRICES: Mapping[str, tuple[str, ...]] = {GATE_UP: OF_SENT, DOWN: (RETURNING,)}
+# What files call modules that transformers 5 has by other names.
+_RENAMED = {".block_sparse_moe.": ".mlp."}
+
+
+class ExpertPlace(NamedTuple):
+    """The adapters of one of experts' matrices within those of a parameter.
+
+    `above`, `run` and `cycle`: where an expert's rows of the matrix are in those of the parameter.
+    Of `width` rows of every expert's A, and columns of its B, they have some from `first` on.
+    """
+
+    layer: int  # its index in layer_sequence()
+    target: str
+    module: str  # what names of tensors begin with
+    matrix: Parameter
+    above: int
+    run: int
+    cycle: int
+    width: int = 0
+    first: int = 0
+
+    @property
+    def parameter(self) -> str:
+        """The parameter's name in the model."""
+        name = DOWN if self.returns else GATE_UP
+        return f"{self.module.removesuffix('.base_layer')}.{name}"
+
+    @property
+    def returns(self) -> bool:
+        """Whether the matrix leads back to the residual stream."""
+        return self.target == RETURNING
+
+
+def expert_module(family: str, model: ModelSpec, layer: int) -> str:
+    """The module of a layer's experts in transformers."""
+    (first, *_) = _stored(family, model, layer, OF_SENT[0])
+    module = first.tensor.rpartition(".experts.")[0] + ".experts"
+    for old, new in _RENAMED.items():
+        module = module.replace(old, new)
+    return module
+
+
+def expert_places(
+    family: str, model: ModelSpec, layer: int, *, nested: bool, prefix: str = ""
+) -> tuple[ExpertPlace, ...]:
+    """Where adapters of a layer's experts would be. `nested`: both parameters have some."""
+    module = prefix + expert_module(family, model, layer)
+    return tuple(
+        _place(family, model, layer, target, f"{module}.base_layer" if inside else module)
+        for parameter, targets in MATRICES.items()
+        for inside in [nested and parameter == GATE_UP]
+        for target in targets
+    )
+
+
+def _stored(family: str, model: ModelSpec, layer: int, target: str) -> tuple[Stored, ...]:
+    return stored(family, model, layer, _matrix(model, layer, target))
+
+
+def _matrix(model: ModelSpec, layer: int, target: str) -> Parameter:
+    parameters = model.kinds()[model.layer_sequence()[layer]]
+    return next(p for p in parameters if p.name == f"{target}.weight")
+
+
+def _place(family: str, model: ModelSpec, layer: int, target: str, module: str) -> ExpertPlace:
+    matrix = _matrix(model, layer, target)
+    rows = matrix.shape[0] // matrix.experts
+    if target == RETURNING:
+        return ExpertPlace(layer, target, module, matrix, 0, matrix.shape[1], matrix.shape[1])
+    (one, *_) = _stored(family, model, layer, target)
+    if one.stacked and one.cycle:
+        return ExpertPlace(layer, target, module, matrix, one.above, one.run, one.cycle)
+    above = rows * OF_SENT.index(target)
+    return ExpertPlace(layer, target, module, matrix, above, rows, len(OF_SENT) * rows)
+
+
+def parameters_told(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parameters of experts that have adapters, as adapter_config.json says."""
+    told = config.get("target_parameters")
+    names = [str(name) for name in told] if isinstance(told, list) else []
+    return tuple(p for p in MATRICES if any(n == p or n.endswith(f".{p}") for n in names))
+
+
+def found_places(
+    folder: Path,
+    every: tuple[ExpertPlace, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+    rank: int,
+    targets: object,
+) -> Iterator[ExpertPlace]:
+    """Those of a layer that have values, each with its part of its tensors."""
+    for parameter, names in MATRICES.items():
+        inside = [place for place in every if place.target in names]
+        if not inside or f"{inside[0].module}.lora_A.weight" not in shapes:
+            continue
+        width = _width(folder, inside, shapes)
+        if width != rank * len(inside) and isinstance(targets, list | tuple):
+            inside = [place for place in inside if place.target in targets]
+        if width not in (rank, rank * len(names)):
+            raise RefusedError(
+                f"{folder}: {parameter} of {inside[0].module} has the rank {width} and r is "
+                f"{rank}; bigplan has adapters of one rank"
+            )
+        for number, place in enumerate(inside):
+            yield place._replace(width=width, first=0 if width == rank else number * rank)
+
+
+def _width(folder: Path, inside: list[ExpertPlace], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Rows of every expert's A. Raises InputError where shapes are not the model's."""
+    place = inside[0]
+    experts, hidden = place.matrix.experts, place.matrix.shape[1]
+    inner = place.matrix.shape[0] // experts
+    read, given = (inner, hidden) if place.returns else (hidden, place.cycle // place.run * inner)
+    rows = shapes[f"{place.module}.lora_A.weight"][0]
+    width = rows // experts
+    for side, shape in (("A", (width * experts, read)), ("B", (given, width * experts))):
+        if (found := shapes.get(f"{place.module}.lora_{side}.weight")) != shape:
+            raise InputError(
+                f"{folder}: lora_{side} of {place.module} has the shape {list(found or ())}, but "
+                f"the model's {experts} experts need {list(shape)}; these adapters are of another "
+                "model"
+            )
+    return width
