@@ -166,7 +166,7 @@ class KeptActivations:
 
         What other ranks have sent is forgotten too, so that no saved tensor's size depends on it.
         """
-        ranks, by, opened = products.ranks, products.mixture.rows, products.matrices.open
+        ranks, by, grouped = products.ranks, products.mixture.rows, products.matrices.grouped
 
         def forget(x: Tensor, matrices: tuple[Matrix, Matrix], routed: Routed) -> None:
             (chosen, order), dispatch = routed.places, routed.dispatch
@@ -179,8 +179,9 @@ class KeptActivations:
                 self.forget(routed.weights, weights, routed.by_token, chosen, order)
                 tokens = self._pack(again)
             places = [self._pack(one) for one in (chosen, order)]
-            rows = _RecomputedTensor(partial(mixture.sent, dispatch, by), [tokens, *places])
-            given = partial(mixture.given, dispatch, opened)
+            read = partial(mixture.read, dispatch, by, grouped)
+            rows = _RecomputedTensor(read, [tokens, *places])
+            given = partial(mixture.given, dispatch, grouped)
             for output, (matrix, *biases) in zip((routed.gate, routed.up), matrices, strict=True):
                 self.forget(output, given, rows, matrix, chosen, order, *biases)
 

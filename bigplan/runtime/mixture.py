@@ -11,6 +11,7 @@ are saved, too, because it takes an exchange to have them again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,8 +20,8 @@ from torch.autograd import Function
 
 from bigplan.runtime import expert_biases, experts
 from bigplan.runtime.expert_parallel import ALL_HERE, Dispatch, ExpertParallel
-from bigplan.runtime.experts import Places, Put, RowOperators
-from bigplan.runtime.matrices import Open, as_stored
+from bigplan.runtime.experts import Adds, Places, RowOperators
+from bigplan.runtime.grouped import EXPERTS_AS_STORED, Factors, Grouped
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.layers import ROUTER_BIAS, SCORE_BIAS
 from bigplan.spec.model import ModelSpec
@@ -49,8 +50,8 @@ class GradientSums(Protocol):
     def add_product(self, name: str, gradient: Tensor, x: Tensor) -> None:
         """Add gradient^T x."""
 
-    def add_grouped(self, name: str, factors: tuple[Tensor, Tensor], ends: Tensor, by: Put) -> None:
-        """Add each expert's gradient^T rows, its factors."""
+    def add_by(self, name: str, add: Adds) -> None:
+        """Add what `add` does."""
 
 
 Matrix = tuple[Tensor, ...]  # of experts, and their biases where they have some
@@ -70,7 +71,7 @@ class Mixture(NamedTuple):
     forget: ForgetRouted | None = None  # None: gate and up are kept
     rows: RowOperators = experts.RowOperators()
     frozen: bool = False  # nobody asks for weights' gradients, nor keeps what they would be made of
-    open: Open = as_stored  # of experts' matrices
+    grouped: Grouped = EXPERTS_AS_STORED  # how rows are multiplied
     spread: ExpertParallel = ALL_HERE  # who has which experts
 
 
@@ -126,17 +127,24 @@ def weights(dispatch: Dispatch, values: Tensor, *places: Tensor) -> Tensor:
     return dispatch.weights(values, Places(*places))
 
 
-def given(
-    dispatch: Dispatch, opened: Open, rows: Tensor, weight: Tensor, *others: Tensor
+def read(
+    dispatch: Dispatch, operators: RowOperators, grouped: Grouped, tokens: Tensor, *places: Tensor
 ) -> Tensor:
-    """What the first matrix of experts [f * experts, h] makes of their rows: [rows, f].
+    """The rows of tokens that came, as first products read them."""
+    return grouped.read(sent(dispatch, operators, tokens, *places))
+
+
+def given(
+    dispatch: Dispatch, grouped: Grouped, rows: Tensor, weight: Tensor, *others: Tensor
+) -> Tensor:
+    """What a first matrix of experts [f * experts, h] makes of rows that are read: [rows, f].
 
     `others`: the rows' places, and all experts' biases where they have some.
     """
     chosen, order, *biases = others
     places = Places(chosen, order)
     ends = dispatch.ends(places)
-    found = experts.grouped(rows, experts.entering(opened(weight), len(ends)), ends)
+    found = grouped.entering(rows, weight, ends, back=False)
     for bias in biases:
         expert_biases.add_biases_(found, _unit_vectors(dispatch, places, bias), bias)
     return found
@@ -179,10 +187,10 @@ class _Routed(Function):
         del coming
         kept = None if mixture.frozen else x, tokens if dispatch.away else None
         ctx.save_for_backward(*kept, scores, *places, router, gate, up, biases[0])
-        rows = sent(dispatch, mixture.rows, tokens, *places)
+        rows = read(dispatch, mixture.rows, mixture.grouped, tokens, *places)
         matrices = ((gate,), (up,)) if biases[0] is None else ((gate, biases[0]), (up, biases[1]))
         opened, beside = (
-            given(dispatch, mixture.open, rows, weight, *places, *bias)
+            given(dispatch, mixture.grouped, rows, weight, *places, *bias)
             for weight, *bias in matrices
         )
         if forget is not None:
@@ -199,8 +207,9 @@ class _Routed(Function):
         again, ends = None if x is None else mixture.ranks.gather(x), dispatch.ends(places)
         del x
         by_gate, by_up, by_weights, by_own, *_ = gradients
-        rows = experts.grouped(by_gate, experts.leaving(mixture.open(gate), len(ends)), ends)
-        beside = experts.grouped(by_up, experts.leaving(mixture.open(up), len(ends)), ends)
+        grouped = mixture.grouped
+        rows = grouped.leaving(grouped.read(by_gate), gate, ends, back=True)
+        beside = grouped.leaving(grouped.read(by_up), up, ends, back=True)
         by_input = dispatch.combined(mixture.rows, rows, places, beside)
         del rows, beside
         by_token = dispatch.returned(by_weights, places)
@@ -214,9 +223,11 @@ class _Routed(Function):
         ).to(router.dtype)
 
         def by_factors(tokens: Tensor) -> list[Tensor | None]:
-            rows = sent(dispatch, mixture.rows, tokens, *places)
-            factors = (GATE, (by_gate, rows)), (UP, (by_up, rows))
-            return [_by_experts(mixture, name, pair, ends) for name, pair in factors]
+            if mixture.frozen:
+                return [None, None]
+            rows = grouped.read_again(sent(dispatch, mixture.rows, tokens, *places), ends)
+            named = ((GATE, gate), by_gate), ((UP, up), by_up)
+            return [_by_experts(mixture, one, (by, rows), ends) for one, by in named]
 
         # What other ranks' experts give comes beside these products.
         by_matrices = [None, None] if kept is None else by_factors(kept)
@@ -255,19 +266,27 @@ def _by_matrix(sums: GradientSums | None, name: str, gradient: Tensor, x: Tensor
 
 
 def _by_experts(
-    mixture: Mixture, name: str, factors: tuple[Tensor, Tensor], ends: Tensor
+    mixture: Mixture, named: tuple[str, Tensor], factors: Factors, ends: Tensor
 ) -> Tensor | None:
-    """The gradient of experts' matrices, of its factors [rows, f] and [rows, h]; as _by_router."""
+    """The gradient of experts' matrix [f * experts, h] of that name, as _by_router."""
+    name, weight = named
+    add = partial(mixture.grouped.add, factors=factors, ends=ends, by=mixture.rows.put)
+    if mixture.sums is not None:
+        mixture.sums.add_by(name, add)
+        return None
+    total = torch.empty_like(weight)
+    add(total, fresh=True)
+    return total
+
+
+def _by_down(
+    mixture: Mixture, down: Tensor, factors: tuple[Tensor, Tensor], ends: Tensor
+) -> Tensor | None:
+    """The same of the last matrix: of rows before it [rows, f], and gradients of rows behind it."""
     if mixture.frozen:
         return None
-    by = mixture.rows.put
-    if mixture.sums is not None:
-        mixture.sums.add_grouped(name, factors, ends, by)
-        return None
-    gradient, rows = factors
-    total = rows.new_empty(gradient.shape[1] * len(ends), rows.shape[1])
-    experts.add_grouped(total, factors, ends, fresh=True, by=by)
-    return total
+    inner, rows = factors
+    return _by_experts(mixture, (DOWN, down), (inner, mixture.grouped.read_again(rows, ends)), ends)
 
 
 class Weighted(Function):
@@ -302,7 +321,7 @@ class _Closing(Function):
         inner, chosen, order, *last = ctx.saved_tensors
         (by_output,), places = gradients, Places(chosen, order)
         rows, by_inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
-        by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
+        by_down = _by_down(ctx.passed.mixture, last[0], (inner, rows), ends)
         return None, by_output, by_inner, None, None, by_down, *biased
 
 
@@ -326,7 +345,7 @@ class _Gated(Function):
         rows, inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
         by_factors = ctx.passed.mixture.rows.weighted_backward(gate, up, weights, inner)
         del gate, up  # which may have been computed again, and are as large
-        by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
+        by_down = _by_down(ctx.passed.mixture, last[0], (inner, rows), ends)
         return None, by_output, *by_factors, None, None, by_down, *biased
 
 
@@ -346,9 +365,11 @@ class _Last(NamedTuple):
 def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, last: _Last) -> Tensor:
     """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
     mixture, ends = passed.mixture, passed.dispatch.ends(places)
-    factors = experts.leaving(mixture.open(last.down), len(ends))
+    grouped = mixture.grouped
     # Nothing here holds the results while their sums are on their way.
-    back = passed.dispatch.combined(mixture.rows, experts.grouped(inner, factors, ends), places)
+    back = passed.dispatch.combined(
+        mixture.rows, grouped.leaving(grouped.read(inner), last.down, ends, back=False), places
+    )
     output = back()
     if last.bias is not None:
         output.addmm_(last.of_all(mixture, places, output.dtype), last.bias.T)
@@ -365,7 +386,8 @@ def _returned(
     (mixture, dispatch), ends = passed, passed.dispatch.ends(places)
     gathered = mixture.ranks.gather(by_output)().flatten(0, -2)
     rows = sent(dispatch, mixture.rows, dispatch.came(mixture.rows, gathered)(), *places)
-    by_inner = experts.grouped(rows, experts.entering(mixture.open(last.down), len(ends)), ends)
+    grouped = mixture.grouped
+    by_inner = grouped.entering(grouped.read(rows), last.down, ends, back=True)
     if last.bias is None:
         return rows, by_inner, ends, (None, None)
     by_weights = expert_biases.by_row(places, gathered @ last.bias, mixture.ranks)
