@@ -21,7 +21,7 @@ from torch.nn.functional import ScalingType
 
 from bigplan.mechanics import LEAST_LARGEST
 from bigplan.runtime.grouped import Grouped
-from bigplan.runtime.grouped_eight_bits import EightBitExperts
+from bigplan.runtime.grouped_eight_bits import EXPERTS
 
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -77,7 +77,7 @@ class EightBits:
     """Products with weights in 8 bits."""
 
     casts: CastsTo = cast
-    grouped: Grouped = EightBitExperts()
+    grouped: Grouped = EXPERTS
     in_place: ClassVar[bool] = False
 
     def read(self, x: Tensor) -> tuple[Cast, Tensor]:

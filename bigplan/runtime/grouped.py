@@ -1,8 +1,8 @@
-"""How rows of experts are multiplied by their experts' matrices: in the weights' dtype, or in 8 bits.
+"""How rows are multiplied by their experts' matrices: in the weights' dtype, or in 8 bits.
 
 A matrix [f * experts, h] holds all experts', whose rows take turns (experts.py). Its rows' products
 lead from h to f or back, forward and backward; its own gradient is a product of two matrices of
-rows. What several products share is made once: `read` of rows, `read_again` of them in the backward.
+rows. What several products share is made once: `read` of rows, `read_again` in the backward.
 """
 
 from __future__ import annotations

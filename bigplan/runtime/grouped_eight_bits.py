@@ -170,9 +170,7 @@ class EightBitExperts:
         return Turned(values, scales.flatten(), ends)
 
 
-def _of_rows(
-    read: Tensor, matrices: tuple[Tensor, Tensor], ends: Tensor, *, back: bool
-) -> Tensor:
+def _of_rows(read: Tensor, matrices: tuple[Tensor, Tensor], ends: Tensor, *, back: bool) -> Tensor:
     _, width, out = matrices[0].shape
     values, scales = _parts(read, width)
     if not len(values):
@@ -185,3 +183,6 @@ def _parts(read: Tensor, width: int) -> tuple[Tensor, Tensor]:
     count = len(read) // (width + 4)
     values, scales = torch.split(read, [count * width, count * 4])
     return values.view(VALUES).view(count, width), scales.view(torch.float32)
+
+
+EXPERTS = EightBitExperts()
