@@ -62,6 +62,7 @@ def grouped_product(shape: RankShape, step: LayerStep, *, fp8: bool = False) -> 
         shape.tokens * read.each,
         given.columns(shape.tp) // given.each,
         read.columns(shape.tp) // read.each,
+        fp8=fp8,
         count=len(step.gives),
         groups=shape.experts,
         apart=not shape.grouped_kernels,
