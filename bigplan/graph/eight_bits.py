@@ -74,8 +74,15 @@ def _casts_of_experts(shape: RankShape, product: Gemm, *, enters: bool) -> tuple
     back = behind * weights + (BY_ROW + BY_COLUMN) * outputs + BY_COLUMN * inputs
     launches = 1 + count, 1 + 3 * count + ENDS_LAUNCHES
     return (
-        Stream(name, BY_ROW * inputs + ahead * weights, launches[0], EAGER_EXPERT_CAST, made),
-        Stream(name, back, launches[1], EAGER_EXPERT_CAST, made),
+        Stream(
+            name,
+            BY_ROW * inputs + ahead * weights,
+            launches[0],
+            EAGER_EXPERT_CAST,
+            made,
+            in_turn=True,
+        ),
+        Stream(name, back, launches[1], EAGER_EXPERT_CAST, made, in_turn=True),
     )
 
 

@@ -195,7 +195,7 @@ def test_experts_in_8_bits_that_do_not_run_are_refused() -> None:
     told = native_refusal(gated, training, Strategy(dp=1))
     assert told is not None
     assert "the score of shared_gate is 1" in told
-    told = native_refusal(tiny_model(**EXPERTS | {"shared_ffn": 40}), training, Strategy(dp=1))
+    told = native_refusal(tiny_model(**{**EXPERTS, "shared_ffn": 40}), training, Strategy(dp=1))
     assert told is not None
     assert "shared_ffn / tp 1 is 40" in told
     gpus = {name: find_cluster(name).group.gpu for name in ("h200-1x", "hgx-b200", "dgx-a100-80g")}
