@@ -1,11 +1,13 @@
 """Products of experts in 8 bits on one GPU: products and casts alone, beside those in bf16.
 
-    python -m benchmarks.eight_bits_experts OUT [MODEL ...]
+    python -m benchmarks.eight_bits_experts OUT [PART ...]
 
-For the experts of Qwen3 30B-A3B, GPT-OSS-20B and Mixtral 8x7B, 16,384 tokens: milliseconds and
-TFLOP/s of a product forward, by input and by weight, in bf16, in 8 bits and in 8 bits with casts;
-the relative error of each against fp32; GB/s of casts by what they move. A part that fails says so
-in a line. OUT gets eight_bits_experts.json. Half a minute on an H200. Without a GPU: nothing.
+Parts: a shipped model's name (by default three, one after the other): with its experts and 16,384
+tokens, milliseconds and TFLOP/s of a product forward, by input and by weight, in bf16, in 8 bits
+and in 8 bits with casts; the relative error of each against fp32; GB/s of casts by what they move.
+`mixtral-like-3b` and `qwen3-like-2b`: steps of these models of benchmarks/experts.py in bf16 and in
+8 bits, beside their promises. A part that fails says so in a line. OUT gets
+eight_bits_experts.json. Half a minute on an H200, and half for steps. Without a GPU: nothing.
 """
 
 from __future__ import annotations
@@ -19,16 +21,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.experts import MODELS as STEPPED_MODELS
+from benchmarks.limit_run import Amount, tell, trained
 from benchmarks.parts import CUDA, Asked, milliseconds
+from bigplan.engines import make_plan
 from bigplan.kernels import expert_casts, rows
+from bigplan.planner import Request
 from bigplan.runtime import experts
 from bigplan.runtime.grouped import EXPERTS_AS_STORED
 from bigplan.runtime.grouped_eight_bits import VALUES, EightBitExperts, Ends, multiplied
 from bigplan.spec.catalog import find_model
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
 
 MODELS = ("qwen3-30b-a3b", "gpt-oss-20b", "mixtral-8x7b")
 TOKENS = 16384
+STEPS = 6
+STEPPED = {model.name: model for model in STEPPED_MODELS}
 LOOKED_AT = 2  # experts whose results are compared
 
 
@@ -179,6 +188,23 @@ def casts(model: ModelSpec) -> dict[str, float]:
     return took
 
 
+def steps(model: ModelSpec, asked: Asked) -> dict[str, Any]:
+    """Steps in bf16 and in 8 bits by the runtime's worker, beside their promises."""
+    found, cluster = {}, asked.cluster()
+    for low in (False, True):
+        training = Training(
+            sequence_length=2048, global_batch=16, precision="bf16", fp8_gemms=low, clip_norm=1.0
+        )
+        plan = make_plan(Request(model, training, cluster, engine="native"))
+        promised = plan.predicted.model_dump(mode="json")
+        promised["memory"] = {str(use.tier): use.used_bytes for use in plan.predicted.memory}
+        with trained(plan, asked.out, Amount(STEPS)) as (_, record):
+            tell(f"{model.name} fp8 {low}", promised, record)
+        found[f"fp8 {low}"] = record | {"promised": plan.predicted.step_seconds}
+        torch.cuda.empty_cache()
+    return found
+
+
 def main() -> None:
     """Measure what is asked for, model by model."""
     asked = Asked.of(__doc__, "eight_bits_experts", MODELS)
@@ -187,6 +213,9 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name in asked.parts:
         print(name, flush=True)
+        if name in STEPPED:
+            found[name] = steps(STEPPED[name], asked)
+            continue
         model = find_model(name)
         found[name] = products(model) | casts(model)
         torch.cuda.empty_cache()

@@ -72,18 +72,15 @@ def _casts_of_experts(shape: RankShape, product: Gemm, *, enters: bool) -> tuple
     weights = product.n * product.k * product.groups * count
     ahead, behind = (BY_ROW, BY_COLUMN) if enters else (BY_COLUMN, BY_ROW)
     back = behind * weights + (BY_ROW + BY_COLUMN) * outputs + BY_COLUMN * inputs
-    launches = 1 + count, 1 + 3 * count + ENDS_LAUNCHES
-    return (
-        Stream(
-            name,
-            BY_ROW * inputs + ahead * weights,
-            launches[0],
-            EAGER_EXPERT_CAST,
-            made,
-            in_turn=True,
-        ),
-        Stream(name, back, launches[1], EAGER_EXPERT_CAST, made, in_turn=True),
+    pairs = (
+        (BY_ROW * inputs + ahead * weights, 1 + count),
+        (back, 1 + 3 * count + ENDS_LAUNCHES),
     )
+    forward, backward = (
+        Stream(name, nbytes, launches, EAGER_EXPERT_CAST, made, in_turn=True)
+        for nbytes, launches in pairs
+    )
+    return forward, backward
 
 
 def cast_bytes(shape: RankShape) -> tuple[int, int]:
