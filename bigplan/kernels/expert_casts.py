@@ -22,7 +22,7 @@ SIDE, DEEP = 64, 128  # columns of a program, and rows of a tile
 MOST_WARPS, OF_A_WARP = 16, 512  # elements of a row
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("experts", "each"))  # of rows there is any number
 def _by_row(x, values, scales, width, experts, each, HIGHEST: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -35,13 +35,13 @@ def _by_row(x, values, scales, width, experts, each, HIGHEST: tl.constexpr, BLOC
 
 @triton.jit
 def _by_column(
-    x, ends, padded, values, scales, width, long, height, HIGHEST: tl.constexpr,
+    x, ends, padded, values, scales, width, long, HIGHEST: tl.constexpr,
     RAGGED: tl.constexpr, SIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     """Columns of one expert's part [rows, width] of x, and its place in `values`.
 
     RAGGED: parts end at `ends` and their transposes, in rows of `long`, at `padded`; otherwise rows
-    of x take turns, `height` of each of as many experts as the grid has.
+    of x take turns, `long` of each of as many experts as the grid has.
     """
     expert = tl.program_id(1)
     j = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
@@ -56,11 +56,11 @@ def _by_column(
         part = x + first.to(tl.int64) * width
         to = values + place
     else:
-        count = height
-        filled = height
+        count = long
+        filled = long
         step = width * tl.num_programs(1)
         part = x + expert.to(tl.int64) * width
-        to = values + expert.to(tl.int64) * width * height
+        to = values + expert.to(tl.int64) * width * long
     top = tl.zeros((SIDE,), tl.float32)
     for deep in range(0, count, DEEP):
         i = deep + tl.arange(0, DEEP)
@@ -104,13 +104,13 @@ def by_column(
     experts' rows one behind the other, up to the first `ends`, int32 [experts]. They are columns of
     a matrix [k, long], up to the second ends, which are multiples of 16; zeros fill them up.
     """
-    height, width = len(x) // experts, x.shape[1]
-    shape = (experts, width, height) if ends is None else (width, long)
+    width = x.shape[1]
+    shape = (experts, width, len(x) // experts) if ends is None else (width, long)
     values = x.new_empty(shape, dtype=VALUES)
     scales = x.new_empty(experts, width, dtype=torch.float32)
     some, padded = (scales, scales) if ends is None else ends
     _by_column[triton.cdiv(width, SIDE), experts](
-        x, some, padded, values, scales, width, shape[-1], height,
+        x, some, padded, values, scales, width, shape[-1],
         HIGHEST=HIGHEST, RAGGED=ends is not None, SIDE=SIDE, DEEP=DEEP,
     )  # fmt: skip
     return values, scales
