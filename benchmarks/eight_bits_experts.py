@@ -19,7 +19,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import ScalingType
 
 from benchmarks.experts import MODELS as STEPPED_MODELS
 from benchmarks.limit_run import Amount, tell, trained
@@ -28,7 +30,7 @@ from bigplan.engines import make_plan
 from bigplan.kernels import expert_casts, rows
 from bigplan.planner import Request
 from bigplan.runtime import experts
-from bigplan.runtime.grouped import EXPERTS_AS_STORED
+from bigplan.runtime.grouped import EXPERTS_AS_STORED, Grouped
 from bigplan.runtime.grouped_eight_bits import VALUES, EightBitExperts, Ends, multiplied
 from bigplan.spec.catalog import find_model
 from bigplan.spec.model import ModelSpec
@@ -76,16 +78,25 @@ def _attempts(name: str, works: dict[str, Callable[[], float]]) -> dict[str, flo
     return found
 
 
+def _exactly(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], ends: Tensor) -> Tensor:
+    """As `multiplied`, with all sums in fp32."""
+    (a, by_a), (b, by_b) = left, right
+    return F.scaled_grouped_mm(  # type: ignore[attr-defined, no-any-return]
+        a, b, by_a, ScalingType.RowWise, by_b, ScalingType.RowWise, offs=ends
+    )
+
+
 def _products(case: Case) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
     """Each direction in bf16, in 8 bits alone by either sum, and in 8 bits with its casts."""
-    low, plain = EightBitExperts(expert_casts.by_row, expert_casts.by_column), EXPERTS_AS_STORED
-    ends, weight = case.ends, case.weight
-    count = len(ends)
-    for name, x, back in (("forward", case.rows, False), ("by input", case.gradient, True)):
-        leads = "leaving" if back else "entering"
+    ends, weight, count = case.ends, case.weight, len(case.ends)
+    low = EightBitExperts(expert_casts.by_row, expert_casts.by_column)
+    for name, x, leads in (
+        ("forward", case.rows, "entering"),
+        ("by input", case.gradient, "leaving"),
+    ):
         values, scales = torch.empty_like(x, dtype=VALUES), x.new_empty(1, len(x)).float()
         expert_casts.by_row(x, values, scales)
-        if back:
+        if leads == "leaving":
             small, by = expert_casts.by_column(weight, count)
             right = small.transpose(1, 2), by
         else:
@@ -93,39 +104,36 @@ def _products(case: Case) -> Iterator[tuple[str, dict[str, Callable[[], object]]
             by = weight.new_empty(count, len(weight) // count, dtype=torch.float32)
             expert_casts.by_row(weight, small, by)
             right = experts.entering(small, count), by
-        alone = partial(multiplied, (values, scales[0]), right, ends)
-        ours, theirs = (getattr(one, leads) for one in (low, plain))
+        ours, theirs = (getattr(one, leads) for one in (low, EXPERTS_AS_STORED))
         yield (
             name,
             {
-                "bf16": partial(theirs, x, weight, ends, back=back),
-                "fast": partial(alone, exact=False),
-                "exact": partial(alone, exact=True),
-                "cast": lambda ours=ours, x=x, back=back: ours(
-                    low.read(x), weight, ends, back=back
-                ),
+                "bf16": partial(theirs, x, weight, ends),
+                "fast": partial(multiplied, (values, scales[0]), right, ends),
+                "exact": partial(_exactly, (values, scales[0]), right, ends),
+                "cast": lambda ours=ours, x=x: ours(low.read(x), weight, ends),
             },
         )
-    turned = low.read_again(case.rows, ends)
-    given = low.read_again(case.gradient, ends)
-    pairs = (given.values, given.scales), (turned.values.T, turned.scales)
-    alone = partial(multiplied, *pairs, turned.ends.turned)
+    yield "by weight", _by_weight(case, low)
 
-    def added(by: Any) -> Tensor:
+
+def _by_weight(case: Case, low: EightBitExperts) -> dict[str, Callable[[], object]]:
+    ends = case.ends
+    given, turned = (low.read_again(one, ends) for one in (case.gradient, case.rows))
+    pairs = (given.values, given.scales), (turned.values.T, turned.scales)
+
+    def added(by: Grouped) -> Tensor:
         factors = case.gradient, by.read_again(case.rows, ends)
         by.add(case.total, fresh=True, factors=factors, ends=ends, by=rows.put)
-        return experts.leaving(case.total, count)
+        return experts.leaving(case.total, len(ends))
 
-    yield (
-        "by weight",
-        {
-            "bf16": lambda: torch.nn.functional.grouped_mm(case.gradient.T, case.rows, offs=ends),
-            "fast": partial(alone, exact=False),
-            "exact": partial(alone, exact=True),
-            "bf16 added": lambda: added(plain),
-            "cast added": lambda: added(low),
-        },
-    )
+    return {
+        "bf16": lambda: F.grouped_mm(case.gradient.T, case.rows, offs=ends),
+        "fast": partial(multiplied, *pairs, turned.ends.turned),
+        "exact": partial(_exactly, *pairs, turned.ends.turned),
+        "bf16 added": lambda: added(EXPERTS_AS_STORED),
+        "cast added": lambda: added(low),
+    }
 
 
 def _error(case: Case, name: str, found: Tensor) -> float:

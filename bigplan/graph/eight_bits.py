@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bigplan.graph import spread
 from bigplan.graph.experts import UNEVEN
 from bigplan.graph.operators import Gemm, Stream
 from bigplan.graph.shape import RankShape
@@ -56,13 +57,14 @@ def casts(shape: RankShape, product: Gemm, step: LayerStep) -> tuple[Stream, Str
 
 
 BY_ROW, BY_COLUMN = 3, 5  # bytes an element: a kernel reads rows once, columns twice
+BEHIND = 16  # bytes behind a row in 8 bits, its scale among them
 ENDS_LAUNCHES = 7  # of where experts' transposed rows begin
 
 
 def _casts_of_experts(shape: RankShape, product: Gemm, *, enters: bool) -> tuple[Stream, Stream]:
     """The same of experts' products, whose rows and columns have scales of their own.
 
-    The forward casts rows once for all matrices. The backward casts each gradient's rows, and for
+    The forward casts tokens, before they are copied to rows, and then what leads back. The backward casts each gradient's rows, and for
     matrices' gradients all rows transposed. A matrix that leads from the hidden size is cast as it
     lies in the forward (`enters`), and transposed in the backward; one that leads back, the other
     way round. Sums of gradients are priced apart (`gradient_sum`).
@@ -71,9 +73,10 @@ def _casts_of_experts(shape: RankShape, product: Gemm, *, enters: bool) -> tuple
     inputs, outputs = product.m * product.k, product.m * product.n * count
     weights = product.n * product.k * product.groups * count
     ahead, behind = (BY_ROW, BY_COLUMN) if enters else (BY_COLUMN, BY_ROW)
+    read = _tokens_read(shape) if enters else inputs
     back = behind * weights + (BY_ROW + BY_COLUMN) * outputs + BY_COLUMN * inputs
     pairs = (
-        (BY_ROW * inputs + ahead * weights, 1 + count),
+        (BY_ROW * read + ahead * weights, 1 + count),
         (back, 1 + 3 * count + ENDS_LAUNCHES),
     )
     forward, backward = (
@@ -108,16 +111,22 @@ def cast_bytes(shape: RankShape) -> tuple[int, int]:
     return forward, backward
 
 
+def _tokens_read(shape: RankShape) -> int:
+    """Elements of the tokens that a rank's experts get."""
+    hidden = shape.whole_hidden
+    return (spread.came_bytes(shape) if shape.spreads_experts else hidden) // shape.element
+
+
 def _cast_bytes_of_experts(shape: RankShape, inner: int, outer: int) -> tuple[int, int]:
     """The same of a product of experts, for values of so many elements a token, in and out.
 
     The forward holds rows and a matrix of all experts; so does the backward with a gradient's rows,
-    and then the transposes of both rows. Rows have scales of 4 bytes each, and may be more than an
-    equal share; in plain torch a cast makes two tensors in fp32.
+    and then the transposes of both rows. Rows have `BEHIND` bytes more, and may be more than an
+    equal share; tokens are cast before. In plain torch a cast makes two tensors in fp32.
     """
     each = shape.model.experts_per_token
     matrix = inner * outer // each**2 * shape.experts
     more = 1.0 + (UNEVEN if shape.spreads_experts else 0.0)
-    rows, given = (int(more * shape.tokens * (one + 4 * each)) for one in (inner, outer))
+    rows, given = (int(more * shape.tokens * (one + BEHIND * each)) for one in (inner, outer))
     through = 0 if shape.generated else 8 * max(rows, given, matrix)
-    return rows + matrix + through, max(given + matrix, given + rows) + through
+    return rows + rows // each + matrix + through, max(given + matrix, given + rows) + through

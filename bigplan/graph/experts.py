@@ -78,7 +78,9 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
     chosen, launches = _choosing(shape)
     hidden = spread.routed_hidden(shape)
-    there, back = 2 * rows, _summed(shape, hidden, both=True) + 2 * rows
+    # Tokens in 8 bits are copied at half the bytes (runtime/grouped_eight_bits.py).
+    copied = rows if shape.training.fp8_gemms else 2 * rows
+    there, back = copied, _summed(shape, hidden, both=True) + 2 * rows
     if shape.spreads_experts:  # tokens are copied for ranks and added up by them besides
         came = spread.came_bytes(shape)
         there, back = there + 2 * came, _summed(shape, came, both=True) + 2 * rows + came + hidden

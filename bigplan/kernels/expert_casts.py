@@ -22,15 +22,18 @@ SIDE, DEEP = 64, 128  # columns of a program, and rows of a tile
 MOST_WARPS, OF_A_WARP = 16, 512  # elements of a row
 
 
-@triton.jit(do_not_specialize=("experts", "each"))  # of rows there is any number
-def _by_row(x, values, scales, width, experts, each, HIGHEST: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=("expert",))  # of rows there is any number
+def _by_row(
+    x, values, scales, width, wide, experts, expert, step, HIGHEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     value = tl.load(x + row * width + at, mask=at < width, other=0.0).to(tl.float32)
     top = tl.maximum(tl.max(tl.abs(value)), LEAST)
     small = (value * (HIGHEST / top)).to(values.dtype.element_ty)
-    tl.store(values + row * width + at, small, mask=at < width)
-    tl.store(scales + (row % experts) * each + row // experts, top / HIGHEST)
+    tl.store(values + row * wide + at, small, mask=at < width)
+    tl.store(scales + (row % experts) * expert + (row // experts) * step, top / HIGHEST)
 
 
 @triton.jit
@@ -83,14 +86,14 @@ def _by_column(
 def by_row(x: Tensor, values: Tensor, scales: Tensor) -> None:
     """Write contiguous x [m, k] in E4M3 to `values` [m, k], and its rows' factors to `scales`.
 
-    scales, fp32 [experts, m / experts], of rows that take turns: row j E + e is row j of expert e.
+    Rows of values are contiguous. scales, fp32 [experts, m / experts], of rows that take turns: row
+    j E + e is row j of expert e.
     """
     if not len(x):
         return
-    experts, each = scales.shape
     block = triton.next_power_of_2(x.shape[1])
     _by_row[(len(x),)](
-        x, values, scales, x.shape[1], experts, each,
+        x, values, scales, x.shape[1], values.stride(0), len(scales), *scales.stride(),
         HIGHEST=HIGHEST, BLOCK=block, num_warps=min(MOST_WARPS, max(1, block // OF_A_WARP)),
     )  # fmt: skip
 

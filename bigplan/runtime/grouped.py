@@ -24,15 +24,12 @@ class Grouped(Protocol):
     """Products of rows, of which `ends`, int32 [experts], says how many each expert has."""
 
     def read(self, rows: Tensor) -> Tensor:
-        """Rows [rows, in], as products of several matrices read them."""
+        """Rows [rows, in] as products read them: row by row, so that copies may come after."""
 
-    def entering(self, read: Tensor, weight: Tensor, ends: Tensor, *, back: bool) -> Tensor:
-        """Rows [rows, h] by their experts' matrices of [f * experts, h], transposed: [rows, f].
+    def entering(self, read: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        """Rows [rows, h] by their experts' matrices of [f * experts, h], transposed: [rows, f]."""
 
-        `back`: they are gradients.
-        """
-
-    def leaving(self, read: Tensor, weight: Tensor, ends: Tensor, *, back: bool) -> Tensor:
+    def leaving(self, read: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         """Rows [rows, f] by their experts' matrices of [f * experts, h]: [rows, h]."""
 
     def read_again(self, rows: Tensor, ends: Tensor) -> Any:
@@ -57,11 +54,11 @@ class OpenedExperts:
         """As they are."""
         return rows
 
-    def entering(self, read: Tensor, weight: Tensor, ends: Tensor, *, back: bool) -> Tensor:
+    def entering(self, read: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         """As Grouped."""
         return experts.grouped(read, experts.entering(self.open(weight), len(ends)), ends)
 
-    def leaving(self, read: Tensor, weight: Tensor, ends: Tensor, *, back: bool) -> Tensor:
+    def leaving(self, read: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         """As Grouped."""
         return experts.grouped(read, experts.leaving(self.open(weight), len(ends)), ends)
 

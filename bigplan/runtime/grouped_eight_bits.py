@@ -5,6 +5,12 @@ capability 9). So gradients are in E4M3, too, where dense ones are in E5M2 (eigh
 every row has a scale of its own, which finds its largest value anew: a token's row of what enters
 or of a gradient, an expert's row or column of a matrix, an expert's column of rows for the
 matrices' gradients. A scale for each row leaves E4M3's four bits of exponent to one row's values.
+Tensor cores add up more terms in their own registers, of fewer bits than fp32 (`use_fast_accum`):
+the kernel without has half of bf16's rate at Qwen3 30B-A3B's shapes on an H200, and the same error,
+which is the casts' (benchmarks/results/2026-11-27-h200-experts-fp8).
+
+A token is cast before it is copied to its experts' rows, which moves 2 bytes an element in place of
+7. Its scale lies behind it.
 
 For those gradients rows are transposed, and a part of them begins at a multiple of 16 bytes and is
 not empty: zeros fill it up. Nothing waits for numbers of rows. On a CPU the same casts are
@@ -28,6 +34,7 @@ from bigplan.runtime.grouped import Factors
 VALUES = torch.float8_e4m3fn
 HIGHEST = torch.finfo(VALUES).max
 PART = 16  # elements at whose multiples an expert's part of transposed rows begins
+BEHIND = 16  # bytes behind a row, the first four its scale, so that rows begin at multiples of 16
 
 
 class Ends(NamedTuple):
@@ -95,20 +102,17 @@ def by_column(
     return turned.T.contiguous().view(VALUES), largest / HIGHEST
 
 
-def multiplied(
-    left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], ends: Tensor, *, exact: bool
-) -> Tensor:
+def multiplied(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], ends: Tensor) -> Tensor:
     """Grouped products of factors in 8 bits with their scales, bf16, as torch.grouped_mm has them.
 
     Of left [rows, k] and right [experts, k, n]: [rows, n]; of left [m, long] and right [long, n],
-    whose parts end at `ends`: [experts, m, n]. Without `exact` tensor cores add up more terms in
-    their own registers, of fewer bits than fp32.
+    whose parts end at `ends`: [experts, m, n].
     """
     (a, by_a), (b, by_b) = left, right
     if a.is_cuda:
         return F.scaled_grouped_mm(  # type: ignore[attr-defined, no-any-return]
             a, b, by_a, ScalingType.RowWise, by_b, ScalingType.RowWise, offs=ends,
-            output_dtype=torch.bfloat16, use_fast_accum=not exact,
+            output_dtype=torch.bfloat16, use_fast_accum=True,
         )  # fmt: skip
     parts = list(experts.slices(ends))
     if b.dim() == 3:
@@ -130,24 +134,23 @@ class EightBitExperts:
     by_column: CastsColumns = by_column
 
     def read(self, rows: Tensor) -> Tensor:
-        """Values, and their scales behind them, as bytes."""
-        count, width = rows.shape
-        read = rows.new_empty(count * (width + 4), dtype=torch.uint8)
-        values, scales = _parts(read, width)
+        """Bytes [rows, in + BEHIND]."""
+        read = rows.new_empty(len(rows), rows.shape[1] + BEHIND, dtype=torch.uint8)
+        values, scales = _parts(read)
         self.by_row(rows.contiguous(), values, scales[None])
         return read
 
-    def entering(self, read: Tensor, weight: Tensor, ends: Tensor, *, back: bool) -> Tensor:
+    def entering(self, read: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         """As Grouped."""
         count, values = len(ends), torch.empty_like(weight, dtype=VALUES)
         scales = weight.new_empty(count, len(weight) // count, dtype=torch.float32)
         self.by_row(weight, values, scales)
-        return _of_rows(read, (experts.entering(values, count), scales), ends, back=back)
+        return _of_rows(read, (experts.entering(values, count), scales), ends)
 
-    def leaving(self, read: Tensor, weight: Tensor, ends: Tensor, *, back: bool) -> Tensor:
+    def leaving(self, read: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         """As Grouped."""
         values, scales = self.by_column(weight, len(ends))
-        return _of_rows(read, (values.transpose(1, 2), scales), ends, back=back)
+        return _of_rows(read, (values.transpose(1, 2), scales), ends)
 
     def read_again(self, rows: Tensor, ends: Tensor) -> Turned:
         """Transposed."""
@@ -160,7 +163,7 @@ class EightBitExperts:
         gradient, rows = factors
         turned = self._turned(gradient, rows.ends)
         left, right = (turned.values, turned.scales), (rows.values.T, rows.scales)
-        made = multiplied(left, right, rows.ends.turned, exact=True)
+        made = multiplied(left, right, rows.ends.turned)
         del turned, left
         by(experts.leaving(total, len(ends)), made, fresh=fresh)
 
@@ -170,19 +173,18 @@ class EightBitExperts:
         return Turned(values, scales.flatten(), ends)
 
 
-def _of_rows(read: Tensor, matrices: tuple[Tensor, Tensor], ends: Tensor, *, back: bool) -> Tensor:
-    _, width, out = matrices[0].shape
-    values, scales = _parts(read, width)
+def _of_rows(read: Tensor, matrices: tuple[Tensor, Tensor], ends: Tensor) -> Tensor:
+    values, scales = _parts(read)
     if not len(values):
-        return scales.new_empty(0, out, dtype=torch.bfloat16)
-    return multiplied((values, scales), matrices, ends, exact=back)
+        return scales.new_empty(0, matrices[0].shape[2], dtype=torch.bfloat16)
+    return multiplied((values, scales.contiguous()), matrices, ends)
 
 
-def _parts(read: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Values [rows, width] and scales fp32 [rows] of rows as they are read."""
-    count = len(read) // (width + 4)
-    values, scales = torch.split(read, [count * width, count * 4])
-    return values.view(VALUES).view(count, width), scales.view(torch.float32)
+def _parts(read: Tensor) -> tuple[Tensor, Tensor]:
+    """Values [rows, in] and scales fp32 [rows] of rows as they are read."""
+    width = read.shape[1] - BEHIND
+    scales = read[:, width : width + 4].view(torch.float32)
+    return read[:, :width].view(VALUES), scales[:, 0]
 
 
 EXPERTS = EightBitExperts()

@@ -130,8 +130,8 @@ def weights(dispatch: Dispatch, values: Tensor, *places: Tensor) -> Tensor:
 def read(
     dispatch: Dispatch, operators: RowOperators, grouped: Grouped, tokens: Tensor, *places: Tensor
 ) -> Tensor:
-    """The rows of tokens that came, as first products read them."""
-    return grouped.read(sent(dispatch, operators, tokens, *places))
+    """The rows of tokens [..., h] that came, as first products read them."""
+    return sent(dispatch, operators, grouped.read(tokens.flatten(0, -2)), *places)
 
 
 def given(
@@ -144,7 +144,7 @@ def given(
     chosen, order, *biases = others
     places = Places(chosen, order)
     ends = dispatch.ends(places)
-    found = grouped.entering(rows, weight, ends, back=False)
+    found = grouped.entering(rows, weight, ends)
     for bias in biases:
         expert_biases.add_biases_(found, _unit_vectors(dispatch, places, bias), bias)
     return found
@@ -208,8 +208,8 @@ class _Routed(Function):
         del x
         by_gate, by_up, by_weights, by_own, *_ = gradients
         grouped = mixture.grouped
-        rows = grouped.leaving(grouped.read(by_gate), gate, ends, back=True)
-        beside = grouped.leaving(grouped.read(by_up), up, ends, back=True)
+        rows = grouped.leaving(grouped.read(by_gate), gate, ends)
+        beside = grouped.leaving(grouped.read(by_up), up, ends)
         by_input = dispatch.combined(mixture.rows, rows, places, beside)
         del rows, beside
         by_token = dispatch.returned(by_weights, places)
@@ -368,7 +368,7 @@ def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, last: _Last)
     grouped = mixture.grouped
     # Nothing here holds the results while their sums are on their way.
     back = passed.dispatch.combined(
-        mixture.rows, grouped.leaving(grouped.read(inner), last.down, ends, back=False), places
+        mixture.rows, grouped.leaving(grouped.read(inner), last.down, ends), places
     )
     output = back()
     if last.bias is not None:
@@ -387,7 +387,7 @@ def _returned(
     gathered = mixture.ranks.gather(by_output)().flatten(0, -2)
     rows = sent(dispatch, mixture.rows, dispatch.came(mixture.rows, gathered)(), *places)
     grouped = mixture.grouped
-    by_inner = grouped.entering(grouped.read(rows), last.down, ends, back=True)
+    by_inner = grouped.entering(grouped.read(rows), last.down, ends)
     if last.bias is None:
         return rows, by_inner, ends, (None, None)
     by_weights = expert_biases.by_row(places, gathered @ last.bias, mixture.ranks)

@@ -117,7 +117,10 @@ def test_experts_in_fp8_are_cast_by_row_and_by_column(model: ModelSpec, tp: int)
     hidden, inner = rows * model.hidden, rows * width
     matrix = model.experts * model.hidden * width
     bytes_of = {
-        "up": (3 * hidden + 2 * 3 * matrix, 2 * (5 * matrix + 8 * inner) + 5 * hidden),
+        "up": (
+            3 * LENGTH * model.hidden + 2 * 3 * matrix,
+            2 * (5 * matrix + 8 * inner) + 5 * hidden,
+        ),
         "down": (3 * inner + 5 * matrix, 3 * matrix + 8 * hidden + 5 * inner),
     }
     for name, (ahead, back) in bytes_of.items():
@@ -128,6 +131,12 @@ def test_experts_in_fp8_are_cast_by_row_and_by_column(model: ModelSpec, tp: int)
             cast = named(operators, f"mlp {name} to fp8")
             assert isinstance(cast, Stream)
             assert cast.nbytes == nbytes
+    # Copies of tokens have half the bytes, on their way there.
+    sent = [named(one.forward, "sent") for one in (sixteen, eight)]
+    assert [stream.nbytes for stream in sent if isinstance(stream, Stream)] == [
+        4 * hidden,
+        2 * hidden,
+    ]
     assert not gemm(eight, "router").fp8
     assert gemm(eight, "query, key, value").fp8
     assert eight.saved == sixteen.saved

@@ -94,13 +94,13 @@ def test_columns_of_rows_begin_at_multiples_and_are_filled_up(
 def test_a_gpu_rounds_as_torch_does(scale: float) -> None:
     counts = [300, 0, 5, 700]
     ends, x = _ends(counts), (random(0, 1005, 336) * scale).bfloat16()
-    _same(_rows(x, 5, kernel.by_row), _rows(x, 5, plain.by_row), ties=1e-5)
-    _same(kernel.by_column(x, 5), plain.by_column(x, 5), ties=1e-5)
+    _same(_rows(x, 5, kernel.by_row), _rows(x, 5, plain.by_row), ties=1e-4)
+    _same(kernel.by_column(x, 5), plain.by_column(x, 5), ties=1e-4)
     both, last = (ends.rows, ends.turned), int(ends.turned[-1])
     found, expected = (
         one(x, len(counts), both, ends.long) for one in (kernel.by_column, plain.by_column)
     )
-    _same((found[0][:, :last], found[1]), (expected[0][:, :last], expected[1]), ties=1e-5)
+    _same((found[0][:, :last], found[1]), (expected[0][:, :last], expected[1]), ties=1e-4)
 
 
 def test_zeros_have_finite_factors() -> None:
