@@ -65,9 +65,10 @@ def _casts_of_experts(shape: RankShape, product: Gemm, *, enters: bool) -> tuple
     """The same of experts' products, whose rows and columns have scales of their own.
 
     The forward casts tokens, before they are copied to rows, and then what leads back. The backward
-    casts each gradient's rows, and for matrices' gradients all rows transposed. A matrix that leads from the hidden size is cast as it
-    lies in the forward (`enters`), and transposed in the backward; one that leads back, the other
-    way round. Sums of gradients are priced apart (`gradient_sum`).
+    casts each gradient's rows, and for matrices' gradients all rows transposed. A matrix that leads
+    from the hidden size is cast as it lies in the forward (`enters`), and transposed in the
+    backward; one that leads back, the other way round. Sums of gradients are priced apart
+    (`gradient_sum`).
     """
     name, count, made = name_of_cast(product.name), product.count, shape.generated
     inputs, outputs = product.m * product.k, product.m * product.n * count
