@@ -66,6 +66,7 @@ def grouped_product(shape: RankShape, step: LayerStep, *, fp8: bool = False) -> 
         count=len(step.gives),
         groups=shape.experts,
         apart=not shape.grouped_kernels,
+        scaled_rows=fp8 and shape.grouped_kernels,
     )
 
 
