@@ -228,12 +228,16 @@ def test_files_of_other_tools_are_not_priced_with_experts(tmp_path: Path) -> Non
 
 
 def test_experts_in_fp8_are_planned_where_they_run() -> None:
-    """By the native runtime, on GPUs for which torch has a kernel."""
+    """By the native runtime, on GPUs for which torch has a kernel; narrow experts gain nothing."""
     low = TRAINING.model_copy(update={"fp8_gemms": True})
     asked = Request(ROUTED, low, find_cluster("h200-1x"), engine="native")
     plan = make_plan(asked)
     assert plan.executable["native"] is True
-    assert plan.predicted.step_seconds < planned(ROUTED).predicted.step_seconds
+    plain = planned(ROUTED).predicted.step_seconds
+    assert plan.predicted.step_seconds == pytest.approx(plain, rel=0.02)
+    wide = find_model("gpt-oss-20b").model_copy(update={"layers": 4})
+    faster = make_plan(replace(asked, model=wide)).predicted.step_seconds
+    assert faster < 0.95 * planned(wide).predicted.step_seconds
     for engine in ("deepspeed", "megatron"):
         with pytest.raises(RefusedError, match="plans experts in fp8 for its own runtime alone"):
             make_plan(replace(asked, engine=engine))
