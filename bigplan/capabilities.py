@@ -60,6 +60,19 @@ def device_refusal(gpu: Gpu) -> str | None:
     return None
 
 
+def gpu_refusal(gpu: Gpu, model: ModelSpec, training: Training) -> str | None:
+    """Why the native runtime does not train this on such a device; None: it may."""
+    if why := device_refusal(gpu):
+        return why
+    if training.fp8_gemms and model.experts and gpu.runs_kernels and not gpu.grouped_eight_bits:
+        return (
+            f"fp8_gemms: products of experts in fp8 run on compute capability 9 alone (H100, H200, "
+            f"GH200), for which torch has a kernel, and {model.name} has {model.experts} in each "
+            f"block: leave it off on the {gpu.name}"
+        )
+    return None
+
+
 def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) -> str | None:
     """Why a tool is not planned for with this model and training; None: it may be."""
     if training is not None and training.lora is not None:
@@ -68,6 +81,12 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         return (
             f"bigplan stores moments in {moments} in its own runtime alone, not for {tool}: plan "
             "with --engine native, or with moments fp32"
+        )
+    if training is not None and training.fp8_gemms and model.experts:
+        return (
+            f"fp8_gemms: bigplan plans experts in fp8 for its own runtime alone, not for {tool}, "
+            f"and {model.name} has {model.experts} in each block: plan with --engine native, or "
+            "leave it off"
         )
     if training is not None and training.isolate_documents:
         return f"isolate_documents: {OTHERS_ISOLATE.get(tool, ISOLATES_ALONE.format(tool=tool))}"
@@ -266,6 +285,11 @@ def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy
     """Products in 8 bits want every side in whole vectors of 16 bytes."""
     if not training.fp8_gemms:
         return None
+    if model.experts and training.precision != "bf16":
+        return (
+            f"fp8_gemms: products of experts in fp8 give bf16, and precision is "
+            f"{training.precision}: use precision bf16, or leave fp8_gemms off"
+        )
     tp = strategy.tp
     sides = {
         "hidden": model.hidden,
@@ -276,6 +300,14 @@ def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy
     }
     if model.convolution is not None:
         sides[f"hidden / tp {tp}"] = model.hidden // tp
+    if (rule := model.delta_rule) is not None:
+        sides[f"value_heads / tp {tp}"] = rule.value_heads // tp
+        sides[f"key_heads x key_dim / tp {tp}"] = rule.key_heads * rule.key_dim // tp
+        sides[f"value_heads x value_dim / tp {tp}"] = rule.value_heads * rule.value_dim // tp
+    if model.experts:
+        sides[f"dense_ffn / tp {tp}"] = (model.dense_ffn or 0) // tp
+        sides[f"shared_ffn / tp {tp}"] = model.shared_ffn // tp
+        sides["the score of shared_gate"] = int(model.shared_gate)
     if (latent := model.latent_attention) is not None:
         sides |= {
             "query_rank": latent.query_rank or 0,
@@ -321,6 +353,8 @@ def executable(
 ) -> dict[str, bool | str]:
     """For each engine: True if it can execute this, else the reason why not."""
     return {
-        "native": device_refusal(gpu) or native_refusal(model, training, strategy) or True,
+        "native": gpu_refusal(gpu, model, training)
+        or native_refusal(model, training, strategy)
+        or True,
         "deepspeed": deepspeed_refusal(),
     }

@@ -9,8 +9,8 @@ from functools import lru_cache, partial
 
 from bigplan.capabilities import (
     delta_rule_refusal,
-    device_refusal,
     executable,
+    gpu_refusal,
     muon_refusal,
     native_refusal,
     spread_refusal,
@@ -222,8 +222,9 @@ def refused_however_split(request: Request) -> str | None:
     never about how the work is split.
     """
     split = Strategy(dp=request.cluster.gpus)
-    return device_refusal(request.cluster.group.gpu) or native_refusal(
-        request.model, request.training, split
+    model, training = request.model, request.training
+    return gpu_refusal(request.cluster.group.gpu, model, training) or native_refusal(
+        model, training, split
     )
 
 

@@ -27,7 +27,7 @@ from bigplan.solve.candidate import Candidate, Workload
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.lora import Lora
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.training import Training, TrainingRequest, resolve
+from bigplan.spec.training import Training
 from tests.export.test_tools import MEGATRON
 
 SMALL = find_model("qwen3-0.6b")
@@ -231,10 +231,23 @@ def test_files_of_other_tools_are_not_priced_with_experts(tmp_path: Path) -> Non
     assert "mixtral-8x7b has 8 in each block" in " ".join(str(found.exception).split())
 
 
-def test_experts_are_not_planned_in_fp8() -> None:
-    with pytest.raises(InputError, match="products of experts are not planned in fp8, and routed"):
-        resolve(TrainingRequest(fp8_gemms=True), ROUTED)
-    assert resolve(TrainingRequest(fp8_gemms=True), SMALL).fp8_gemms
+def test_experts_in_fp8_are_planned_where_they_run() -> None:
+    """By the native runtime, on GPUs for which torch has a kernel; narrow experts gain nothing."""
+    low = TRAINING.model_copy(update={"fp8_gemms": True})
+    asked = Request(ROUTED, low, find_cluster("h200-1x"), engine="native")
+    plan = make_plan(asked)
+    assert plan.executable["native"] is True
+    plain = planned(ROUTED).predicted.step_seconds
+    assert plan.predicted.step_seconds == pytest.approx(plain, rel=0.02)
+    wide = find_model("gpt-oss-20b").model_copy(update={"layers": 4})
+    faster = make_plan(replace(asked, model=wide)).predicted.step_seconds
+    assert faster < 0.95 * planned(wide).predicted.step_seconds
+    for engine in ("deepspeed", "megatron"):
+        with pytest.raises(RefusedError, match="plans experts in fp8 for its own runtime alone"):
+            make_plan(replace(asked, engine=engine))
+    elsewhere = replace(asked, cluster=find_cluster("hgx-b200"))
+    with pytest.raises(RefusedError, match="run on compute capability 9 alone"):
+        make_plan(elsewhere)
 
 
 # Half of the experts' matrices for a token are shared; the first block has none of them.

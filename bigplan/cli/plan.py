@@ -282,12 +282,14 @@ def _say_whether_adapters_fit(experiment: Experiment) -> None:
     """On stderr: that adapters alone can be trained where the whole model cannot."""
     from bigplan.errors import BigplanError
     from bigplan.planner import Request
+    from bigplan.spec.files.document import validate
     from bigplan.spec.lora import Lora, check_lora
     from bigplan.spec.training import Training
     from bigplan.units import format_seconds
 
     request = Request.of(experiment)
-    given = request.training.model_dump()
+    low = " --no-fp8-gemms" if request.training.fp8_gemms else ""
+    given = request.training.model_dump() | {"fp8_gemms": False}
     if request.training.lora is not None or request.engine not in ("auto", "any", "native"):
         return
     for lora, options in (
@@ -296,12 +298,12 @@ def _say_whether_adapters_fit(experiment: Experiment) -> None:
     ):
         try:
             check_lora(lora, request.model)
-            training = Training.model_validate({**given, "lora": lora})
+            training = validate({**given, "lora": lora.model_dump()}, Training, "training")
             alone = replace(request, training=training, engine="native")
             seconds = plan_request(alone, ADAPTERS_SECONDS).plan.predicted.step_seconds
         except BigplanError:  # they do not fit either, or do not go with this model
             continue
-        told = f"{options} trains adapters alone, which fits: {format_seconds(seconds)} a step"
+        told = f"{options}{low} trains adapters alone, which fits: {format_seconds(seconds)} a step"
         Console(stderr=True).print(f"note: {told}", highlight=False)
         return
 

@@ -19,6 +19,10 @@ TILES = (
     (64, 128, 0.8),
     (64, 64, 0.65),
 )
+# Seconds of torch's grouped product in fp8 for matrices' gradients over those of others of as many
+# FLOPs: 1.16 to 1.24 at three models' shapes on an H200, torch 2.11
+# (benchmarks/results/2026-11-27-h200-experts-fp8/products.txt).
+EIGHT_BITS_OF_ROWS = 1.2
 ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels want
 # Rates of a single product by the divisor of its rows' lengths. Measured on an H100, torch 2.11: a
 # layer's three products of 4096 cubed with inputs or outputs less by 4, 2 and 1
@@ -160,6 +164,8 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     rate = gpu.peak(precision) * share * gemm.inner / (gemm.inner + gpu.gemm_half_k)
     rate *= alignment(gemm, gpu, precision)
     arithmetic = device.slowest * gemm.flops * tile_waste(gemm, gpu) / rate
+    if gemm.scaled_rows and gemm.of_rows:
+        arithmetic *= EIGHT_BITS_OF_ROWS
     element = 4 if precision == "fp32" else 2
     return arithmetic + gemm.elements * element / device.stream_rate
 

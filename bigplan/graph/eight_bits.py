@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bigplan.graph import spread
+from bigplan.graph.experts import UNEVEN
 from bigplan.graph.operators import Gemm, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.spec.step import LayerStep, StepOp
@@ -9,6 +11,9 @@ from bigplan.spec.step import LayerStep, StepOp
 # Bytes that plain torch moves for a cast, as a multiple of the kernels' 5 or 6: fp32 values are
 # made, multiplied and cast on the way, and transposed after that (runtime/eight_bits.py), 23 bytes.
 EAGER_CAST = 4.0
+# The same of experts' casts, whose kernels move 3 and 5 (runtime/grouped_eight_bits.py): 27 of rows
+# and of matrices, 50 of rows that are transposed.
+EAGER_EXPERT_CAST = 9.0
 LAUNCHES = 3  # of a cast: its largest value is set to zero, looked for and used
 
 
@@ -39,6 +44,8 @@ def casts(shape: RankShape, product: Gemm, step: LayerStep) -> tuple[Stream, Str
         each, kernels = (6, LAUNCHES) if shape.looks_first else (4, 1)
         ahead = Stream(name, each * (inputs + weights), 2 * kernels * product.launches)
         return ahead, Stream(name, each * outputs, kernels * product.launches)
+    if product.groups > 1:
+        return _casts_of_experts(shape, product, enters=step.gives[0].split)
     count, made = len(step.gives), shape.generated
     moved, apart = 5 * (inputs + weights), shape.sums_in_products
     back = moved + 6 * outputs + (shape.element * weights if apart else 0)
@@ -47,6 +54,41 @@ def casts(shape: RankShape, product: Gemm, step: LayerStep) -> tuple[Stream, Str
         Stream(name, moved, launches[0], EAGER_CAST, made, in_turn=True),
         Stream(name, back, launches[1], EAGER_CAST, made, in_turn=True),
     )
+
+
+BY_ROW, BY_COLUMN = 3, 5  # bytes an element: a kernel reads rows once, columns twice
+# The same of experts' rows by column, at 0.76 of the rate of other casts (0.53 to 0.77 of six):
+# experts have any number of rows, one program each for 64 columns of them. Measured on an H200
+# (benchmarks/results/2026-11-27-h200-experts-fp8/products.txt).
+ROWS_BY_COLUMN = 6.6
+BEHIND = 16  # bytes behind a row in 8 bits, its scale among them
+ENDS_LAUNCHES = 7  # of where experts' transposed rows begin
+
+
+def _casts_of_experts(shape: RankShape, product: Gemm, *, enters: bool) -> tuple[Stream, Stream]:
+    """The same of experts' products, whose rows and columns have scales of their own.
+
+    The forward casts tokens, before they are copied to rows, and then what leads back. The backward
+    casts each gradient's rows, and for matrices' gradients all rows transposed. A matrix that leads
+    from the hidden size is cast as it lies in the forward (`enters`), and transposed in the
+    backward; one that leads back, the other way round. Sums of gradients are priced apart
+    (`gradient_sum`).
+    """
+    name, count, made = name_of_cast(product.name), product.count, shape.generated
+    inputs, outputs = product.m * product.k, product.m * product.n * count
+    weights = product.n * product.k * product.groups * count
+    ahead, behind = (BY_ROW, BY_COLUMN) if enters else (BY_COLUMN, BY_ROW)
+    read = _tokens_read(shape) if enters else inputs
+    back = behind * weights + BY_ROW * outputs + ROWS_BY_COLUMN * (outputs + inputs)
+    pairs = (
+        (BY_ROW * read + ahead * weights, 1 + count),
+        (back, 1 + 3 * count + ENDS_LAUNCHES),
+    )
+    forward, backward = (
+        Stream(name, nbytes, launches, EAGER_EXPERT_CAST, made, in_turn=True)
+        for nbytes, launches in pairs
+    )
+    return forward, backward
 
 
 def cast_bytes(shape: RankShape) -> tuple[int, int]:
@@ -62,9 +104,34 @@ def cast_bytes(shape: RankShape) -> tuple[int, int]:
     for step in shape.steps(StepOp.PRODUCT):
         widths = [value.columns(shape.tp) for value in step.gives]
         inner, widest = step.reads[0].columns(shape.tp), max(widths)
+        if any(parameter.experts for parameter in step.parameters):
+            ahead, behind = _cast_bytes_of_experts(shape, inner, widest)
+            forward, backward = max(forward, ahead), max(backward, behind)
+            continue
         read, matrix = shape.tokens * inner, widest * inner
         through = 0 if shape.generated else 8 * max(read, matrix, shape.tokens * widest)
         forward = max(forward, read + matrix + through)
         given = shape.tokens * (sum(widths) + widest)
         backward = max(backward, given + read + shape.element * matrix + through)
     return forward, backward
+
+
+def _tokens_read(shape: RankShape) -> int:
+    """Elements of the tokens that a rank's experts get."""
+    hidden = shape.whole_hidden
+    return (spread.came_bytes(shape) if shape.spreads_experts else hidden) // shape.element
+
+
+def _cast_bytes_of_experts(shape: RankShape, inner: int, outer: int) -> tuple[int, int]:
+    """The same of a product of experts, for values of so many elements a token, in and out.
+
+    The forward holds rows and a matrix of all experts; so does the backward with a gradient's rows,
+    and then the transposes of both rows. Rows have `BEHIND` bytes more, and may be more than an
+    equal share; tokens are cast before. In plain torch a cast makes two tensors in fp32.
+    """
+    each = shape.model.experts_per_token
+    matrix = inner * outer // each**2 * shape.experts
+    more = 1.0 + (UNEVEN if shape.spreads_experts else 0.0)
+    rows, given = (int(more * shape.tokens * (one + BEHIND * each)) for one in (inner, outer))
+    through = 0 if shape.generated else 8 * max(rows, given, matrix)
+    return rows + rows // each + matrix + through, max(given + matrix, given + rows) + through

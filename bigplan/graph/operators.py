@@ -19,6 +19,7 @@ class Gemm:
     how many belong to each before they run; with `of_rows` each group has a result of its own.
     `fp8` and `fp32`: so in every precision of a training.
     `apart`: each group's product is a launch, and the host waits to know its rows.
+    `scaled_rows`: it is torch's grouped product in fp8, whose factors have a scale for each row.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Gemm:
     of_rows: bool = False
     groups: int = 1
     apart: bool = False
+    scaled_rows: bool = False
 
     @property
     def launches(self) -> int:

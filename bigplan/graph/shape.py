@@ -46,7 +46,8 @@ class RankShape:
         """As the native runtime runs it on this GPU."""
         return cls(
             model, training, strategy, fused=gpu.runs_kernels,
-            multiprocessors=gpu.multiprocessors, grouped=gpu.grouped_products,
+            multiprocessors=gpu.multiprocessors,
+            grouped=gpu.grouped_eight_bits if training.fp8_gemms else gpu.grouped_products,
             narrow=gpu.narrow_values,
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bigplan.capabilities import device_refusal
+from bigplan.capabilities import gpu_refusal
 from bigplan.engines import Engine, engine_of
 from bigplan.errors import (
     CheckpointError,
@@ -93,7 +93,7 @@ def launch(
     is on record, and the last checkpoint is named.
     """
     engine = engine_of(plan)
-    if untried := device_refusal(plan.cluster.group.gpu):
+    if untried := gpu_refusal(plan.cluster.group.gpu, plan.model, plan.training):
         raise RefusedError(f"this plan cannot be launched: {untried}")
     if refusal := engine.refusal(plan.model, plan.training, plan.strategy):
         raise RefusedError(

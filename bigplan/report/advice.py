@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bigplan.batch import batches_tried
-from bigplan.capabilities import native_refusal
+from bigplan.capabilities import gpu_refusal, native_refusal
 from bigplan.cost import price
 from bigplan.plan import Plan, graph_of
 from bigplan.program import Lane
@@ -124,11 +124,13 @@ def _precision(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
 def _eight_bits(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
     """Products in fp8, where the plan would run with them."""
     gpu, now = plan.cluster.group.gpu, plan.training
-    unlike = now.fp8_gemms or now.precision == "fp32" or now.lora is not None or plan.model.experts
+    unlike = now.fp8_gemms or now.precision == "fp32" or now.lora is not None
+    unlike = unlike or (plan.engine != "native" and plan.model.experts > 0)
     if unlike or "fp8" not in gpu.peak_flops:
         return
     low = plan.model_copy(update={"training": now.model_copy(update={"fp8_gemms": True})})
-    if native_refusal(low.model, low.training, low.strategy) is not None:
+    model, training = low.model, low.training
+    if gpu_refusal(gpu, model, training) or native_refusal(model, training, low.strategy):
         return
     on_layers = sum(row.seconds for row in rows if row.of_layers) / plan.strategy.pp
     gain = (1 - _pass(low).seconds / _pass(plan).seconds) * on_layers / plan.predicted.step_seconds

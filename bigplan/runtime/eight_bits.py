@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn.functional import ScalingType
 
 from bigplan.mechanics import LEAST_LARGEST
-from bigplan.runtime.matrices import Open, as_stored
+from bigplan.runtime.grouped import Grouped
+from bigplan.runtime.grouped_eight_bits import EXPERTS
 
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -76,12 +77,8 @@ class EightBits:
     """Products with weights in 8 bits."""
 
     casts: CastsTo = cast
+    grouped: Grouped = EXPERTS
     in_place: ClassVar[bool] = False
-
-    @property
-    def open(self) -> Open:
-        """Weights are not stored in 8 bits."""
-        return as_stored
 
     def read(self, x: Tensor) -> tuple[Cast, Tensor]:
         """Its rows."""

@@ -10,20 +10,21 @@ gradient by it, for the gradients by rows and by A: these rows are copied in bet
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from bigplan.runtime import experts
-from bigplan.runtime.experts import Put
+from bigplan.runtime.experts import Adds, Put
 from bigplan.spec.lora import RETURNING
 
 
 class GroupedSums(Protocol):
     """Who adds up gradients of experts' matrices, by the parameter's name."""
 
-    def add_grouped(self, name: str, factors: tuple[Tensor, Tensor], ends: Tensor, by: Put) -> None:
-        """Add each expert's gradient^T rows, its factors."""
+    def add_by(self, name: str, add: Adds) -> None:
+        """Add what `add` does."""
 
 
 class ExpertAdapters(NamedTuple):
@@ -80,5 +81,6 @@ class ExpertAdapters(NamedTuple):
         of_down = self._by_narrow(by_output, ends), rows
         if self._returns:
             of_up, of_down = of_up[::-1], of_down[::-1]
-        self.sums.add_grouped(f"{self.name}.lora_B", of_up, ends, by)
-        self.sums.add_grouped(f"{self.name}.lora_A", of_down, ends, by)
+        for end, factors in (("lora_B", of_up), ("lora_A", of_down)):
+            add = partial(experts.add_grouped, factors=factors, ends=ends, by=by)
+            self.sums.add_by(f"{self.name}.{end}", add)

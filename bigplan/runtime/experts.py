@@ -225,6 +225,13 @@ class Put(Protocol):
         """Add, or copy."""
 
 
+class Adds(Protocol):
+    """Adds what it has to `total`, or overwrites a fresh one."""
+
+    def __call__(self, total: Tensor, *, fresh: bool) -> None:
+        """Add, or overwrite."""
+
+
 Weighting = Callable[[Tensor, Tensor, Tensor], Tensor]
 WeightingBackward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -261,7 +268,7 @@ def grouped(rows: Tensor, factors: Tensor, ends: Tensor) -> Tensor:
     if len(rows) and _has_kernel(rows, factors, factors.shape[1:], len(ends)):
         return F.grouped_mm(rows, factors, offs=ends)
     found = rows.new_empty(len(rows), factors.shape[-1])
-    for expert, mine in _slices(ends):
+    for expert, mine in slices(ends):
         torch.mm(rows[mine], factors[expert], out=found[mine])
     return found
 
@@ -285,14 +292,14 @@ def add_grouped(
     if len(rows) and _has_kernel(gradient, rows, widths, len(ends)):
         by(places, F.grouped_mm(gradient.T, rows, offs=ends), fresh=fresh)
         return
-    for expert, mine in _slices(ends):
+    for expert, mine in slices(ends):
         if total.dtype is torch.float32 and mine.stop > mine.start:
             add_product(places[expert], gradient[mine], rows[mine], fresh=fresh)
         else:
             put(places[expert], gradient[mine].T @ rows[mine], fresh=fresh)
 
 
-def _slices(ends: Tensor) -> Iterator[tuple[int, slice]]:
+def slices(ends: Tensor) -> Iterator[tuple[int, slice]]:
     """Each expert and its rows; the CPU waits for the device here."""
     for expert, (first, last) in enumerate(pairwise((0, *ends.tolist()))):
         yield expert, slice(first, last)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.runtime import eight_bits, four_bits
+from bigplan.runtime import four_bits
 from bigplan.runtime.eight_bits import EightBits
 from bigplan.runtime.experts import Places, RowOperators
+from bigplan.runtime.grouped_eight_bits import EightBitExperts
 from bigplan.runtime.matrices import AS_STORED, Matrices, Opened
 from bigplan.runtime.native import Piece
 from bigplan.spec.training import Training
@@ -66,19 +67,20 @@ def unpacked_by(library: Library | None) -> Callable[[Tensor], Tensor]:
     return unpacked
 
 
-def casts_by(library: Library | None) -> eight_bits.CastsTo:
-    """What casts matrices to 8 bits."""
+def eight_bits_by(library: Library | None) -> EightBits:
+    """Products in 8 bits, and what casts to them."""
     if library is None:
-        return eight_bits.cast
+        return EightBits()
     from bigplan.kernels.eight_bits import cast
+    from bigplan.kernels.expert_casts import by_column, by_row
 
-    return cast
+    return EightBits(cast, EightBitExperts(by_row, by_column))
 
 
 def matrices_for(training: Training, library: Library | None) -> Matrices:
     """How a block's products multiply."""
     if training.fp8_gemms:
-        return EightBits(casts_by(library))
+        return eight_bits_by(library)
     if training.lora is not None and training.lora.frozen is not None:
         return Opened(unpacked_by(library))
     return AS_STORED

@@ -168,7 +168,7 @@ class KeptActivations:
 
         What other ranks have sent is forgotten too, so that no saved tensor's size depends on it.
         """
-        ranks, by, opened = products.ranks, products.mixture.rows, products.matrices.open
+        ranks, by, grouped = products.ranks, products.mixture.rows, products.matrices.grouped
 
         def forget(x: Tensor, matrices: tuple[Matrix, Matrix], routed: Routed) -> None:
             (chosen, order), dispatch = routed.places, routed.dispatch
@@ -181,10 +181,11 @@ class KeptActivations:
                 self.forget(routed.weights, weights, routed.by_token, chosen, order)
                 tokens = self._pack(again)
             places = [self._pack(one) for one in (chosen, order)]
-            rows = _RecomputedTensor(partial(mixture.sent, dispatch, by), [tokens, *places])
+            read = partial(mixture.read, dispatch, by, grouped)
+            rows = _RecomputedTensor(read, [tokens, *places])
             outputs = zip((routed.gate, routed.up), matrices, routed.adapters, strict=True)
             for output, (matrix, *biases), own in outputs:
-                given = partial(mixture.given, dispatch, opened, own)
+                given = partial(mixture.given, dispatch, grouped, own)
                 self.forget(output, given, rows, matrix, chosen, order, *biases)
 
         return forget

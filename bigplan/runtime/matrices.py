@@ -7,14 +7,13 @@ gradient (that of y, transposed, times x). What several of them share is made on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
 
-Open = Callable[[Tensor], Tensor]  # a matrix [out, in] of how its weight is stored
+from bigplan.runtime.grouped import Grouped, Open, OpenedExperts, as_stored
 
 
 class Matrices(Protocol):
@@ -23,8 +22,8 @@ class Matrices(Protocol):
     in_place: ClassVar[bool]  # whether a weight's gradient is added to its sum inside the product
 
     @property
-    def open(self) -> Open:
-        """Makes the matrix of a weight, for products that are none of these, as experts' are."""
+    def grouped(self) -> Grouped:
+        """How rows of experts are multiplied beside these."""
 
     def read(self, x: Tensor) -> Any:
         """An input, for `product`."""
@@ -45,11 +44,6 @@ class Matrices(Protocol):
         """The weight's gradient [out, in]."""
 
 
-def as_stored(weight: Tensor) -> Tensor:
-    """The matrix of a weight that is stored as it is."""
-    return weight
-
-
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
@@ -62,6 +56,11 @@ class Opened:
     in_place: ClassVar[bool] = True
 
     read = given = read_again = staticmethod(_as_it_is)
+
+    @property
+    def grouped(self) -> Grouped:
+        """As Matrices."""
+        return OpenedExperts(self.open)
 
     def product(self, read: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Like F.linear."""

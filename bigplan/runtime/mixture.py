@@ -11,6 +11,7 @@ are saved, too, because it takes an exchange to have them again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -21,7 +22,7 @@ from bigplan.runtime import expert_biases, experts
 from bigplan.runtime.expert_adapters import ExpertAdapters, GroupedSums
 from bigplan.runtime.expert_parallel import ALL_HERE, Dispatch, ExpertParallel
 from bigplan.runtime.experts import Places, RowOperators
-from bigplan.runtime.matrices import Open, as_stored
+from bigplan.runtime.grouped import EXPERTS_AS_STORED, Factors, Grouped
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.layers import ROUTER_BIAS, SCORE_BIAS
 from bigplan.spec.model import ModelSpec
@@ -72,7 +73,7 @@ class Mixture(NamedTuple):
     forget: ForgetRouted | None = None  # None: gate and up are kept
     rows: RowOperators = experts.RowOperators()
     frozen: bool = False  # nobody asks for weights' gradients, nor keeps what they would be made of
-    open: Open = as_stored  # of experts' matrices
+    grouped: Grouped = EXPERTS_AS_STORED  # how rows are multiplied
     spread: ExpertParallel = ALL_HERE  # who has which experts
     scale: float = 0.0  # of adapters, where experts have some
 
@@ -136,22 +137,29 @@ def weights(dispatch: Dispatch, values: Tensor, *places: Tensor) -> Tensor:
     return dispatch.weights(values, Places(*places))
 
 
+def read(
+    dispatch: Dispatch, operators: RowOperators, grouped: Grouped, tokens: Tensor, *places: Tensor
+) -> Tensor:
+    """The rows of tokens [..., h] that came, as first products read them."""
+    return sent(dispatch, operators, grouped.read(tokens.flatten(0, -2)), *places)
+
+
 def given(
     dispatch: Dispatch,
-    opened: Open,
+    grouped: Grouped,
     adapters: ExpertAdapters | None,
     rows: Tensor,
     weight: Tensor,
     *others: Tensor,
 ) -> Tensor:
-    """What a first matrix of experts [f * experts, h] makes of their rows: [rows, f].
+    """What a first matrix of experts [f * experts, h] makes of rows that are read: [rows, f].
 
     `others`: the rows' places, and all experts' biases where they have some.
     """
     chosen, order, *biases = others
     places = Places(chosen, order)
     ends = dispatch.ends(places)
-    found = experts.grouped(rows, experts.entering(opened(weight), len(ends)), ends)
+    found = grouped.entering(rows, weight, ends)
     for bias in biases:
         expert_biases.add_biases_(found, _unit_vectors(dispatch, places, bias), bias)
     if adapters is not None:
@@ -195,13 +203,13 @@ class _Routed(Function):
         coming = dispatch.came(mixture.rows, whole)
         by_row, tokens = dispatch.weights(by_token, places), coming()
         del coming
-        read = not mixture.frozen or any(adapters)
-        kept = x if read else None, tokens if dispatch.away else None
+        asked = not mixture.frozen or any(adapters)
+        kept = x if asked else None, tokens if dispatch.away else None
         ctx.save_for_backward(*kept, scores, *places, router, gate, up, biases[0])
-        rows = sent(dispatch, mixture.rows, tokens, *places)
+        rows = read(dispatch, mixture.rows, mixture.grouped, tokens, *places)
         matrices = ((gate,), (up,)) if biases[0] is None else ((gate, biases[0]), (up, biases[1]))
         opened, beside = (
-            given(dispatch, mixture.open, own, rows, weight, *places, *bias)
+            given(dispatch, mixture.grouped, own, rows, weight, *places, *bias)
             for own, (weight, *bias) in zip(adapters, matrices, strict=True)
         )
         if forget is not None:
@@ -219,8 +227,9 @@ class _Routed(Function):
         again, ends = None if x is None else mixture.ranks.gather(x), dispatch.ends(places)
         del x
         by_gate, by_up, by_weights, by_own, *_ = gradients
-        rows = experts.grouped(by_gate, experts.leaving(mixture.open(gate), len(ends)), ends)
-        beside = experts.grouped(by_up, experts.leaving(mixture.open(up), len(ends)), ends)
+        grouped = mixture.grouped
+        rows = grouped.leaving(grouped.read(by_gate), gate, ends)
+        beside = grouped.leaving(grouped.read(by_up), up, ends)
         for own, by_output, total in zip(adapters, (by_gate, by_up), (rows, beside), strict=True):
             if own is not None:
                 own.add_by_input(total, by_output, ends)
@@ -237,9 +246,11 @@ class _Routed(Function):
         ).to(router.dtype)
 
         def by_factors(tokens: Tensor) -> list[Tensor | None]:
-            rows = sent(dispatch, mixture.rows, tokens, *places)
-            factors = (GATE, (by_gate, rows)), (UP, (by_up, rows))
-            return [_by_experts(mixture, name, pair, ends) for name, pair in factors]
+            if mixture.frozen:
+                return [None, None]
+            rows = grouped.read_again(sent(dispatch, mixture.rows, tokens, *places), ends)
+            named = ((GATE, gate), by_gate), ((UP, up), by_up)
+            return [_by_experts(mixture, one, (by, rows), ends) for one, by in named]
 
         # What other ranks' experts give comes beside these products.
         by_matrices = [None, None] if kept is None or mixture.frozen else by_factors(kept)
@@ -284,19 +295,27 @@ def _by_matrix(sums: GradientSums | None, name: str, gradient: Tensor, x: Tensor
 
 
 def _by_experts(
-    mixture: Mixture, name: str, factors: tuple[Tensor, Tensor], ends: Tensor
+    mixture: Mixture, named: tuple[str, Tensor], factors: Factors, ends: Tensor
 ) -> Tensor | None:
-    """The gradient of experts' matrices, of its factors [rows, f] and [rows, h]; as _by_router."""
+    """The gradient of experts' matrix [f * experts, h] of that name, as _by_router."""
+    name, weight = named
+    add = partial(mixture.grouped.add, factors=factors, ends=ends, by=mixture.rows.put)
+    if mixture.sums is not None:
+        mixture.sums.add_by(name, add)
+        return None
+    total = torch.empty_like(weight)
+    add(total, fresh=True)
+    return total
+
+
+def _by_down(
+    mixture: Mixture, down: Tensor, factors: tuple[Tensor, Tensor], ends: Tensor
+) -> Tensor | None:
+    """The same of the last matrix: of rows before it [rows, f], and gradients of rows behind it."""
     if mixture.frozen:
         return None
-    by = mixture.rows.put
-    if mixture.sums is not None:
-        mixture.sums.add_grouped(name, factors, ends, by)
-        return None
-    gradient, rows = factors
-    total = rows.new_empty(gradient.shape[1] * len(ends), rows.shape[1])
-    experts.add_grouped(total, factors, ends, fresh=True, by=by)
-    return total
+    inner, rows = factors
+    return _by_experts(mixture, (DOWN, down), (inner, mixture.grouped.read_again(rows, ends)), ends)
 
 
 class Weighted(Function):
@@ -323,8 +342,8 @@ class _Closing(Function):
     def forward(ctx: Any, passed: _Sent, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
         *places, down, bias, own = given
         ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
-        read = not passed.mixture.frozen or passed.adapters is not None
-        ctx.save_for_backward(inner if read else None, *places, *last)
+        asked = not passed.mixture.frozen or passed.adapters is not None
+        ctx.save_for_backward(inner if asked else None, *places, *last)
         return _added(passed, x, inner, Places(*places), last)
 
     @staticmethod
@@ -332,7 +351,7 @@ class _Closing(Function):
         inner, chosen, order, *last = ctx.saved_tensors
         (by_output,), places = gradients, Places(chosen, order)
         rows, by_inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
-        by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
+        by_down = _by_down(ctx.passed.mixture, last[0], (inner, rows), ends)
         _by_adapters(ctx.passed, (inner, rows), ends)
         return None, by_output, by_inner, None, None, by_down, *biased
 
@@ -357,7 +376,7 @@ class _Gated(Function):
         rows, inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
         by_factors = ctx.passed.mixture.rows.weighted_backward(gate, up, weights, inner)
         del gate, up  # which may have been computed again, and are as large
-        by_down = _by_experts(ctx.passed.mixture, DOWN, (inner, rows), ends)
+        by_down = _by_down(ctx.passed.mixture, last[0], (inner, rows), ends)
         _by_adapters(ctx.passed, (inner, rows), ends)
         return None, by_output, *by_factors, None, None, by_down, *biased
 
@@ -385,8 +404,8 @@ class _Last(NamedTuple):
 def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, last: _Last) -> Tensor:
     """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
     mixture, ends = passed.mixture, passed.dispatch.ends(places)
-    factors = experts.leaving(mixture.open(last.down), len(ends))
-    results = experts.grouped(inner, factors, ends)
+    grouped = mixture.grouped
+    results = grouped.leaving(grouped.read(inner), last.down, ends)
     if passed.adapters is not None:
         passed.adapters.add_to(results, inner, ends)
     back = passed.dispatch.combined(mixture.rows, results, places)
@@ -408,7 +427,8 @@ def _returned(
     ends = dispatch.ends(places)
     gathered = mixture.ranks.gather(by_output)().flatten(0, -2)
     rows = sent(dispatch, mixture.rows, dispatch.came(mixture.rows, gathered)(), *places)
-    by_inner = experts.grouped(rows, experts.entering(mixture.open(last.down), len(ends)), ends)
+    grouped = mixture.grouped
+    by_inner = grouped.entering(grouped.read(rows), last.down, ends)
     if adapters is not None:
         adapters.add_by_input(by_inner, rows, ends)
     if last.bias is None:

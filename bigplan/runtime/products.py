@@ -299,7 +299,7 @@ class Products:
         """How a block runs its experts."""
         rows = rows_of(self.kernels, varying=self.spread.group.size > 1)
         mixture = Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen, scale=self.scale)
-        return mixture._replace(open=self.matrices.open, spread=self.spread)
+        return mixture._replace(grouped=self.matrices.grouped, spread=self.spread)
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         """As ways.plain_linears, of matrices that ranks split by rows."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bigplan.runtime import experts
 from bigplan.runtime.adapters import side_by_side
 from bigplan.runtime.add_product import add_product
+from bigplan.runtime.experts import Adds
 from bigplan.runtime.lookup import add_rows
 
 
@@ -68,11 +68,9 @@ class Sums:
         for name, part in zip(names, parts, strict=True):
             add_product(self.totals[name], part, x, fresh=True in starts)
 
-    def add_grouped(
-        self, name: str, factors: tuple[Tensor, Tensor], ends: Tensor, by: experts.Put = experts.put
-    ) -> None:
-        """Add each expert's gradient^T rows, as experts.add_grouped."""
-        experts.add_grouped(self.totals[name], factors, ends, fresh=self._starts(name), by=by)
+    def add_by(self, name: str, add: Adds) -> None:
+        """Add what `add` does."""
+        add(self.totals[name], fresh=self._starts(name))
 
     def _starts(self, name: str) -> bool:
         starts = name in self.fresh

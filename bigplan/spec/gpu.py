@@ -50,6 +50,8 @@ class Gpu(MachinePart):
     grouped_products: bool = False
     """whether one kernel multiplies rows by the matrices of different experts, each by one, without
     the host knowing which; false: the host waits for their numbers, and launches a kernel each"""
+    grouped_eight_bits: bool = False
+    """whether such a kernel is there for products in fp8, in which experts do not run without"""
     narrow_values: bool = False
     """whether torch has a flash kernel in 16 bits for values of fewer columns than keys, 128 beside
     192; false: values are padded"""

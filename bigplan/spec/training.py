@@ -241,9 +241,9 @@ FREE_IN_A_RUN = frozenset({"tokens", "validation", "data", "document_tokens"})
 def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
     """The request with its defaults filled in for this model.
 
-    Raises InputError where the sequence is longer than learned positions reach, where experts would
-    compute in fp8, where adapters have no target in the model or are not those of the folder that
-    they start from, or where no trained parameter is in one of the optimizer's groups.
+    Raises InputError where the sequence is longer than learned positions reach, where adapters
+    have no target in the model or are not those of the folder that they start from, or where no
+    trained parameter is in one of the optimizer's groups.
     """
     stated = request.model_dump(exclude_unset=True)
     # Only here does null mean something: no clipping. Elsewhere it means the default.
@@ -263,11 +263,6 @@ def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
         from_folder = lora.get("weights") is not None
         given["lora"] = started_from(lora, model, given.get("weights")) if from_folder else lora
     training = validate(given, Training, "training")
-    if training.fp8_gemms and model.experts:
-        raise InputError(
-            f"fp8_gemms: products of experts are not planned in fp8, and {model.name} has "
-            f"{model.experts} in each block; leave it off"
-        )
     if training.lora is not None:
         check_lora(training.lora, model)
     check_groups(training.optimizer, model, training.lora)

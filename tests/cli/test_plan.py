@@ -105,6 +105,10 @@ def test_where_nothing_fits_adapters_that_do_are_named(
     assert code == 3
     told = " ".join(err.split())
     assert f"note: --lora-rank 16{frozen} trains adapters alone, which fits" in told
+    if frozen:
+        *_, err = bigplan("plan", *desk, *short, *gpu, "--dropout", "0.1")
+        assert "does not fit" in err
+        assert "trains adapters" not in err  # which do not go with dropout
     code, out, _ = bigplan("plan", *desk, *short, *gpu, "--lora-rank", "16", *frozen.split())
     assert code == 0, out
 

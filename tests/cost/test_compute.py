@@ -210,6 +210,18 @@ def test_narrower_loads_are_slower() -> None:
     assert rates[1:] == list(MISALIGNED_ALONE.values())
 
 
+def test_experts_in_fp8_take_what_an_h200_took() -> None:
+    """Mixtral 8x7B's and GPT-OSS-20B's, 16,384 tokens, from 2026-11-27-h200-experts-fp8."""
+    device = Device(H200, "bf16")
+    for shape, groups, took in (
+        ((32768, 14336, 4096), 8, (3.348e-3, 3.305e-3, 3.986e-3)),
+        ((65536, 2880, 2880), 32, (1.123e-3, 1.124e-3, 1.263e-3)),
+    ):
+        gemm = Gemm("up", *shape, fp8=True, groups=groups, scaled_rows=True)
+        for one, seconds in zip((gemm, *by_input_and_weight((gemm,))), took, strict=True):
+            assert gemm_seconds(one, device) == pytest.approx(seconds, rel=0.11)
+
+
 def test_fp8_products_run_at_the_peak_of_fp8() -> None:
     low, plain = (Gemm("w", 8192, 8192, 8192, fp8=fp8) for fp8 in (True, False))
     gain = gemm_seconds(plain, DEVICE) / gemm_seconds(low, DEVICE)

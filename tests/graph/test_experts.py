@@ -106,6 +106,44 @@ def test_gradients_of_one_projection_live_at_once() -> None:
     assert added.nbytes == 8 * everything + 3 * projection
 
 
+@pytest.mark.parametrize("model", [MIXTRAL, QWEN])
+@pytest.mark.parametrize("tp", [1, 4])
+def test_experts_in_fp8_are_cast_by_row_and_by_column(model: ModelSpec, tp: int) -> None:
+    """3 bytes an element by row, 5 by column, 6.6 of rows for them; each as products read it."""
+    plain = shape(model, tp=tp)
+    low = replace(plain, training=TRAINING.model_copy(update={"fp8_gemms": True}))
+    sixteen, eight = block(plain), block(low)
+    rows, width = LENGTH * model.experts_per_token, model.ffn // tp
+    hidden, inner = rows * model.hidden, rows * width
+    matrix = model.experts * model.hidden * width
+    bytes_of = {
+        "up": (
+            3 * LENGTH * model.hidden + 2 * 3 * matrix,
+            2 * (5 * matrix + 9.6 * inner) + 6.6 * hidden,
+        ),
+        "down": (3 * inner + 5 * matrix, 3 * matrix + 9.6 * hidden + 6.6 * inner),
+    }
+    for name, (ahead, back) in bytes_of.items():
+        for after in ("", " by input", " by weight"):
+            assert gemm(eight, f"mlp {name}{after}").fp8
+            assert gemm(eight, f"mlp {name}{after}").launches == (2 if name == "up" else 1)
+        for operators, nbytes in ((eight.forward, ahead), (eight.backward, back)):
+            cast = named(operators, f"mlp {name} to fp8")
+            assert isinstance(cast, Stream)
+            assert cast.nbytes == pytest.approx(nbytes)
+    # Copies of tokens have half the bytes, on their way there.
+    sent = [named(one.forward, "sent") for one in (sixteen, eight)]
+    assert [stream.nbytes for stream in sent if isinstance(stream, Stream)] == [
+        4 * hidden,
+        2 * hidden,
+    ]
+    assert not gemm(eight, "router").fp8
+    assert gemm(eight, "query, key, value").fp8
+    assert eight.saved == sixteen.saved
+    assert eight.backward_workspace - sixteen.backward_workspace >= matrix
+    assert [op.name for op in eight.again(Recompute.MLP)][-2:] == ["mlp up", "mlp up to fp8"]
+
+
 def test_without_a_grouped_kernel_each_expert_is_a_launch_that_waits() -> None:
     grouped, apart = (block(shape(gpu=gpu)) for gpu in ("h100-sxm-80gb", "a100-sxm4-80gb"))
     assert gemm(grouped, "mlp up").launches == 2

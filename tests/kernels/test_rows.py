@@ -45,6 +45,8 @@ def test_rows_are_copied_and_added_up(
     places = _places(tokens, each)
     x = random(0, tokens, columns).to(dtype)
     assert torch.equal(rows.sent(x, places.order, each), experts.sent(x, places))
+    low = x.view(torch.uint8)  # as tokens in 8 bits are
+    assert torch.equal(rows.sent(low, places.order, each), experts.sent(low, places))
     given_rows = random(1, tokens * each, columns).to(dtype)
     beside = random(2, tokens * each, columns).to(dtype) if both else None
     wide = None if beside is None else beside.double()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -23,6 +25,12 @@ LAYOUTS = {
     "pp2": Strategy(dp=1, pp=2),
     "tp2": Strategy(dp=1, tp=2),
 }
+OF_EXPERTS = {
+    "experts-zero3": Strategy(dp=2, zero=3),
+    "experts-ep2": Strategy(dp=2, ep=2),
+    "experts-tp2": Strategy(dp=1, tp=2),
+}
+EXPERTS: Mapping[str, object] = {"experts": 4, "experts_per_token": 2, "ffn": 32, "shared_ffn": 32}
 
 
 def plan(
@@ -30,9 +38,11 @@ def plan(
     recompute: Recompute = Recompute.NONE,
     tier: Tier = Tier.GPU,
     device: str = "cpu",
+    *,
+    of: Mapping[str, object] = MappingProxyType({}),
     **training: object,
 ) -> Plan:
-    """Two micro-batches of one sequence a step."""
+    """Two micro-batches of one sequence a step, of a model with `of` changed."""
     stages = []
     for stage in range(strategy.pp):
         block = kind_placement(LAYERS // strategy.pp, tier, tier, (recompute, tier), tier)
@@ -44,7 +54,7 @@ def plan(
         stages.append(StagePlacement(kinds=kinds))
     settings = {"precision": "bf16", "fp8_gemms": True, "clip_norm": 1.0, **training}
     placement = Placement(stages=tuple(stages), slots=2)
-    model = tiny_model(layers=LAYERS)
+    model = tiny_model(layers=LAYERS, **of)
     return plan_of(model, tiny_training(2, **settings), strategy, placement, device)
 
 
@@ -61,5 +71,7 @@ def run_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     path = Path(folder)
-    found = {name: losses(plan(one), rank, path / name) for name, one in LAYOUTS.items()}
+    plans = {name: plan(one) for name, one in LAYOUTS.items()}
+    plans |= {name: plan(one, of=EXPERTS) for name, one in OF_EXPERTS.items()}
+    found = {name: losses(one, rank, path / name) for name, one in plans.items()}
     (path / f"losses.{rank}").write_bytes(pickle.dumps(found))

@@ -57,8 +57,9 @@ from torch import Tensor
 from bigplan.graph.graph import Graph
 from bigplan.placement import LayerPlacement, Tier
 from bigplan.plan import Plan, graph_of
-from bigplan.runtime import blocks, experts, positions, products
+from bigplan.runtime import blocks, positions, products
 from bigplan.runtime.data import BatchSource, data_path
+from bigplan.runtime.experts import Adds
 from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.runtime.mixture import EXPERTS, Mixture
 from bigplan.runtime.ways import Linears, Ways, plain_linears
@@ -496,12 +497,10 @@ class _SummedExperts:
         """As a product's."""
         self._sums.add(name, gradient, x)
 
-    def add_grouped(
-        self, name: str, factors: tuple[Tensor, Tensor], ends: Tensor, by: experts.Put
-    ) -> None:
-        """Each expert's product, one after the other."""
+    def add_by(self, name: str, add: Adds) -> None:
+        """What is added, alone."""
         product = torch.empty_like(self._sums.sums[name])
-        experts.add_grouped(product, factors, ends, fresh=True, by=by)
+        add(product, fresh=True)
         self._sums.put(name, product)
 
 

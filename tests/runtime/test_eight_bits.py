@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 
 import pytest
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bigplan.capabilities import native_refusal
+from bigplan.capabilities import gpu_refusal, native_refusal
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LEAST_LARGEST
@@ -22,8 +23,9 @@ from bigplan.placement import Tier
 from bigplan.runtime.eight_bits import GRADIENTS, VALUES, EightBits, cast
 from bigplan.runtime.products import Products
 from bigplan.runtime.sums import Sums
+from bigplan.spec.catalog import find_cluster
 from tests.examples import examples
-from tests.runtime.eight_bits_ranks import LAYOUTS, losses, plan, run_rank
+from tests.runtime.eight_bits_ranks import EXPERTS, LAYOUTS, OF_EXPERTS, losses, plan, run_rank
 from tests.runtime.plans import tiny_model, tiny_training
 from tests.runtime.processes import start
 from tests.runtime.rounding import BF16_LOSS
@@ -104,8 +106,9 @@ def test_every_product_is_of_cast_factors(device: str, *, summed: bool) -> None:
         torch.testing.assert_close(total.double(), value, rtol=2**-7, atol=0.05)
 
 
-def test_a_run_in_eight_bits_is_near_one_in_sixteen() -> None:
-    low, plain = (losses(plan(Strategy(dp=1), fp8_gemms=low)) for low in (True, False))
+@pytest.mark.parametrize("of", [{}, EXPERTS], ids=["dense", "experts"])
+def test_a_run_in_eight_bits_is_near_one_in_sixteen(of: Mapping[str, object]) -> None:
+    low, plain = (losses(plan(Strategy(dp=1), of=of, fp8_gemms=low)) for low in (True, False))
     assert low != plain
     assert low == pytest.approx(plain, rel=EIGHT_BIT_LOSS)
     assert low[-1] < low[0]
@@ -117,19 +120,29 @@ def test_neither_tiers_nor_recomputation_change_a_bit(recompute: Recompute, tier
     assert losses(plan(Strategy(dp=1), recompute, tier)) == losses(plan(Strategy(dp=1)))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("kernels", ["generated", "torch"])
-def test_a_gpu_casts_as_a_cpu_does(kernels: str) -> None:
-    ours = plan(Strategy(dp=1), device="cuda", kernels=kernels)
-    assert losses(ours) == pytest.approx(losses(plan(Strategy(dp=1))), rel=BF16_LOSS)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("recompute", list(Recompute))
-def test_graphs_and_recomputation_change_no_bit_on_a_gpu(recompute: Recompute) -> None:
+def test_nor_do_they_with_experts(recompute: Recompute) -> None:
+    one = losses(plan(Strategy(dp=1), recompute, Tier.HOST, of=EXPERTS))
+    assert one == losses(plan(Strategy(dp=1), of=EXPERTS))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("of", [{}, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("kernels", ["generated", "torch"])
+def test_a_gpu_casts_as_a_cpu_does(kernels: str, of: Mapping[str, object]) -> None:
+    ours = plan(Strategy(dp=1), device="cuda", of=of, kernels=kernels)
+    assert losses(ours) == pytest.approx(losses(plan(Strategy(dp=1), of=of)), rel=BF16_LOSS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("of", [{}, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("recompute", list(Recompute))
+def test_graphs_and_recomputation_change_no_bit_on_a_gpu(
+    recompute: Recompute, of: Mapping[str, object]
+) -> None:
     """Deterministic attention, as the same bits are asked for."""
     one, again = (
-        plan(Strategy(dp=1), each, device="cuda", deterministic=True)
+        plan(Strategy(dp=1), each, device="cuda", of=of, deterministic=True)
         for each in (Recompute.NONE, recompute)
     )
     captured = again.placement.model_copy(update={"captured": True})
@@ -154,6 +167,12 @@ def test_ranks_are_as_one(ranks: dict[str, list[float]], layout: str) -> None:
     assert ranks[layout] == pytest.approx(losses(plan(Strategy(dp=1))), rel=near)
 
 
+@pytest.mark.parametrize("layout", OF_EXPERTS)
+def test_so_they_are_with_experts(ranks: dict[str, list[float]], layout: str) -> None:
+    near = EIGHT_BIT_LOSS if layout.endswith("tp2") else BF16_LOSS
+    assert ranks[layout] == pytest.approx(losses(plan(Strategy(dp=1), of=EXPERTS)), rel=near)
+
+
 def test_sides_that_tensor_cores_do_not_take_are_refused() -> None:
     training = tiny_training(1, precision="bf16", fp8_gemms=True)
     assert native_refusal(tiny_model(), training, Strategy(dp=1)) is None
@@ -163,3 +182,25 @@ def test_sides_that_tensor_cores_do_not_take_are_refused() -> None:
     told = native_refusal(tiny_model(ffn=48), training, Strategy(dp=1, tp=2))
     assert told is not None
     assert "ffn / tp 2 is 24, kv_heads x head_dim / tp 2 is 8" in told
+
+
+def test_experts_in_8_bits_that_do_not_run_are_refused() -> None:
+    training = tiny_training(1, precision="bf16", fp8_gemms=True)
+    assert native_refusal(tiny_model(**EXPERTS), training, Strategy(dp=1)) is None
+    half = training.model_copy(update={"precision": "fp16"})
+    told = native_refusal(tiny_model(**EXPERTS), half, Strategy(dp=1))
+    assert told is not None
+    assert "give bf16, and precision is fp16: use precision bf16" in told
+    gated = tiny_model(**EXPERTS, shared_gate=True)
+    told = native_refusal(gated, training, Strategy(dp=1))
+    assert told is not None
+    assert "the score of shared_gate is 1" in told
+    told = native_refusal(tiny_model(**{**EXPERTS, "shared_ffn": 40}), training, Strategy(dp=1))
+    assert told is not None
+    assert "shared_ffn / tp 1 is 40" in told
+    gpus = {name: find_cluster(name).group.gpu for name in ("h200-1x", "hgx-b200", "dgx-a100-80g")}
+    for name, gpu in gpus.items():
+        told = gpu_refusal(gpu, gated, training)
+        assert (told is None) == (name == "h200-1x")
+        assert told is None or "run on compute capability 9 alone (H100, H200" in told
+        assert gpu_refusal(gpu, tiny_model(), training) is None

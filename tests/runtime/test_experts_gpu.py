@@ -106,11 +106,14 @@ def _model(**changes: object) -> ModelSpec:
 STYLES = [{}, {"mlp": "clamped_swiglu", "mlp_bias": True}]
 
 
-def _mixture(case: _Case, *, kernels: bool = True, gated: bool = True) -> Mixture:
-    training = tiny_training(1, precision="bf16")
+def _mixture(
+    case: _Case, *, kernels: bool = True, gated: bool = True, low: bool = False
+) -> Mixture:
+    training = tiny_training(1, precision="bf16", fp8_gemms=low)
     library = generated.library_for(training, DEVICE) if kernels else None
-    rows = generated.rows_of(library)
-    return Mixture(sums=case.sums, balance=lambda: 0.5, gated=gated, rows=rows)
+    how = Mixture(sums=case.sums, balance=lambda: 0.5, gated=gated)
+    grouped = generated.matrices_for(training, library).grouped
+    return how._replace(rows=generated.rows_of(library), grouped=grouped)
 
 
 def _passes(case: _Case, model: ModelSpec, how: Mixture) -> Callable[[], list[Tensor]]:
@@ -136,13 +139,14 @@ def _no_waiting() -> Iterator[None]:
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("low", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.usefixtures("_no_waiting")
 def test_nothing_waits_and_graphs_repeat_it(
-    style: dict[str, object], *, kernels: bool, gated: bool
+    style: dict[str, object], *, kernels: bool, gated: bool, low: bool
 ) -> None:
     model = _model(**style)
     case = _Case.of(model)
-    run = _passes(case, model, _mixture(case, kernels=kernels, gated=gated))
+    run = _passes(case, model, _mixture(case, kernels=kernels, gated=gated, low=low))
     before = [one.clone() for one in run()]  # kernels are compiled and loaded
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -173,14 +177,15 @@ def test_kernels_of_rows_compute_what_torchs_operators_do(style: dict[str, objec
 
 
 @pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("low", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("changes", [*STYLES, {"experts": 4, "experts_per_token": 1, "ffn": 2048}])
 def test_a_backward_needs_no_more_than_was_counted(
-    changes: dict[str, object], *, gated: bool
+    changes: dict[str, object], *, gated: bool, low: bool
 ) -> None:
     """The activation counts as saved, so one that is not kept comes on top of the workspace."""
     model = _model(**changes)
     case = _Case.of(model)
-    how = _mixture(case, gated=gated)
+    how = _mixture(case, gated=gated, low=low)
     _passes(case, model, how)()
     output = mixture.mlp(case.p, case.x, case.normed, model, how)
     torch.cuda.synchronize()
@@ -191,7 +196,7 @@ def test_a_backward_needs_no_more_than_was_counted(
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
     gpu = find_cluster("h200-1x").group.gpu
-    training = tiny_training(1, sequence_length=TOKENS, precision="bf16")
+    training = tiny_training(1, sequence_length=TOKENS, precision="bf16", fp8_gemms=low)
     shape = RankShape.on(gpu, model, training, Strategy(dp=1))
     counted = graph_of_shape(shape, None).kinds["block"].backward_workspace
     assert peak < 1.1 * (counted + gated * inner_bytes(shape))
