@@ -25,6 +25,7 @@ from bigplan.runtime import (
     mixture,
     narrow_values,
     sinks,
+    state_space,
 )
 from bigplan.runtime.attention import attention
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
@@ -53,7 +54,7 @@ from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.ways import PLAIN, Parameters, Ways
 from bigplan.runtime.words import Words, cross_entropy, own_rows
 from bigplan.spec.layers import SINKS, TABLE
-from bigplan.spec.mixers import CONVOLUTION, DELTA_RULE, OUTPUTS
+from bigplan.spec.mixers import CONVOLUTION, DELTA_RULE, OUTPUTS, STATE_SPACE
 from bigplan.spec.model import ModelSpec
 
 
@@ -170,7 +171,11 @@ def block(
 
 
 def _mixes(model: ModelSpec) -> Callable[..., Tensor]:
-    others = {CONVOLUTION: convolution.mixed, DELTA_RULE: delta_rule.mixed}
+    others = {
+        CONVOLUTION: convolution.mixed,
+        DELTA_RULE: delta_rule.mixed,
+        STATE_SPACE: state_space.mixed,
+    }
     return others.get(model.mixer, _attention)
 
 

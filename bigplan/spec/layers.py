@@ -13,7 +13,8 @@ from bigplan.spec.architecture import Architecture
 from bigplan.spec.convolution_steps import convolution
 from bigplan.spec.delta_steps import delta_rule
 from bigplan.spec.latent_heads import latent_heads
-from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, Mixer
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, STATE_SPACE, Mixer
+from bigplan.spec.state_space_steps import state_space
 from bigplan.spec.step import TERMS, LayerStep, Parameter, Split, StepOp, StepValue, product
 
 TABLE = "embed_tokens.weight"  # which a tied head reads
@@ -24,8 +25,10 @@ _KINDS: Mapping[tuple[Mixer, bool], str] = {
     (ATTENTION, True): DENSE,
     (CONVOLUTION, True): f"{DENSE}_{CONVOLUTION}",
     (DELTA_RULE, True): f"{DENSE}_{DELTA_RULE}",
+    (STATE_SPACE, True): f"{DENSE}_{STATE_SPACE}",
     (CONVOLUTION, False): CONVOLUTION,
     (DELTA_RULE, False): DELTA_RULE,
+    (STATE_SPACE, False): STATE_SPACE,
     (ATTENTION, False): BLOCK,
 }
 BLOCKS = tuple(_KINDS.values())
@@ -39,7 +42,8 @@ SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "sh
 ROUTER = "router.weight"  # which chooses experts
 
 
-_MIXING = {CONVOLUTION: convolution, DELTA_RULE: delta_rule}  # steps of others than attention
+# Steps of others than attention.
+_MIXING = {CONVOLUTION: convolution, DELTA_RULE: delta_rule, STATE_SPACE: state_space}
 
 
 def block_kind(mixer: Mixer, *, dense: bool) -> str:

@@ -1,0 +1,142 @@
+"""The state space of bigplan/spec/mixers.py in chunks of tokens, by plain torch.
+
+A head with values x, time steps d, keys B and queries C of its group, and a rate a < 0 has a state
+S, and S_t = exp(a d_t) S_{t-1} + d_t B_t x_t^T, of which token t reads C_t^T S_t + D x_t (Dao and
+Gu, arXiv 2405.21060, section 5). Within a chunk, with c the sum of a d up to a token and
+L_ij = exp(c_i - c_j) for i >= j (section 6 there):
+
+  Y = (C B^T L) (d x) + exp(c) C S,   S' = exp(c_last) S + B^T (exp(c_last - c) d x)
+
+Heads of a group share B and C, so that products by these are of all of their values side by side.
+All of it is in fp32 whatever the compute dtype, as transformers has it. Only what the block's first
+products give is saved: the backward runs all of it again, with a graph of its own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bigplan.mechanics import SPACE_CHUNK as CHUNK
+from bigplan.runtime.made_again import made_again
+from bigplan.runtime.operators import RmsRule
+from bigplan.runtime.positions import Positions
+from bigplan.runtime.silu_convolution import silu_convolved
+from bigplan.runtime.tensor_parallel import ONE, TensorParallel
+from bigplan.runtime.ways import Parameters, Ways
+from bigplan.runtime.wide_norm import wide_norm
+from bigplan.spec.mixers import StateSpace
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.state_space_steps import (
+    CONVOLVED,
+    GATES,
+    KEYS,
+    LOG_DECAY,
+    NORM,
+    QUERIES,
+    SKIP,
+    STEP_OFFSET,
+    STEPS,
+    VALUES,
+)
+
+
+def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways) -> Tensor:
+    """What the state space makes of x, the normed residual stream, before its last product.
+
+    `positions` tell how many tokens a sequence has.
+    """
+    space, length = model.state_space, len(positions.tables[0])
+    assert space is not None, model.name
+    products = ways.linears(p, (GATES, VALUES, KEYS, QUERIES, STEPS), x)
+    read = [y.view(-1, length, y.shape[-1]) for y in products]
+    parts = ("weight", "bias") if space.convolution_bias else ("weight",)
+    filters = [p[f"{name}.{part}"] for part in parts for name in CONVOLVED]
+    others = [p[name] for name in (LOG_DECAY, STEP_OFFSET, SKIP, NORM)]
+    run = partial(gated, space, model.norm_epsilon, ways.ranks)
+    return made_again(run, *read, *others, *filters)
+
+
+def gated(space: StateSpace, epsilon: float, ranks: TensorParallel, *inputs: Tensor) -> Tensor:
+    """What heads read, gated and normed, [b, s, heads * head_dim] of this rank's heads.
+
+    `inputs`: gates, values, keys, queries and time steps [b, s, .], then A_log, dt_bias, D and the
+    norm's weight, then filters of values, keys and queries, and their biases if any.
+    """
+    gates, *vectors, steps, log_decay, offset, skip, weight = inputs[:9]
+    filters, biases = inputs[9:12], inputs[12:] or (None,) * 3
+    values, keys, queries = (
+        _wide(silu_convolved(*one)) for one in zip(vectors, filters, biases, strict=True)
+    )
+    groups = keys.shape[-1] // space.state
+    values = values.unflatten(-1, (groups, -1, space.head_dim))
+    keys, queries = (x.unflatten(-1, (groups, -1)) for x in (keys, queries))
+    steps = F.softplus(_wide(steps) + _wide(offset))
+    if space.least_step or space.most_step is not None:
+        steps = steps.clamp(space.least_step, space.most_step)
+    fades = (-_wide(log_decay).exp() * steps).unflatten(-1, (groups, -1))
+    read = state_space(values, steps.unflatten(-1, (groups, -1)), fades, keys, queries)
+    read = read + _wide(skip).view(groups, -1, 1) * values
+    output = read.flatten(2) * F.silu(_wide(gates))
+    return _normed(space, output, _wide(weight), epsilon, ranks).to(gates.dtype)
+
+
+def state_space(
+    values: Tensor, steps: Tensor, fades: Tensor, keys: Tensor, queries: Tensor
+) -> Tensor:
+    """What is read of states, as values [b, s, groups, heads of each, head_dim], all fp32.
+
+    Steps and fades are [b, s, groups, heads of each], keys and queries [b, s, groups, state].
+    """
+    length = values.shape[1]
+    chunks = [_chunked(x) for x in (values * steps[..., None], fades, keys, queries)]
+    given, reach = chunks[0], chunks[1].cumsum(2)  # [b, chunks, CHUNK, groups, heads of each, ...]
+    keys, queries = (x.transpose(2, 3) for x in chunks[2:])  # [b, chunks, groups, CHUNK, state]
+    by_head = reach.permute(0, 1, 3, 4, 2).unsqueeze(-1)  # [b, chunks, groups, heads, CHUNK, 1]
+    later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=values.device).triu(1)
+    between = (by_head - by_head.mT).masked_fill_(later, float("-inf")).exp_()
+    within = ((queries @ keys.mT).unsqueeze(3) * between) @ given.permute(0, 1, 3, 4, 2, 5)
+    last = reach[:, :, -1:]
+    lasting = (last - reach).exp_().unsqueeze(-1) * given
+    added = keys.mT @ lasting.transpose(2, 3).flatten(4)  # [b, chunks, groups, state, heads * dim]
+    states = _states(added.unflatten(-1, given.shape[-2:]), last.exp().transpose(2, 3))
+    read = (queries @ states.flatten(4)).unflatten(-1, given.shape[-2:]).transpose(2, 3)
+    read = read * reach.exp().unsqueeze(-1) + within.permute(0, 1, 4, 2, 3, 5)
+    return read.flatten(1, 2)[:, :length]
+
+
+def _states(added: Tensor, stays: Tensor) -> Tensor:
+    """The state that each chunk begins with, as what chunks add.
+
+    `added` is [b, chunks, groups, state, heads of each, head_dim], the part of a state that stays
+    in a chunk [b, chunks, groups, 1, heads of each].
+    """
+    found = [torch.zeros_like(added[:, 0])]
+    for new, part in zip(added[:, :-1].unbind(1), stays[:, :-1].unbind(1), strict=True):
+        found.append(torch.addcmul(new, part.unsqueeze(-1), found[-1]))
+    return torch.stack(found, dim=1)
+
+
+def _chunked(x: Tensor) -> Tensor:
+    """[b, s, ...] as [b, chunks, CHUNK, ...], the last chunk filled up with zeros."""
+    if missing := -x.shape[1] % CHUNK:
+        x = F.pad(x, (*(0, 0) * (x.ndim - 2), 0, missing))
+    return x.unflatten(1, (-1, CHUNK))
+
+
+def _normed(
+    space: StateSpace, x: Tensor, weight: Tensor, epsilon: float, ranks: TensorParallel = ONE
+) -> Tensor:
+    """The RMSNorm of each group of x [b, s, .], fp32, of which ranks have parts or whole groups."""
+    if ranks.group.size > 1 and space.groups == 1:
+        return wide_norm(x, weight, RmsRule(epsilon, False), ranks.group)
+    parts = x.unflatten(-1, (space.groups // ranks.group.size, -1))
+    return (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + epsilon)).flatten(2) * weight
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In fp32, or wider where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
