@@ -178,6 +178,20 @@ QWEN3_NEXT = (
     | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12}
     | {"linear_value_head_dim": 8, "rope_parameters": QUARTER}
 )
+MAMBA = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mamba_expand": 2,
+}
+GRANITE_HYBRID = (
+    {key: value for key, value in GRANITE.items() if key != "rope_parameters"}
+    | NO_TOKENS
+    | MAMBA
+    | {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3}
+    | {"num_local_experts": 0, "shared_intermediate_size": 112, "tie_word_embeddings": True}
+)
 ERNIE_MOE = {
     "num_hidden_layers": 3,
     "moe_intermediate_size": 24,
@@ -446,6 +460,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         QWEN3_NEXT
         | {"mlp_only_layers": [0], "attention_bias": True, "linear_num_value_heads": 2}
         | {"linear_conv_kernel_dim": 3, "tie_word_embeddings": True},
+    ),
+    "granite-hybrid": ("granitemoehybrid", GRANITE_HYBRID),
+    "granite-hybrid-limits": (
+        "granitemoehybrid",
+        GRANITE_HYBRID
+        | {"mamba_n_groups": 1, "time_step_limit": [0.5, 1.5], "mamba_conv_bias": False}
+        | {"mamba_proj_bias": True, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "granite-hybrid-rope": (
+        "granitemoehybrid",
+        GRANITE_HYBRID
+        | {"position_embedding_type": "rope", "rope_parameters": LLAMA["rope_parameters"]}
+        | {"layer_types": ["attention"] * 3},
+    ),
+    "bamba": (
+        "bamba",
+        LLAMA | NO_TOKENS | MAMBA | {"attn_layer_indices": [1], "num_hidden_layers": 3},
+    ),
+    "bamba-bias": (
+        "bamba",
+        LLAMA
+        | NO_TOKENS
+        | MAMBA
+        | {"mamba_d_conv": 3, "attention_bias": True, "mlp_bias": True, "attn_layer_indices": [0]},
     ),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }

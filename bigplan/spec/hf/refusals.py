@@ -100,6 +100,7 @@ def refuse_type(model_type: str, where: str) -> None:
 # Keys that change the architecture beyond ModelSpec, unless they hold one of these "off" values.
 _FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio")
 _RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
+_WITH_MAMBA = ("granitemoehybrid", "bamba")
 _WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 _FOREIGN_KEYS = (
     "add_cross_attention",
@@ -124,8 +125,9 @@ def refuse_foreign(config: Mapping[str, Any], where: str) -> None:
             "not read; take a bf16 copy of the model, or remove the key to plan without its weights"
         )
     read = _RANKS if config["model_type"] in _WITH_RANKS else ()
+    mamba = config["model_type"] in _WITH_MAMBA
     for key, value in config.items():
-        if key in read:
+        if key in read or (mamba and key.startswith("mamba_")):
             continue
         foreign = key in _FOREIGN_KEYS or any(word in key for word in _FOREIGN_WORDS)
         if foreign and value not in _OFF:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigplan.spec.hf.families.arcee import ARCEE, NEMOTRON
+from bigplan.spec.hf.families.bamba import BAMBA
 from bigplan.spec.hf.families.bloom import BLOOM
 from bigplan.spec.hf.families.cohere import COHERE, COHERE2
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
@@ -22,6 +23,7 @@ from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
 from bigplan.spec.hf.families.gpt_oss import GPT_OSS
 from bigplan.spec.hf.families.gptj import GPTJ
 from bigplan.spec.hf.families.granite import GRANITE
+from bigplan.spec.hf.families.granite_hybrid import GRANITE_HYBRID
 from bigplan.spec.hf.families.hunyuan import HUNYUAN
 from bigplan.spec.hf.families.hunyuan_moe import HUNYUAN_MOE
 from bigplan.spec.hf.families.lfm2 import LFM2
@@ -94,4 +96,6 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "qwen3_next": QWEN3_NEXT,
+    "granitemoehybrid": GRANITE_HYBRID,
+    "bamba": BAMBA,
 }
