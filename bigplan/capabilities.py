@@ -23,7 +23,7 @@ NATIVE_PARTS = (
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
     *("attention_sinks", "qk_norm_turned", "convolution", "mixer_pattern"),
-    *("attention_gate", "delta_rule"),
+    *("attention_gate", "delta_rule", "state_space"),
 )
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
@@ -84,6 +84,8 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         if key not in known and getattr(model, key) != usual[key].default
     ]
     of_experts = {"mlp_bias": model.mlp_bias, "routing.score_bias": model.routed_by.score_bias}
+    if model.positions == "none":
+        parts.append("positions none")
     parts += [key for key, there in of_experts.items() if there and model.experts]
     if model.of_latents is not model:  # Megatron-LM has one epsilon for all norms
         parts.append("latent_attention.norm_epsilon")
@@ -226,18 +228,20 @@ def virtual_stages_refusal(chunks: object, model: ModelSpec) -> str | None:
     )
 
 
-def delta_rule_refusal(model: ModelSpec, training: Training, cp: object) -> str | None:
-    """Why a gated delta rule does not run so; None: it does, or the model has none."""
-    if model.delta_rule is None:
+def state_refusal(model: ModelSpec, training: Training, cp: object) -> str | None:
+    """Why a recurrence of states does not run so; None: it does, or the model has none."""
+    names = {"a gated delta rule": model.delta_rule, "a state space": model.state_space}
+    recurrence = next((name for name, there in names.items() if there is not None), None)
+    if recurrence is None:
         return None
     if str(cp) != "1":
         return (
-            f"cp {cp}: a gated delta rule needs the state of all tokens before, and bigplan hands "
+            f"cp {cp}: {recurrence} needs the state of all tokens before, and bigplan hands "
             f"none from rank to rank; some blocks of {model.name} have one: use cp 1"
         )
     if training.isolate_documents:
         return (
-            "isolate_documents: the state of a gated delta rule goes on from document to "
+            f"isolate_documents: the state of {recurrence} goes on from document to "
             f"document, and some blocks of {model.name} have one: leave isolate_documents off"
         )
     return None
@@ -247,7 +251,7 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
     """Why the native runtime cannot execute this; None: it can."""
     if refusal := muon_refusal(training, dict(strategy)):
         return refusal
-    if refusal := delta_rule_refusal(model, training, strategy.cp):
+    if refusal := state_refusal(model, training, strategy.cp):
         return refusal
     spread = strategy.ep > 1
     if spread and (refusal := spread_refusal(model, training, dict(strategy))):
@@ -293,6 +297,12 @@ def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy
     }
     if model.convolution is not None:
         sides[f"hidden / tp {tp}"] = model.hidden // tp
+    if (space := model.state_space) is not None:
+        sides |= {
+            f"state_space.heads / tp {tp}": space.heads // tp,
+            f"state_space.heads x head_dim / tp {tp}": space.width // tp,
+            f"state_space.groups x state / tp {tp}": max(space.state, space.keys // tp),
+        }
     if (latent := model.latent_attention) is not None:
         sides |= {
             "query_rank": latent.query_rank or 0,

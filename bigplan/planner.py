@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from bigplan.capabilities import (
-    delta_rule_refusal,
     device_refusal,
     executable,
     muon_refusal,
     native_refusal,
     spread_refusal,
+    state_refusal,
     virtual_stages_refusal,
     zero_group_refusal,
 )
@@ -126,7 +126,7 @@ def _refusal(model: ModelSpec, training: Training, fixed: Mapping[str, object]) 
         spread_refusal(model, training, fixed)
         or zero_group_refusal(fixed)
         or virtual_stages_refusal(fixed.get("vpp", 1), model)
-        or delta_rule_refusal(model, training, fixed.get("cp", 1))
+        or state_refusal(model, training, fixed.get("cp", 1))
         or muon_refusal(training, fixed)
     )
 

@@ -79,7 +79,7 @@ def gated(space: StateSpace, epsilon: float, ranks: TensorParallel, *inputs: Ten
         steps = steps.clamp(space.least_step, space.most_step)
     fades = (-_wide(log_decay).exp() * steps).unflatten(-1, (groups, -1))
     read = state_space(values, steps.unflatten(-1, (groups, -1)), fades, keys, queries)
-    read = read + _wide(skip).view(groups, -1, 1) * values
+    read = torch.addcmul(read, _wide(skip).view(groups, -1, 1), values)
     output = read.flatten(2) * F.silu(_wide(gates))
     return _normed(space, output, _wide(weight), epsilon, ranks).to(gates.dtype)
 
@@ -104,7 +104,7 @@ def state_space(
     added = keys.mT @ lasting.transpose(2, 3).flatten(4)  # [b, chunks, groups, state, heads * dim]
     states = _states(added.unflatten(-1, given.shape[-2:]), last.exp().transpose(2, 3))
     read = (queries @ states.flatten(4)).unflatten(-1, given.shape[-2:]).transpose(2, 3)
-    read = read * reach.exp().unsqueeze(-1) + within.permute(0, 1, 4, 2, 3, 5)
+    read = torch.addcmul(within.permute(0, 1, 4, 2, 3, 5), read, reach.exp().unsqueeze(-1))
     return read.flatten(1, 2)[:, :length]
 
 
@@ -134,7 +134,9 @@ def _normed(
     if ranks.group.size > 1 and space.groups == 1:
         return wide_norm(x, weight, RmsRule(epsilon, False), ranks.group)
     parts = x.unflatten(-1, (space.groups // ranks.group.size, -1))
-    return (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + epsilon)).flatten(2) * weight
+    return (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + epsilon)).flatten(
+        2
+    ) * weight
 
 
 def _wide(x: Tensor) -> Tensor:

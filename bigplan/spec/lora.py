@@ -212,6 +212,11 @@ def check_lora(lora: Lora, model: ModelSpec) -> None:
             "lora: adapters are not planned where blocks have a gated delta rule or attention "
             f"behind a gate, as some of {model.name}; leave `lora` out, or use another model"
         )
+    if model.state_space is not None:
+        raise InputError(
+            "lora: adapters are not planned where blocks have a state space, as some of "
+            f"{model.name}; leave `lora` out, or use another model"
+        )
     if not packs(model, lora, 1):
         widths = sorted({p.shape[1] for p in model.kinds()["block"] if is_packed(p)})
         raise InputError(

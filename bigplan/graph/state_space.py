@@ -1,0 +1,159 @@
+"""A state space on one rank: what its ranks exchange, and what it moves, multiplies and takes.
+
+Products and passes are those of runtime/state_space.py, plain torch, whose backward runs the
+forward again. Its products are in fp32 in every precision.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bigplan.graph.operators import Collective, Gemm, Operator, Stream
+from bigplan.graph.shape import RankShape
+from bigplan.graph.sums import into_matrix, out_of_matrix
+from bigplan.mechanics import SPACE_CHUNK
+from bigplan.spec.mixers import STATE_SPACE, StateSpace
+from bigplan.spec.state_space_steps import INPUT
+from bigplan.spec.step import StepOp
+
+FP32 = 4  # bytes
+
+
+class _Each(NamedTuple):
+    """Of each fp32 element: of a tensor as large as values, or as keys, of heads' scores in a
+    chunk, and of states that chunks begin with.
+    """
+
+    values: float
+    keys: float
+    scores: float
+    states: float
+
+    def of(self, shape: RankShape) -> float:
+        """Of a rank's elements together."""
+        rank = _rank(shape)
+        tokens = rank.sequences * rank.chunks * SPACE_CHUNK
+        states = rank.sequences * rank.chunks * rank.heads * rank.space.state
+        return FP32 * (
+            self.values * tokens * rank.heads * rank.space.head_dim
+            + self.keys * tokens * rank.groups * rank.space.state
+            + self.scores * tokens * rank.heads * SPACE_CHUNK
+            + self.states * states * rank.space.head_dim
+        )
+
+
+# Reads and writes by all operators but products, and the most that lives at once. Counted on the
+# runtime's operators in bf16 and fp32, 28 sizes each, and fitted within 9%, peaks within 6%.
+# tests/runtime/test_state_space.py counts again.
+PASSES, PASSES_BACK = _Each(33, 12, 10, 5), _Each(112, 40, 28, 14)
+MOST, MOST_BACK = _Each(6, 2, 1.5, 2), _Each(15, 4, 2.5, 1.5)
+# Of a token that the convolution reads before its own: an element of values, keys and queries.
+TAP_PASSES, TAP_PASSES_BACK = 3, 14
+# Kernels beside products: of all, of a chunk, of such a tap.
+LAUNCHES, LAUNCHES_BACK = (46, 1, 3), (144, 7, 17)
+NUMBER = 4  # bytes of a mean of squares, or of a projection, of each token
+
+
+def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """The state space between the block's first and last product, forward and backward."""
+    rank = _rank(shape)
+    channels = rank.heads * rank.space.head_dim + 2 * rank.groups * rank.space.state
+    convolved, taps = shape.tokens * channels * shape.element, rank.space.taps - 1
+    forward, backward = (
+        Stream(
+            STATE_SPACE,
+            passes.of(shape) + each_tap * taps * convolved,
+            sum(n * each for n, each in zip((1, rank.chunks, taps), launches, strict=True)),
+        )
+        for passes, each_tap, launches in (
+            (PASSES, TAP_PASSES, LAUNCHES),
+            (PASSES_BACK, TAP_PASSES_BACK, LAUNCHES_BACK),
+        )
+    )
+    again = _products(rank)
+    return (forward, *again), (backward, *again, *_products_back(rank))
+
+
+class _Rank(NamedTuple):
+    """A rank's heads and groups, its sequences, and the chunks of one, the last one filled up."""
+
+    space: StateSpace
+    heads: int
+    groups: int
+    sequences: int
+    chunks: int
+
+    @property
+    def batches(self) -> int:
+        """Chunks of all groups."""
+        return self.sequences * self.chunks * self.groups
+
+    @property
+    def beside(self) -> int:
+        """Columns of a group's values side by side."""
+        return self.heads // self.groups * self.space.head_dim
+
+
+def _rank(shape: RankShape) -> _Rank:
+    space, sequences = shape.model.state_space, shape.strategy.micro_batch
+    assert space is not None, shape.model.name
+    chunks = -(-shape.tokens // sequences // SPACE_CHUNK)
+    heads, groups = space.heads // shape.tp, max(1, space.groups // shape.tp)
+    return _Rank(space, heads, groups, sequences, chunks)
+
+
+def _products(rank: _Rank) -> tuple[Gemm, ...]:
+    n, c, wide, batches = rank.space.state, SPACE_CHUNK, rank.beside, rank.batches
+    heads = rank.sequences * rank.chunks * rank.heads
+    return (
+        Gemm("state space's scores", c, c, n, batches, fp32=True),
+        Gemm("state space's values", c, rank.space.head_dim, c, heads, fp32=True),
+        Gemm("state space's updates", n, wide, c, batches, fp32=True),
+        Gemm("state space's reads", c, wide, n, batches, fp32=True),
+    )
+
+
+def _products_back(rank: _Rank) -> tuple[Gemm, ...]:
+    """Two for each of the forward."""
+    n, c, wide, batches = rank.space.state, SPACE_CHUNK, rank.beside, rank.batches
+    heads, dim = rank.sequences * rank.chunks * rank.heads, rank.space.head_dim
+    return (
+        Gemm("state space's scores by both", c, n, c, batches, 2, fp32=True),
+        Gemm("state space's values by scores", c, c, dim, heads, fp32=True),
+        Gemm("state space's values by values", c, dim, c, heads, fp32=True),
+        Gemm("state space's updates by keys", c, n, wide, batches, fp32=True),
+        Gemm("state space's updates by values", c, wide, n, batches, fp32=True),
+        Gemm("state space's reads by queries", c, n, wide, batches, fp32=True),
+        Gemm("state space's reads by states", n, wide, c, batches, fp32=True),
+    )
+
+
+def into_space(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
+    """As graph/convolution.py's `into_convolution`."""
+    first, *_ = shape.steps(StepOp.PRODUCT)
+    return into_matrix(shape, f"{INPUT} {again}".strip()) if first.saves or not again else ()
+
+
+def out_of_space(shape: RankShape) -> tuple[Collective, ...]:
+    """In the backward: the sum over ranks of the gradient by what was gathered."""
+    return out_of_matrix(shape, INPUT, beside=f"{INPUT} by weight")
+
+
+def wide_norm(shape: RankShape, *, back: bool) -> tuple[Collective, ...]:
+    """Sums of one number a token, where ranks share the norm's only group.
+
+    The backward runs the forward again.
+    """
+    if shape.tp == 1 or _rank(shape).space.groups > 1:
+        return ()
+    return (Collective("state_space norm", "all_reduce", NUMBER * shape.tokens, 1 + back),)
+
+
+def forward_bytes(shape: RankShape) -> int:
+    """Bytes that a forward takes beside what it saves."""
+    return int(MOST.of(shape))
+
+
+def backward_bytes(shape: RankShape) -> int:
+    """Bytes that the backward takes beyond what its forward saved."""
+    return int(MOST_BACK.of(shape))
