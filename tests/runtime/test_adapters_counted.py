@@ -114,7 +114,9 @@ def _gemms(operators: Sequence[Operator]) -> float:
 
 @st.composite
 def _cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...]) -> _Case:
-    model = draw(models(kv_heads=(1, 2, 4)).filter(lambda model: not model.delta_rule))
+    model = draw(
+        models(kv_heads=(1, 2, 4)).filter(lambda model: not (model.delta_rule or model.state_space))
+    )
     tp = draw(st.sampled_from((1, 2, 4)))
     assume(splits_over_tensor_parallel(model, tp))
     some = st.lists(st.sampled_from(targets_of(model)), min_size=1, unique=True)

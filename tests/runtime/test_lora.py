@@ -133,7 +133,8 @@ def test_blocks_may_be_recomputed(recompute: Recompute, activations: Tier) -> No
 
 
 def _has_adapters(model: ModelSpec) -> bool:
-    others = model.dense_blocks, model.convolution, model.delta_rule, model.attention_gate
+    others = (model.dense_blocks, model.convolution, model.delta_rule, model.state_space)
+    others += (model.attention_gate,)
     return not any(others)
 
 
