@@ -11,11 +11,18 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from bigplan.graph import state_space as priced
+from bigplan.graph.operators import Gemm, Operator, Stream
+from bigplan.graph.shape import RankShape
+from bigplan.graph.strategy import Strategy
 from bigplan.runtime.made_again import made_again
 from bigplan.runtime.state_space import gated
 from bigplan.runtime.tensor_parallel import ONE
 from bigplan.spec.mixers import StateSpace
+from tests.runtime.counted_bytes import Counted
+from tests.runtime.plans import tiny_model, tiny_training
 
 EPSILON = 1e-6
 SPACE = StateSpace(heads=6, head_dim=5, groups=2, state=7, taps=3, least_step=0.1, most_step=0.9)
@@ -82,3 +89,48 @@ def test_no_gradient_is_made_that_nobody_asks_for() -> None:
         x.requires_grad_(False)
     torch.autograd.backward(_run(SPACE, *inputs).sum())
     assert all((x.grad is not None) == x.requires_grad for x in inputs)
+
+
+def _shape(space: StateSpace, size: tuple[int, int], precision: str) -> RankShape:
+    model = tiny_model(layers=1, state_space=space.model_dump(), max_sequence_length=512)
+    training = tiny_training(size[0], sequence_length=size[1], precision=precision)
+    return RankShape(model, training, Strategy(dp=1, micro_batch=size[0]))
+
+
+def _counted(operators: tuple[Operator, ...]) -> tuple[float, float, int]:
+    """FLOPs of products, bytes of all else, and all launches."""
+    gemms = [op for op in operators if isinstance(op, Gemm)]
+    streams = [op for op in operators if isinstance(op, Stream)]
+    launches = sum(op.launches for op in gemms) + sum(op.launches for op in streams)
+    return sum(op.flops for op in gemms), sum(op.nbytes for op in streams), launches
+
+
+@pytest.mark.parametrize(
+    ("space", "size", "precision"),
+    [
+        ({"heads": 12, "state": 64}, (1, 320), "bf16"),
+        ({"heads": 8, "head_dim": 32, "groups": 2, "taps": 3}, (2, 150), "fp32"),
+    ],
+)
+def test_it_moves_multiplies_and_holds_what_the_planner_counts(
+    space: dict[str, int], size: tuple[int, int], precision: str
+) -> None:
+    spec = StateSpace.model_validate(space)
+    shape = _shape(spec, size, precision)
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    inputs = [x.detach().requires_grad_() for x in _inputs(spec, size, dtype)]
+    gradient = torch.randn(*size, spec.width, dtype=dtype)
+    held = priced.forward_bytes(shape), priced.backward_bytes(shape)
+    expected = priced.state_space(shape)
+    with FlopCounterMode(display=False) as flops, Counted() as counted:
+        output = _run(spec, *inputs)
+    with FlopCounterMode(display=False) as flops_back, Counted() as back:
+        torch.autograd.backward(output, gradient)
+    for counter, run, most, operators in zip(
+        (flops, flops_back), (counted, back), held, expected, strict=True
+    ):
+        products, nbytes, launches = _counted(operators)
+        assert counter.get_total_flops() == products
+        assert run.nbytes == pytest.approx(nbytes, rel=0.1)
+        assert run.launches == pytest.approx(launches, rel=0.2)
+        assert run.peak < most < 1.5 * run.peak

@@ -20,7 +20,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "layers": "num_hidden_layers num_layers n_layers n_layer depth",
     "hidden": "hidden_size d_model n_embd n_embed dim embed_dim",
     "ffn": "intermediate_size intermediate n_inner ffn_dim d_ff ffn_hidden_size ffn_hidden "
-    "block_ff_dim mlp_hidden_size moe_intermediate_size moe_ffn_hidden_size",
+    "shared_intermediate_size block_ff_dim mlp_hidden_size moe_intermediate_size moe_ffn_hidden_size",
     "experts": "num_experts num_local_experts n_routed_experts moe_num_experts",
     "experts_per_token": "num_experts_per_tok moe_router_topk top_k moe_k moe_topk",
     "router_normalised": "norm_topk_prob",
@@ -38,7 +38,9 @@ _OF_OTHERS: Mapping[str, str] = {
     "convolution": "conv_l_cache conv_bias",
     "delta_rule": "linear_num_key_heads linear_num_value_heads linear_key_head_dim "
     "linear_value_head_dim linear_conv_kernel_dim",
-    "mixer_pattern": "full_attn_idxs full_attention_interval",
+    "state_space": "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv "
+    "mamba_conv_bias mamba_proj_bias time_step_limit",
+    "mixer_pattern": "full_attn_idxs full_attention_interval attn_layer_indices",
     "vocab": "vocab_size padded_vocab_size vocabulary_size",
     "max_sequence_length": "max_position_embeddings n_positions n_ctx max_seq_len context_length "
     "max_length",

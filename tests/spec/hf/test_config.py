@@ -30,6 +30,8 @@ _FALCON = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, 
 _FALCON |= {"new_decoder_architecture": True}
 _STARCODER2 = _SMALL | {"bos_token_id": None, "eos_token_id": None}
 _QWEN3_NEXT = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 16}
+_GRANITE_4 = {"num_local_experts": 0, "shared_intermediate_size": 160, "mamba_n_heads": 8}
+_BAMBA = {"mamba_n_heads": 16, "pad_token_id": None}
 _DOTS1 = {
     "n_routed_experts": 8,
     "n_shared_experts": 2,
@@ -88,6 +90,24 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
         | {"layer_types": ["linear_attention"] * 3, "mlp_only_layers": [0], "attention_bias": True}
         | {"linear_num_key_heads": 4, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 2},
     ),
+    ("granitemoehybrid", _SMALL | _GRANITE_4),
+    (
+        "granitemoehybrid",
+        _SMALL
+        | _GRANITE_4
+        | {"layer_types": ["mamba", "attention", "mamba"], "attention_bias": True}
+        | {"mamba_n_groups": 2, "mamba_d_head": 32, "mamba_n_heads": 4, "mamba_d_state": 24}
+        | {"mamba_conv_bias": False, "mamba_proj_bias": True, "mamba_d_conv": 3},
+    ),
+    (
+        "granitemoehybrid",
+        _SMALL
+        | _GRANITE_4
+        | {"layer_types": ["attention"] * 3, "position_embedding_type": "rope"}
+        | {"tie_word_embeddings": True},
+    ),
+    ("bamba", _SMALL | _BAMBA),
+    ("bamba", _SMALL | _BAMBA | {"attn_layer_indices": [0, 2], "mlp_bias": True}),
     ("olmoe", _SMALL),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
     ("minimax_m2", _SMALL),
@@ -340,6 +360,19 @@ def _of_its_own(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, 
         return "glm", llama
     if spec.name.startswith("seed-oss"):
         return "seed_oss", llama | {"head_dim": spec.head_dim}
+    if spec.state_space is not None:  # whose other sizes are transformers' defaults
+        types = ["mamba" if mixer == "state_space" else "attention" for mixer in spec.mixers]
+        return "granitemoehybrid", llama | {
+            "layer_types": types,
+            "mamba_n_heads": spec.state_space.heads,
+            "mamba_d_state": spec.state_space.state,
+            "shared_intermediate_size": spec.ffn,
+            "num_local_experts": 0,
+            "embedding_multiplier": spec.embedding_scale,
+            "residual_multiplier": spec.residual_scale,
+            "attention_multiplier": spec.score_scale,
+            "logits_scaling": 1 / spec.logit_scale,
+        }
     if spec.residual_scale != 1:
         return "granite", llama | {
             "embedding_multiplier": spec.embedding_scale,
@@ -419,6 +452,7 @@ _PUBLISHED = {
     "olmo-2-13b": (13.7e9, 0.05e9),
     "olmo-2-32b": (32.2e9, 0.05e9),
     "granite-3.3-8b": (8.17e9, 0.005e9),
+    "granite-4.0-h-micro": (3e9, 0.5e9),
     "command-r-35b": (35e9, 0.5e9),
     "command-r7b": (8.03e9, 0.005e9),
     "glm-4-9b": (9.4e9, 0.05e9),
@@ -546,6 +580,16 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("lfm2", {"layer_types": ["conv", "mamba", "conv"]}, "`layer_types` is"),
         ("lfm2", {"full_attn_idxs": [0, 3]}, "`full_attn_idxs` is [0, 3]"),
         ("qwen3_next", {"layer_types": ["conv"] * 3}, "`layer_types` is"),
+        ("granitemoehybrid", {"num_local_experts": 8}, "0: what experts add is not scaled"),
+        (
+            "granitemoehybrid",
+            _GRANITE_4 | {"mamba_d_head": 24},
+            "mamba_expand x hidden_size, 128, over mamba_d_head 24",
+        ),
+        ("granitemoehybrid", _GRANITE_4 | {"time_step_limit": [0]}, "supported: two numbers"),
+        ("bamba", {"attn_layer_indices": [3]}, "`attn_layer_indices` is [3]"),
+        ("bamba", {"z_loss_coefficient": 0.1}, "`z_loss_coefficient` is 0.1"),
+        ("llama", {"mamba_n_heads": 8}, "`mamba_n_heads` is 8: this changes the architecture"),
         ("minimax_m2", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
         ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [1, 2]}, "`moe_topk` is [1, 2]"),
         ("hunyuan_v1_moe", {"use_cla": True}, "`use_cla` is True"),
@@ -594,7 +638,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "lfm2_moe, qwen3_next, or a dense one",
+            "lfm2_moe, qwen3_next, granitemoehybrid, or a dense one",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),

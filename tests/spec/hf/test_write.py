@@ -39,6 +39,7 @@ from bigplan.spec.model import ModelSpec
         ("kimi-k2", "deepseek_v3"),
         ("lfm2-1.2b", "lfm2"),
         ("qwen3-next-80b-a3b", "qwen3_next"),
+        ("granite-4.0-h-micro", "granitemoehybrid"),
     ],
 )
 def test_presets_have_their_family(name: str, family: str) -> None:
