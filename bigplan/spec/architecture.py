@@ -267,12 +267,15 @@ class Architecture(Spec):
             )
 
     def _check_norms(self) -> None:
-        if not self.adds_products and (self.parallel_residual or self.experts):
-            beside = "parallel_residual" if self.parallel_residual else "experts"
+        beside = [key for key in ("parallel_residual", "experts") if getattr(self, key)]
+        if self.norms != "before" and beside:
             raise InputError(
-                f"`norms` {self.norms} with `{beside}`, whose norms stand before; change one"
-                if self.norms != "before"
-                else f"`residual_scale` {self.residual_scale:g} with `{beside}`, whose results are "
+                f"`norms` {self.norms} with `{beside[0]}`, whose norms stand before; change one"
+            )
+        alone = [key for key in ("parallel_residual", "shared_gate") if getattr(self, key)]
+        if self.residual_scale != 1 and alone:
+            raise InputError(
+                f"`residual_scale` {self.residual_scale:g} with `{alone[0]}`, whose results are "
                 "added as they are; remove one"
             )
         if self.head_bias and self.tied_embeddings:
@@ -351,6 +354,14 @@ class Architecture(Spec):
     def attention_shares(self) -> Mapping[BlockAttention, float]:
         """The part of the blocks that has each kind of attention, of the first block's first."""
         return shares_of(self.attentions)
+
+    @property
+    def weighted_by(self) -> Routing:
+        """As `routed_by`, with the factor of what a block adds in experts' weights."""
+        routing = self.routed_by
+        if self.residual_scale == 1:
+            return routing
+        return routing.model_copy(update={"scale": routing.scale * self.residual_scale})
 
     @property
     def adds_products(self) -> bool:

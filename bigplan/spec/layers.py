@@ -97,8 +97,11 @@ def _block(model: Architecture) -> tuple[LayerStep, ...]:
         second = _opening_norm(model, "post_norm", "post norm", read, "mlp input")
         read = second[-1].gives[0] if second else read
     shared, stream = _shared(model, read, between.gives[0])
-    mlp = (_experts if model.experts else _mlp)(model, read)
-    mlp += _closing(model, "mlp", mlp[-1].gives[0])
+    if model.experts:  # whose weights hold the factor of what they add
+        mlp = _experts(model, read)
+    else:
+        mlp = _mlp(model, read)
+        mlp += _closing(model, "mlp", mlp[-1].gives[0])
     last = _sum("mlp residual", stream, mlp[-1].gives[0], "output")
     return (*first, *mixing, between, *second, *shared, *mlp, last)
 
@@ -280,8 +283,9 @@ def _shared(
     )
     output = {"shared.down_proj": _hidden(model, "shared output")}
     last = product("shared down", inner, output, bias=False)
-    summed = _sum(SHARED_SUM, stream, last.gives[0], "with shared")
-    return [first, activation, last, summed], summed.gives[0]
+    scaled = _closing(model, "shared", last.gives[0])
+    summed = _sum(SHARED_SUM, stream, (last, *scaled)[-1].gives[0], "with shared")
+    return [first, activation, last, *scaled, summed], summed.gives[0]
 
 
 def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:

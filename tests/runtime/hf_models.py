@@ -474,6 +474,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"position_embedding_type": "rope", "rope_parameters": LLAMA["rope_parameters"]}
         | {"layer_types": ["attention"] * 3},
     ),
+    "granite-hybrid-experts": (
+        "granitemoehybrid",
+        GRANITE_HYBRID
+        | {"intermediate_size": 40, "num_local_experts": 6}
+        | {"num_experts_per_tok": 3, "shared_intermediate_size": 56},
+    ),
     "bamba": (
         "bamba",
         LLAMA | NO_TOKENS | MAMBA | {"attn_layer_indices": [1], "num_hidden_layers": 3},
@@ -496,6 +502,11 @@ RENAMED = {
     "mixtral": {".mlp.": ".block_sparse_moe."},
     "minimax_m2": {".mlp.": ".block_sparse_moe."},
     "ernie4_5_moe": {".gate.moe_statics.": ".moe_statics."},
+    "granitemoehybrid": {
+        ".experts.gate_up_proj": ".input_linear.weight",
+        ".experts.down_proj": ".output_linear.weight",
+        ".router.": ".router.layer.",
+    },
 }
 Layers = list[dict[str, torch.Tensor]]
 

@@ -266,6 +266,8 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
     style: dict[str, object] = {}
     if draw(st.booleans()):
         style |= {"shared_ffn": draw(st.sampled_from((16, 48))), "shared_gate": draw(st.booleans())}
+    if not style.get("shared_gate"):
+        style["residual_scale"] = draw(st.sampled_from((1.0, 0.3)))
     if draw(st.booleans()):
         style |= {"dense_blocks": 1, "dense_ffn": 64}
     if draw(st.booleans()):
