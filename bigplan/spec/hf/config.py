@@ -53,8 +53,8 @@ def from_hf_config(
             f"{where}: missing key 'model_type'; expected a Hugging Face config.json "
             f"with one of {', '.join(FAMILIES)}"
         )
-    refuse_experts(config, where, EXPERT_FAMILIES)
     refuse_type(model_type, where)
+    refuse_experts(config, where, EXPERT_FAMILIES)
     if model_type not in FAMILIES:
         raise RefusedError(
             f"{where}: model_type {quoted(model_type)} is not supported "

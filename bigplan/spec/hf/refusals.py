@@ -79,8 +79,11 @@ def refuse_experts(
 # Dense decoders that people train, and what their blocks have that no block here has.
 _OTHER_BLOCKS = {
     "apertus": "its activation, xIELU, has trained numbers of its own",
+    "falcon_h1": "its blocks have attention and a state space side by side",
     "gemma3": "it has a vision tower",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
+    "mamba2": "its blocks have a state space alone, and no MLP",
+    "nemotron_h": "a block of it has a state space, attention or an MLP alone",
 }
 
 _INSTEAD = {
