@@ -72,13 +72,14 @@ def gated(space: StateSpace, epsilon: float, ranks: TensorParallel, *inputs: Ten
         _wide(silu_convolved(*one)) for one in zip(vectors, filters, biases, strict=True)
     )
     groups = keys.shape[-1] // space.state
-    values = values.unflatten(-1, (groups, -1, space.head_dim))
-    keys, queries = (x.unflatten(-1, (groups, -1)) for x in (keys, queries))
+    values = torch.unflatten(values, -1, (groups, -1, space.head_dim))
+    keys, queries = (torch.unflatten(x, -1, (groups, -1)) for x in (keys, queries))
     steps = F.softplus(_wide(steps) + _wide(offset))
     if space.least_step or space.most_step is not None:
         steps = steps.clamp(space.least_step, space.most_step)
-    fades = (-_wide(log_decay).exp() * steps).unflatten(-1, (groups, -1))
-    read = state_space(values, steps.unflatten(-1, (groups, -1)), fades, keys, queries)
+    fades = -_wide(log_decay).exp() * steps
+    steps, fades = (torch.unflatten(x, -1, (groups, -1)) for x in (steps, fades))
+    read = state_space(values, steps, fades, keys, queries)
     read = torch.addcmul(read, _wide(skip).view(groups, -1, 1), values)
     output = read.flatten(2) * F.silu(_wide(gates))
     return _normed(space, output, _wide(weight), epsilon, ranks).to(gates.dtype)
@@ -102,8 +103,9 @@ def state_space(
     last = reach[:, :, -1:]
     lasting = (last - reach).exp_().unsqueeze(-1) * given
     added = keys.mT @ lasting.transpose(2, 3).flatten(4)  # [b, chunks, groups, state, heads * dim]
-    states = _states(added.unflatten(-1, given.shape[-2:]), last.exp().transpose(2, 3))
-    read = (queries @ states.flatten(4)).unflatten(-1, given.shape[-2:]).transpose(2, 3)
+    sizes = given.shape[-2:]
+    states = _states(torch.unflatten(added, -1, sizes), last.exp().transpose(2, 3))
+    read = torch.unflatten(queries @ states.flatten(4), -1, sizes).transpose(2, 3)
     read = torch.addcmul(within.permute(0, 1, 4, 2, 3, 5), read, reach.exp().unsqueeze(-1))
     return read.flatten(1, 2)[:, :length]
 
@@ -124,7 +126,7 @@ def _chunked(x: Tensor) -> Tensor:
     """[b, s, ...] as [b, chunks, CHUNK, ...], the last chunk filled up with zeros."""
     if missing := -x.shape[1] % CHUNK:
         x = F.pad(x, (*(0, 0) * (x.ndim - 2), 0, missing))
-    return x.unflatten(1, (-1, CHUNK))
+    return torch.unflatten(x, 1, (-1, CHUNK))
 
 
 def _normed(
@@ -133,10 +135,9 @@ def _normed(
     """The RMSNorm of each group of x [b, s, .], fp32, of which ranks have parts or whole groups."""
     if ranks.group.size > 1 and space.groups == 1:
         return wide_norm(x, weight, RmsRule(epsilon, False), ranks.group)
-    parts = x.unflatten(-1, (space.groups // ranks.group.size, -1))
-    return (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + epsilon)).flatten(
-        2
-    ) * weight
+    parts = torch.unflatten(x, -1, (space.groups // ranks.group.size, -1))
+    normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + epsilon)
+    return normed.flatten(2) * weight
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -133,9 +133,8 @@ def test_blocks_may_be_recomputed(recompute: Recompute, activations: Tier) -> No
 
 
 def _has_adapters(model: ModelSpec) -> bool:
-    others = (model.dense_blocks, model.convolution, model.delta_rule, model.state_space)
-    others += (model.attention_gate,)
-    return not any(others)
+    mixers = model.convolution, model.delta_rule, model.state_space
+    return not any((model.dense_blocks, *mixers, model.attention_gate))
 
 
 @st.composite

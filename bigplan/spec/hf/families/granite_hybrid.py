@@ -91,9 +91,9 @@ _FIRST = ("experts.gate_proj", "experts.up_proj")
 _WIDENING = tuple((f"{of}gate_proj", f"{of}up_proj") for of in ("", "shared."))
 GRANITE_HYBRID = ModelFamily(
     _read,
-    GRANITE.defaults
-    | MAMBA_DEFAULTS
-    | {
+    {
+        **GRANITE.defaults,
+        **MAMBA_DEFAULTS,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "router_aux_loss_coef": 0.001,
@@ -116,9 +116,9 @@ GRANITE_HYBRID = ModelFamily(
         fused=(*MAMBA_FUSED, *_WIDENING, _FIRST),
         grouped=dict.fromkeys(_FIRST, _experts),
     ),
-    GRANITE.keys
-    | MAMBA_KEYS
-    | {
+    {
+        **GRANITE.keys,
+        **MAMBA_KEYS,
         "experts": ("num_local_experts",),
         "experts_per_token": ("num_experts_per_tok",),
         "router_loss": ("router_aux_loss_coef",),

@@ -29,7 +29,7 @@ _COUNTS = {
 }
 _FLAGS = {"convolution_bias": "mamba_conv_bias", "bias": "mamba_proj_bias"}
 _LIMITS = "time_step_limit"
-MAMBA_DEFAULTS: Mapping[str, Any] = {
+MAMBA_DEFAULTS: dict[str, Any] = {
     "mamba_n_heads": 128,
     "mamba_n_groups": 1,
     "mamba_d_state": 256,
@@ -40,7 +40,7 @@ MAMBA_DEFAULTS: Mapping[str, Any] = {
     "mamba_proj_bias": False,
     _LIMITS: None,
 }
-MAMBA_KEYS: Mapping[str, tuple[str, ...]] = {
+MAMBA_KEYS: dict[str, tuple[str, ...]] = {
     **{f"state_space.{field}": (key,) for field, key in (_COUNTS | _FLAGS).items()},
     "state_space.head_dim": ("mamba_d_head",),
     "state_space.least_step": (_LIMITS,),
