@@ -18,8 +18,7 @@ from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime.made_again import made_again
-from bigplan.runtime.state_space import gated
-from bigplan.runtime.tensor_parallel import ONE
+from bigplan.runtime.state_space import Norm, gated
 from bigplan.spec.mixers import StateSpace
 from tests.runtime.counted_bytes import Counted
 from tests.runtime.plans import tiny_model, tiny_training
@@ -43,7 +42,7 @@ def _inputs(
 
 
 def _run(space: StateSpace, *inputs: Tensor) -> Tensor:
-    return made_again(lambda *x: gated(space, EPSILON, ONE, *x), *inputs)
+    return made_again(lambda *x: gated(space, Norm(EPSILON), *x), *inputs)
 
 
 def _recurrent(space: StateSpace, *inputs: Tensor) -> Tensor:
