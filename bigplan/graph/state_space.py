@@ -64,7 +64,11 @@ SAVED_LAUNCHES, SAVED_LAUNCHES_BACK = 9, 26
 # Of a token that the convolution reads before its own: an element of values, keys and queries.
 TAP_PASSES, TAP_PASSES_BACK = 3, 14
 # Kernels beside products: of all, of a chunk, of such a tap.
-LAUNCHES, LAUNCHES_BACK = (46, 1, 3), (144, 7, 17)
+LAUNCHES, LAUNCHES_BACK = (50, 2, 3), (144, 8, 18)
+# On a GPU most of these kernels read operands that are broadcast or strided, which torch does not
+# vectorise: an H200 took 8.1 ms for 16.8 GB, which it copies in 4.0, of 4,096 tokens of
+# granite-4.0-h-micro (benchmarks/results/2026-11-27-h200-state-space).
+STRIDED = 2.0
 NUMBER = 4  # bytes of a mean of squares, or of a projection, of each token
 
 
@@ -74,11 +78,15 @@ def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator,
     channels = rank.heads * rank.space.head_dim + 2 * rank.groups * rank.space.state
     convolved, taps = shape.tokens * channels * shape.element, rank.space.taps - 1
     by_kernels = shape.generated and rank.space.groups == 1 and shape.tp == 1
+    slower = STRIDED if shape.fused else 1.0
     forward, backward = (
         Stream(
             STATE_SPACE,
-            (passes.without(saved) if by_kernels else passes).of(shape)
-            + each_tap * taps * convolved,
+            slower
+            * (
+                (passes.without(saved) if by_kernels else passes).of(shape)
+                + each_tap * taps * convolved
+            ),
             sum(n * each for n, each in zip((1, rank.chunks, taps), launches, strict=True))
             - by_kernels * fewer,
         )
