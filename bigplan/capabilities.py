@@ -23,7 +23,7 @@ NATIVE_PARTS = (
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
     *("attention_sinks", "qk_norm_turned", "convolution", "mixer_pattern"),
-    *("attention_gate", "delta_rule"),
+    *("attention_gate", "delta_rule", "state_space"),
 )
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
@@ -103,6 +103,8 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         if key not in known and getattr(model, key) != usual[key].default
     ]
     of_experts = {"mlp_bias": model.mlp_bias, "routing.score_bias": model.routed_by.score_bias}
+    if model.positions == "none":
+        parts.append("positions none")
     parts += [key for key, there in of_experts.items() if there and model.experts]
     if model.of_latents is not model:  # Megatron-LM has one epsilon for all norms
         parts.append("latent_attention.norm_epsilon")
@@ -235,21 +237,28 @@ def copies_refusal(model: ModelSpec, training: Training, tp: int) -> str | None:
     return None
 
 
-def delta_rule_refusal(model: ModelSpec, cp: object) -> str | None:
-    """Why a gated delta rule does not run so; None: it does, or the model has none."""
-    if model.delta_rule is None or str(cp) == "1":
-        return None
-    return (
-        f"cp {cp}: a gated delta rule needs the state of all tokens before, and bigplan hands "
-        f"none from rank to rank; some blocks of {model.name} have one: use cp 1"
-    )
+def state_refusal(model: ModelSpec, training: Training, cp: object) -> str | None:
+    """Why a recurrence of states does not run so; None: it does, or the model has none."""
+    names = {"a gated delta rule": model.delta_rule, "a state space": model.state_space}
+    recurrence = next((name for name, there in names.items() if there is not None), None)
+    if recurrence is not None and str(cp) != "1":
+        return (
+            f"cp {cp}: {recurrence} needs the state of all tokens before, and bigplan hands "
+            f"none from rank to rank; some blocks of {model.name} have one: use cp 1"
+        )
+    if model.state_space is not None and training.isolate_documents:
+        return (
+            "isolate_documents: the state of a state space goes on from document to "
+            f"document, and some blocks of {model.name} have one: leave isolate_documents off"
+        )
+    return None
 
 
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
     if refusal := muon_refusal(training, dict(strategy)):
         return refusal
-    if refusal := delta_rule_refusal(model, strategy.cp):
+    if refusal := state_refusal(model, training, strategy.cp):
         return refusal
     spread = strategy.ep > 1
     if spread and (refusal := spread_refusal(model, training, dict(strategy))):
@@ -308,6 +317,12 @@ def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy
         sides[f"dense_ffn / tp {tp}"] = (model.dense_ffn or 0) // tp
         sides[f"shared_ffn / tp {tp}"] = model.shared_ffn // tp
         sides["the score of shared_gate"] = int(model.shared_gate)
+    if (space := model.state_space) is not None:
+        sides |= {
+            f"state_space.heads / tp {tp}": space.heads // tp,
+            f"state_space.heads x head_dim / tp {tp}": space.width // tp,
+            f"state_space.groups x state / tp {tp}": max(space.state, space.keys // tp),
+        }
     if (latent := model.latent_attention) is not None:
         sides |= {
             "query_rank": latent.query_rank or 0,

@@ -126,6 +126,10 @@ CAPPED_COLUMNS = 256  # of the widest heads whose scores it caps, with smaller t
 # Tokens of a chunk of a gated delta rule, as transformers and flash-linear-attention have it: the
 # more, the fewer steps from state to state, and the more products within a chunk.
 RULE_CHUNK = 64
+# The same of a state space. A head has as many scores in a chunk as values at 64 tokens of 64
+# columns, and a chunk's states are as large as its values at 128: either way scores or states are
+# what most of the memory traffic is of.
+SPACE_CHUNK = 64
 CAPPED_BLOCK = 128  # queries whose capped scores are in memory at a time, where it does not
 
 

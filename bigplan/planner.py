@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from bigplan.capabilities import (
-    delta_rule_refusal,
     executable,
     gpu_refusal,
     muon_refusal,
     native_refusal,
     spread_refusal,
+    state_refusal,
     zero_group_refusal,
 )
 from bigplan.cost import Costs
@@ -124,7 +124,7 @@ def _refusal(model: ModelSpec, training: Training, fixed: Mapping[str, object]) 
     return (
         spread_refusal(model, training, fixed)
         or zero_group_refusal(fixed)
-        or delta_rule_refusal(model, fixed.get("cp", 1))
+        or state_refusal(model, training, fixed.get("cp", 1))
         or muon_refusal(training, fixed)
     )
 

@@ -144,7 +144,7 @@ def _collectives(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator
         *into_mlp(shape, "mlp output"),
         *_gathered_again(shape),
         *exchanged(shape),
-        *wide_norms(shape),
+        *wide_norms(shape, back=True),
     )
     return forward, backward
 

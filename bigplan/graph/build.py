@@ -24,7 +24,7 @@ from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import LOOKED_UP_ROWS
 from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import passed_count
-from bigplan.spec.mixers import ATTENTION, DELTA_RULE
+from bigplan.spec.mixers import ATTENTION, DELTA_RULE, STATE_SPACE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import StepOp
 from bigplan.spec.training import Training
@@ -156,14 +156,18 @@ def model_flops(model: ModelSpec, training: Training) -> float:
 
 
 def _rule_flops(model: ModelSpec) -> float:
-    """Of delta rules, for a token: what a state says of a key, its update, and what a query reads.
+    """Of delta rules and state spaces, for a token; in chunks it is more.
 
-    Two FLOPs for each of its elements each, and twice that in the backward. In chunks it is more.
+    Two FLOPs for each element of a state each time: a delta rule's is read by a key, updated, and
+    read by a query; a state space's is updated and read. Twice that in the backward.
     """
-    if (rule := model.delta_rule) is None:
-        return 0.0
-    state = rule.value_heads * rule.key_dim * rule.value_dim
-    return 3.0 * 3 * 2 * state * model.mixers.count(DELTA_RULE)
+    found = 0
+    if (rule := model.delta_rule) is not None:
+        state = rule.value_heads * rule.key_dim * rule.value_dim
+        found += 3 * state * model.mixers.count(DELTA_RULE)
+    if (space := model.state_space) is not None:
+        found += 2 * space.width * space.state * model.mixers.count(STATE_SPACE)
+    return 3.0 * 2 * found
 
 
 def _embedding(shape: RankShape) -> LayerKind:

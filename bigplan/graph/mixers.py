@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigplan.graph import convolution, delta_rule, latent
+from bigplan.graph import convolution, delta_rule, latent, state_space
 from bigplan.graph.attention import (
     Passes,
     attention,
@@ -16,7 +16,7 @@ from bigplan.graph.attention import (
 )
 from bigplan.graph.operators import Collective, Operator
 from bigplan.graph.shape import RankShape
-from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, Mixer
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, STATE_SPACE, Mixer
 
 
 def _nothing(shape: RankShape) -> tuple[()]:
@@ -71,6 +71,13 @@ _MIXERS: Mapping[Mixer, Mixing] = {
         delta_rule.forward_bytes,
         delta_rule.backward_bytes,
         delta_rule.delta_rule,
+    ),
+    STATE_SPACE: Mixing(
+        state_space.into_space,
+        state_space.out_of_space,
+        state_space.forward_bytes,
+        state_space.backward_bytes,
+        state_space.state_space,
     ),
 }
 

@@ -69,4 +69,5 @@ def shared_workspace(shape: RankShape) -> int:
     plain = shape.fused and not shape.generated
     passes = (2 if shape.generated else 4) if shape.model.shared_gate else 2 + plain
     matrix = shape.model.hidden * (shape.model.shared_ffn // shape.tp) * shape.element
-    return passes * inner + matrix + shape.gathered + shape.hidden
+    scaled = 0 if shape.model.adds_products else shape.hidden  # the gradient by the product
+    return passes * inner + matrix + shape.gathered + shape.hidden + scaled

@@ -211,16 +211,24 @@ class Space:
 def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
     """Whether `tp` divides heads, channels and the MLP's width, and key-value heads or is divided.
 
-    Of a delta rule, `tp` divides key heads. Where there are fewer key-value heads than ranks,
-    neighbouring ranks hold the same head. Each rank adds the last biases of its part of the
-    experts.
+    Of a delta rule, `tp` divides key heads, of a state space heads and, of several, groups. Where
+    there are fewer key-value heads than ranks, neighbouring ranks hold the same head. Each rank
+    adds the last biases of its part of the experts.
     """
     repeats = tp % model.kv_heads == 0
     heads = model.heads % tp == 0 and (repeats or model.kv_heads % tp == 0)
     biased = model.experts if model.mlp_bias else 0
     channels = 0 if model.convolution is None else model.hidden
     keys = 0 if model.delta_rule is None else model.delta_rule.key_heads
-    return heads and not any(width % tp for width in (*model.inner_widths, biased, channels, keys))
+    own = (biased, channels, keys, *_of_space(model))
+    return heads and not any(width % tp for width in (*model.inner_widths, *own))
+
+
+def _of_space(model: ModelSpec) -> tuple[int, ...]:
+    """Heads of a state space, and groups; ranks may all have the only one."""
+    if (space := model.state_space) is None:
+        return ()
+    return (space.heads,) if space.groups == 1 else (space.heads, space.groups)
 
 
 def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:
@@ -228,7 +236,7 @@ def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:
 
     Where a rank has fewer key-value heads than `cp`, neighbouring context ranks get the same head.
     """
-    if cp > 1 and model.delta_rule is not None:  # refused by name in capabilities.py
+    if cp > 1 and (model.delta_rule or model.state_space):  # refused by name in capabilities.py
         return False
     kv_heads = -(-model.kv_heads // tp)
     return model.heads // tp % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0)

@@ -25,6 +25,7 @@ from bigplan.runtime import (
     mixture,
     narrow_values,
     sinks,
+    state_space,
 )
 from bigplan.runtime.attention import attention
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
@@ -53,7 +54,7 @@ from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.ways import PLAIN, Parameters, Ways
 from bigplan.runtime.words import Words, cross_entropy, own_rows
 from bigplan.spec.layers import SINKS, TABLE
-from bigplan.spec.mixers import CONVOLUTION, DELTA_RULE, OUTPUTS
+from bigplan.spec.mixers import CONVOLUTION, DELTA_RULE, OUTPUTS, STATE_SPACE
 from bigplan.spec.model import ModelSpec
 
 
@@ -163,14 +164,18 @@ def block(
         return mixture.mlp(p, x, normed, model, ways.experts)
     inputs = _mlp_inputs(p, normed, model, ways)
     if not model.adds_products:
-        return _closed_and_added(p, x, inputs, model, ways)
+        return _closed_and_added(p, "down_proj", x, inputs, model, ways)
     if ways.gated and model.mlp in ("swiglu", "geglu"):
         return ways.gated(p, "down_proj", x, inputs, model.mlp)
     return last(p, "down_proj", x, _activation(inputs, model, ways))
 
 
 def _mixes(model: ModelSpec) -> Callable[..., Tensor]:
-    others = {CONVOLUTION: convolution.mixed, DELTA_RULE: delta_rule.mixed}
+    others = {
+        CONVOLUTION: convolution.mixed,
+        DELTA_RULE: delta_rule.mixed,
+        STATE_SPACE: state_space.mixed,
+    }
     return others.get(model.mixer, _attention)
 
 
@@ -321,6 +326,8 @@ def _shared(p: Parameters, x: Tensor, normed: Tensor, model: ModelSpec, ways: Wa
     if model.shared_gate:
         gate, up, score = inputs
         inner = gated_by_score(ways.experts.rows, (gate, up), score, ways.forget)
+    elif not model.adds_products:
+        return _closed_and_added(p, "shared.down_proj", x, inputs, model, ways)
     elif ways.gated:
         return ways.gated(p, "shared.down_proj", x, inputs, "swiglu")
     else:
@@ -389,20 +396,25 @@ def _closed(p: Parameters, part: str, x: Tensor, model: ModelSpec, ways: Ways) -
 
 
 def _closed_and_added(
-    p: Parameters, x: Tensor, inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways
+    p: Parameters,
+    down: str,
+    x: Tensor,
+    inputs: tuple[Tensor, ...],
+    model: ModelSpec,
+    ways: Ways,
 ) -> Tensor:
-    """The sum of x and of what the MLP adds, by its activation's inputs.
+    """The sum of x and of what an MLP adds, by its activation's inputs and its last product.
 
     Where nothing reads that sum, nothing reads a product that is scaled alone.
     """
     idle = ways.unread and model.norms == "before"
     into = x.detach() if idle else None
     if ways.gated and model.mlp in ("swiglu", "geglu"):
-        product = ways.gated(p, "down_proj", into, inputs, model.mlp)
+        product = ways.gated(p, down, into, inputs, model.mlp)
     elif into is not None:
-        product = (ways.last or ways.close)(p, "down_proj", into, _activation(inputs, model, ways))
+        product = (ways.last or ways.close)(p, down, into, _activation(inputs, model, ways))
     else:
-        product = _alone(p, "down_proj", _activation(inputs, model, ways), ways)
+        product = _alone(p, down, _activation(inputs, model, ways), ways)
     if idle:
         return unread_sum(x, product, model.residual_scale)
     added = _closed(p, "mlp", product, model, ways)

@@ -7,6 +7,7 @@ owns a part of a layer never has the rest.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from bigplan.runtime import four_bits
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.hf_weights import HfFolder
 from bigplan.runtime.peft_import import PeftFolder
-from bigplan.spec.delta_steps import DECAY_OFFSET, LOG_DECAY, NORM
+from bigplan.spec import delta_steps, state_space_steps
 from bigplan.spec.four_bits import is_packed, packed_columns
 from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import inputs_of
@@ -32,7 +33,11 @@ from bigplan.spec.training import Training
 # [rows, columns], fp32 or as a file has them. A vector is one row.
 FirstValues = Callable[[str, int, Parameter, Rectangle], Tensor]
 
-DECAYS = 0.01, 16.0  # of a gated delta rule's heads, as in transformers
+# Decays of heads: of a gated delta rule as in transformers, of a state space as in Mamba-2's own
+# code (state-spaces/mamba, Mamba2: A_init_range, dt_min, dt_max).
+DECAYS = {delta_steps.LOG_DECAY: (0.01, 16.0), state_space_steps.LOG_DECAY: (1.0, 16.0)}
+TIME_STEPS = 0.001, 0.1  # of a state space's heads, uniform in their logarithms, likewise
+ONES = (delta_steps.DECAY_OFFSET, delta_steps.NORM, state_space_steps.NORM, state_space_steps.SKIP)
 STD = 0.02  # of every matrix, as in GPT-2 and Llama
 # Elements that are drawn from one seed. A block takes 55 us of Python, in which other threads wait,
 # and 5 ms to draw, in which they do not: about 100 cores can do it side by side. A rectangle that
@@ -110,7 +115,8 @@ def random_values(
 ) -> Tensor:
     """Normal (std 0.02) matrices, norms' weights, zero biases and sinks: fp32 [rows, columns].
 
-    A delta rule's decays are uniform, their offsets one, as is the weight of its norm.
+    Decays of delta rules and state spaces are uniform, a delta rule's offsets and the weights of
+    their norms one, and so is what a state space adds of values. Its time steps begin small.
     Of adapters A is uniform within +- 1 / sqrt(in), as torch.nn.Linear begins, and B is zero.
 
     The values depend on the arguments alone, so every plan starts from the same model. The value of
@@ -120,9 +126,10 @@ def random_values(
     shape = rectangle.rows, rectangle.columns
     if parameter.name.endswith((".bias", ".lora_B", ".sinks")):
         return torch.zeros(shape)
-    if (name := parameter.name) in (DECAY_OFFSET, NORM):
+    if (name := parameter.name) in ONES:
         return torch.ones(shape)
-    if len(parameter.shape) == 1 and name != LOG_DECAY:
+    drawn_vectors = (*DECAYS, state_space_steps.STEP_OFFSET)
+    if len(parameter.shape) == 1 and name not in drawn_vectors:
         return torch.full(shape, norm)
     values, everything = torch.empty(shape), all_of(parameter)
     at_once = rows_at_once(everything.columns)
@@ -136,8 +143,11 @@ def random_values(
         if parameter.name.endswith(".lora_A"):
             bound = inputs_of(parameter) ** -0.5
             drawn.uniform_(-bound, bound, generator=generator)
-        elif name == LOG_DECAY:
-            drawn.uniform_(*DECAYS, generator=generator).log_()
+        elif name in DECAYS:
+            drawn.uniform_(*DECAYS[name], generator=generator).log_()
+        elif name == state_space_steps.STEP_OFFSET:
+            least, most = map(math.log, TIME_STEPS)
+            drawn.uniform_(least, most, generator=generator).exp_().expm1_().log_()
         else:
             drawn.normal_(0.0, STD, generator=generator)
         if drawn is not place:

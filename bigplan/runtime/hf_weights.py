@@ -185,7 +185,7 @@ def _read_expert(
     before = place.expert * width
     shared = rectangle.shared(everything.moved(0, before))
     if shared is not None:
-        above = 0 if _in_turns(place) else place.above
+        above = 0 if _in_turns(place) else place.before(shared.first_row)
         into[shared.within(rectangle)] = _part(tensor, place, shared.moved(above, -before))
 
 

@@ -194,7 +194,7 @@ class _Routed(Function):
             scores,
             model.experts_per_token,
             normalised=model.router_normalised,
-            routing=model.routed_by,
+            routing=model.weighted_by,
             bias=bias,
         )
         ctx.mark_non_differentiable(*places)
@@ -242,7 +242,7 @@ class _Routed(Function):
             by_token if by_own is None else by_token + by_own,
             _balance(mixture, model, places),
             normalised=model.router_normalised,
-            routing=model.routed_by,
+            routing=model.weighted_by,
         ).to(router.dtype)
 
         def by_factors(tokens: Tensor) -> list[Tensor | None]:

@@ -17,6 +17,7 @@ from bigplan.spec.mixers import (
     GatedDeltaRule,
     Mixer,
     ShortConvolution,
+    StateSpace,
     check_mixers,
     mixers_of,
 )
@@ -83,6 +84,8 @@ class Architecture(Spec):
     """mixes tokens in place of attention in some blocks, or all; null: in none"""
     delta_rule: GatedDeltaRule | None = None
     """likewise, a gated delta rule"""
+    state_space: StateSpace | None = None
+    """likewise, a state space"""
     mixer_pattern: tuple[str, ...] = ()
     """runs of blocks by what mixes their tokens, over and over, as [2 convolution, 1 attention]
 
@@ -116,8 +119,11 @@ class Architecture(Spec):
     relu2 is the square of relu (So et al., arXiv 2109.08668), as in Nemotron. clamped_swiglu is
     that of GPT-OSS's experts: (u + 1) g sigmoid(1.702 g), of the gate up to 7 and u within 7.
     """
-    positions: Literal["rope", "learned", "alibi"] = "rope"
-    """rope rotates queries and keys, learned adds a table, alibi biases scores by distance"""
+    positions: Literal["rope", "learned", "alibi", "none"] = "rope"
+    """rope rotates queries and keys, learned adds a table, alibi biases scores by distance
+
+    With none, a token knows those before it alone by what mixes tokens, as in Granite 4.
+    """
     position_offset: int = Field(default=0, ge=0, le=10**6)
     """rows of a learned table before the first position: OPT has 2"""
     rope_theta: float = Field(default=10000.0, gt=0)
@@ -262,12 +268,15 @@ class Architecture(Spec):
             )
 
     def _check_norms(self) -> None:
-        if not self.adds_products and (self.parallel_residual or self.experts):
-            beside = "parallel_residual" if self.parallel_residual else "experts"
+        beside = [key for key in ("parallel_residual", "experts") if getattr(self, key)]
+        if self.norms != "before" and beside:
             raise InputError(
-                f"`norms` {self.norms} with `{beside}`, whose norms stand before; change one"
-                if self.norms != "before"
-                else f"`residual_scale` {self.residual_scale:g} with `{beside}`, whose results are "
+                f"`norms` {self.norms} with `{beside[0]}`, whose norms stand before; change one"
+            )
+        alone = [key for key in ("parallel_residual", "shared_gate") if getattr(self, key)]
+        if self.residual_scale != 1 and alone:
+            raise InputError(
+                f"`residual_scale` {self.residual_scale:g} with `{alone[0]}`, whose results are "
                 "added as they are; remove one"
             )
         if self.head_bias and self.tied_embeddings:
@@ -347,6 +356,14 @@ class Architecture(Spec):
     def attention_shares(self) -> Mapping[BlockAttention, float]:
         """The part of the blocks that has each kind of attention, of the first block's first."""
         return shares_of(self.attentions)
+
+    @property
+    def weighted_by(self) -> Routing:
+        """As `routed_by`, with the factor of what a block adds in experts' weights."""
+        routing = self.routed_by
+        if self.residual_scale == 1:
+            return routing
+        return routing.model_copy(update={"scale": routing.scale * self.residual_scale})
 
     @property
     def adds_products(self) -> bool:

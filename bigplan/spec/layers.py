@@ -13,7 +13,8 @@ from bigplan.spec.architecture import Architecture
 from bigplan.spec.convolution_steps import convolution
 from bigplan.spec.delta_steps import delta_rule
 from bigplan.spec.latent_heads import latent_heads
-from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, Mixer
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, STATE_SPACE, Mixer
+from bigplan.spec.state_space_steps import state_space
 from bigplan.spec.step import TERMS, LayerStep, Parameter, Split, StepOp, StepValue, product
 
 TABLE = "embed_tokens.weight"  # which a tied head reads
@@ -24,8 +25,10 @@ _KINDS: Mapping[tuple[Mixer, bool], str] = {
     (ATTENTION, True): DENSE,
     (CONVOLUTION, True): f"{DENSE}_{CONVOLUTION}",
     (DELTA_RULE, True): f"{DENSE}_{DELTA_RULE}",
+    (STATE_SPACE, True): f"{DENSE}_{STATE_SPACE}",
     (CONVOLUTION, False): CONVOLUTION,
     (DELTA_RULE, False): DELTA_RULE,
+    (STATE_SPACE, False): STATE_SPACE,
     (ATTENTION, False): BLOCK,
 }
 BLOCKS = tuple(_KINDS.values())
@@ -39,7 +42,8 @@ SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "sh
 ROUTER = "router.weight"  # which chooses experts
 
 
-_MIXING = {CONVOLUTION: convolution, DELTA_RULE: delta_rule}  # steps of others than attention
+# Steps of others than attention.
+_MIXING = {CONVOLUTION: convolution, DELTA_RULE: delta_rule, STATE_SPACE: state_space}
 
 
 def block_kind(mixer: Mixer, *, dense: bool) -> str:
@@ -93,8 +97,11 @@ def _block(model: Architecture) -> tuple[LayerStep, ...]:
         second = _opening_norm(model, "post_norm", "post norm", read, "mlp input")
         read = second[-1].gives[0] if second else read
     shared, stream = _shared(model, read, between.gives[0])
-    mlp = (_experts if model.experts else _mlp)(model, read)
-    mlp += _closing(model, "mlp", mlp[-1].gives[0])
+    if model.experts:  # whose weights hold the factor of what they add
+        mlp = _experts(model, read)
+    else:
+        mlp = _mlp(model, read)
+        mlp += _closing(model, "mlp", mlp[-1].gives[0])
     last = _sum("mlp residual", stream, mlp[-1].gives[0], "output")
     return (*first, *mixing, between, *second, *shared, *mlp, last)
 
@@ -276,8 +283,9 @@ def _shared(
     )
     output = {"shared.down_proj": _hidden(model, "shared output")}
     last = product("shared down", inner, output, bias=False)
-    summed = _sum(SHARED_SUM, stream, last.gives[0], "with shared")
-    return [first, activation, last, summed], summed.gives[0]
+    scaled = _closing(model, "shared", last.gives[0])
+    summed = _sum(SHARED_SUM, stream, (last, *scaled)[-1].gives[0], "with shared")
+    return [first, activation, last, *scaled, summed], summed.gives[0]
 
 
 def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:

@@ -17,17 +17,19 @@ from bigplan.errors import InputError
 from bigplan.spec.files.document import Spec
 from bigplan.spec.pattern import in_runs
 
-Mixer = Literal["attention", "convolution", "delta_rule"]
+Mixer = Literal["attention", "convolution", "delta_rule", "state_space"]
 ATTENTION: Mixer = "attention"
 CONVOLUTION: Mixer = "convolution"
 DELTA_RULE: Mixer = "delta_rule"
-MIXERS: tuple[Mixer, ...] = (ATTENTION, CONVOLUTION, DELTA_RULE)
+STATE_SPACE: Mixer = "state_space"
+MIXERS: tuple[Mixer, ...] = (ATTENTION, CONVOLUTION, DELTA_RULE, STATE_SPACE)
 BESIDE_ATTENTION = MIXERS[1:]  # fields of Architecture
 # The module whose product leads from each mixer back to the residual stream.
 OUTPUTS: Mapping[Mixer, str] = {
     ATTENTION: "o_proj",
     CONVOLUTION: "conv.out_proj",
     DELTA_RULE: "delta.out_proj",
+    STATE_SPACE: "space.out_proj",
 }
 
 
@@ -85,6 +87,60 @@ class GatedDeltaRule(Spec):
         return self.value_heads // self.key_heads
 
 
+class StateSpace(Spec):
+    """A state space over heads, Mamba-2's (Dao and Gu, arXiv 2405.21060).
+
+    A head has a state [state, head_dim], which fades from token to token, and to which a token adds
+    its key times its value. The token's query reads the state. Values, keys and queries come out of
+    a short causal convolution and SiLU. How fast a state fades, and how much a token adds, is one
+    number of the token and head, its time step. What heads read is multiplied by the SiLU of a
+    gate, then normed by group.
+    """
+
+    heads: int = Field(gt=0, le=10**5)
+    """heads of values, gates, time steps and states"""
+    head_dim: int = Field(default=64, gt=0, le=10**5)
+    """width of a value"""
+    groups: int = Field(default=1, gt=0, le=10**5)
+    """keys and queries of a token, which equally many heads each share; norms are over a group"""
+    state: int = Field(default=128, gt=0, le=10**5)
+    """width of a key and a query"""
+    taps: int = Field(default=4, gt=0, le=1024)
+    """tokens that the convolution reads: itself and those just before it"""
+    convolution_bias: bool = True
+    """the convolution adds a bias"""
+    bias: bool = False
+    """the products around it have biases"""
+    least_step: float = Field(default=0.0, ge=0)
+    """time steps below are raised to it"""
+    most_step: float | None = Field(default=None, gt=0)
+    """time steps above are lowered to it; null: none are"""
+
+    @model_validator(mode="after")
+    def _check(self) -> StateSpace:
+        if self.heads % self.groups:
+            raise InputError(
+                f"`heads` {self.heads} is not a multiple of `groups` {self.groups}; equally many "
+                "heads must share a group's keys and queries"
+            )
+        if self.most_step is not None and self.most_step < self.least_step:
+            raise InputError(
+                f"`most_step` {self.most_step:g} is below `least_step` {self.least_step:g}; "
+                "correct one"
+            )
+        return self
+
+    @property
+    def width(self) -> int:
+        """Columns of all heads' values."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Columns of all groups' keys."""
+        return self.groups * self.state
+
+
 @lru_cache(maxsize=256)
 def mixers_of(pattern: tuple[str, ...], blocks: int, alone: Mixer) -> tuple[Mixer, ...]:
     """The mixer of each block; `alone`: of all of them without a pattern."""
@@ -112,7 +168,6 @@ def check_mixers(model: Any) -> None:
     unlike = {
         "`parallel_residual`": model.parallel_residual,
         f"`norms: {model.norms}`": model.norms != "before" and not _norms_before(model),
-        f"`residual_scale` {model.residual_scale:g}": model.residual_scale != 1,
         "`attention_pattern`": bool(model.attention_pattern),
         "`latent_attention`": model.latent_attention is not None,
         f"`positions: {model.positions}`": model.positions == "alibi",

@@ -128,6 +128,7 @@ class StepOp(StrEnum):
     ATTENTION = "attention"  # of queries, keys and values, in this order
     CONVOLUTION = "convolution"  # of what is gated before, after, and convolved, in this order
     DELTA_RULE = "delta rule"  # of queries, keys, values, gates, rates and decays, in this order
+    STATE_SPACE = "state space"  # of gates, values, keys, queries and time steps, in this order
     GATE = "gate"  # a product of what is gated and a gate's sigmoid, in this order
     ACTIVATION = "activation"
     SUM = "sum"

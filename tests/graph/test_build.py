@@ -95,6 +95,13 @@ def test_operators_within_a_window_do_the_useful_work(times: int, name: str) -> 
     assert done - again == pytest.approx(useful, rel=1e-12)
 
 
+def _of_chunks(kind: LayerKind) -> float:
+    """FLOPs of a mixer's own products, of its chunks of tokens."""
+    names = ("delta rule's", "state space's")
+    both = (*kind.forward, *kind.backward)
+    return sum(op.flops for op in both if isinstance(op, Gemm) and op.name.startswith(names))
+
+
 @pytest.mark.parametrize("attention", NOT_USEFUL)
 @pytest.mark.parametrize("name", list_models())
 def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) -> None:
@@ -119,13 +126,17 @@ def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) ->
         keys, values = model.head_dim, model.value_width
         columns = {"flash": 4 * keys - 3 * values, "materialised": 3 * (keys + values)}
         wasted = triangle / (2 * keys) * columns[attention]
-    if (rule := model.delta_rule) is not None:  # of its chunks: tests/runtime/test_delta_rule.py
-        kind = graph.kinds["delta_rule"]
-        chunks = sum(
-            op.flops for op in (*kind.forward, *kind.backward) if isinstance(op, Gemm) and op.fp32
-        )
+    # What chunks take: tests/runtime/test_delta_rule.py and test_state_space.py.
+    if (rule := model.delta_rule) is not None:
         recurrence = 18.0 * length * rule.value_heads * rule.key_dim * rule.value_dim
-        wasted += (chunks - recurrence) * model.mixers.count("delta_rule")
+        wasted += (_of_chunks(graph.kinds["delta_rule"]) - recurrence) * model.mixers.count(
+            "delta_rule"
+        )
+    if (space := model.state_space) is not None:
+        recurrence = 12.0 * length * space.width * space.state
+        wasted += (_of_chunks(graph.kinds["state_space"]) - recurrence) * model.mixers.count(
+            "state_space"
+        )
     assert done - wasted == pytest.approx(useful, rel=1e-12)
 
 

@@ -181,6 +181,20 @@ QWEN3_NEXT = QWEN2_MOE | _RULES
 QWEN3_5 = LLAMA | _RULES | {"head_dim": 16, "num_hidden_layers": 3, "attention_bias": True}
 OLMO_HYBRID = LLAMA | _RULES | NO_TOKENS | {"num_hidden_layers": 3, "num_key_value_heads": 3}
 NO_ROPE = {"rope_type": "default", "rope_theta": None}
+MAMBA = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mamba_expand": 2,
+}
+GRANITE_HYBRID = (
+    {key: value for key, value in GRANITE.items() if key != "rope_parameters"}
+    | NO_TOKENS
+    | MAMBA
+    | {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3}
+    | {"num_local_experts": 0, "shared_intermediate_size": 112, "tie_word_embeddings": True}
+)
 ERNIE_MOE = {
     "num_hidden_layers": 3,
     "moe_intermediate_size": 24,
@@ -458,6 +472,36 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mlp_only_layers": [0], "attention_bias": True, "linear_num_value_heads": 2}
         | {"linear_conv_kernel_dim": 3, "tie_word_embeddings": True},
     ),
+    "granite-hybrid": ("granitemoehybrid", GRANITE_HYBRID),
+    "granite-hybrid-limits": (
+        "granitemoehybrid",
+        GRANITE_HYBRID
+        | {"mamba_n_groups": 1, "time_step_limit": [0.5, 1.5], "mamba_conv_bias": False}
+        | {"mamba_proj_bias": True, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "granite-hybrid-rope": (
+        "granitemoehybrid",
+        GRANITE_HYBRID
+        | {"position_embedding_type": "rope", "rope_parameters": LLAMA["rope_parameters"]}
+        | {"layer_types": ["attention"] * 3},
+    ),
+    "granite-hybrid-experts": (
+        "granitemoehybrid",
+        GRANITE_HYBRID
+        | {"intermediate_size": 40, "num_local_experts": 6}
+        | {"num_experts_per_tok": 3, "shared_intermediate_size": 56},
+    ),
+    "bamba": (
+        "bamba",
+        LLAMA | NO_TOKENS | MAMBA | {"attn_layer_indices": [1], "num_hidden_layers": 3},
+    ),
+    "bamba-bias": (
+        "bamba",
+        LLAMA
+        | NO_TOKENS
+        | MAMBA
+        | {"mamba_d_conv": 3, "attention_bias": True, "mlp_bias": True, "attn_layer_indices": [0]},
+    ),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }
 BIAS = (
@@ -469,6 +513,11 @@ RENAMED = {
     "mixtral": {".mlp.": ".block_sparse_moe."},
     "minimax_m2": {".mlp.": ".block_sparse_moe."},
     "ernie4_5_moe": {".gate.moe_statics.": ".moe_statics."},
+    "granitemoehybrid": {
+        ".experts.gate_up_proj": ".input_linear.weight",
+        ".experts.down_proj": ".output_linear.weight",
+        ".router.": ".router.layer.",
+    },
 }
 Layers = list[dict[str, torch.Tensor]]
 

@@ -168,7 +168,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
             "attention_output_bias": draw(flag),
         }
     if kind > 1:
-        positions = draw(st.sampled_from(("rope", "learned", "alibi")))
+        positions = draw(st.sampled_from(("rope", "learned", "alibi", "none")))
         style |= {
             "norm": draw(st.sampled_from(("rmsnorm", "layernorm"))),
             "mlp": draw(st.sampled_from(("swiglu", "gelu"))),
@@ -185,7 +185,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
     if not latent and _convolves(style) and draw(flag):
         dense = "dense_blocks" in style
-        style |= draw(of_lfm2(dense=dense) | of_qwen3_next(dense=dense))
+        style |= draw(of_lfm2(dense=dense) | of_qwen3_next(dense=dense) | of_granite4(dense=dense))
     several = {"attention_pattern", "dense_blocks", "mixer_pattern"} & {*style}
     tied = draw(flag)
     turned = style.get("positions", "rope") == "rope"
@@ -205,7 +205,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
 
 def _convolves(style: dict[str, object]) -> bool:
     """Whether some blocks of a model like this may have a convolution in place of attention."""
-    usual = {"norms": "before", "residual_scale": 1.0, "parallel_residual": False}
+    usual = {"norms": "before", "parallel_residual": False}
     alike = all(style.get(key, value) == value for key, value in usual.items())
     return alike and "attention_pattern" not in style and style.get("positions") != "alibi"
 
@@ -232,6 +232,20 @@ def of_qwen3_next(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
     )
 
 
+def of_granite4(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
+    """A state space, likewise, whose ranks divide groups or all have the only one."""
+    sizes = {"heads": 16, "head_dim": 4, "state": 16}
+    spaces = st.fixed_dictionaries(
+        {name: st.just(size) for name, size in sizes.items()}
+        | {"groups": st.sampled_from((1, 4)), "taps": st.sampled_from((1, 3))}
+        | {name: st.booleans() for name in ("convolution_bias", "bias")}
+    )
+    patterns = (), ("1 state_space", "1 attention"), ("1 attention", "2 state_space")
+    return st.fixed_dictionaries(
+        {"state_space": spaces, "mixer_pattern": st.sampled_from(patterns[: 3 - dense])}
+    )
+
+
 def _latent(draw: st.DrawFn) -> dict[str, object]:
     """Latent attention, with one matrix of queries or two."""
     return {
@@ -253,6 +267,8 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
     style: dict[str, object] = {}
     if draw(st.booleans()):
         style |= {"shared_ffn": draw(st.sampled_from((16, 48))), "shared_gate": draw(st.booleans())}
+    if not style.get("shared_gate"):
+        style["residual_scale"] = draw(st.sampled_from((1.0, 0.3)))
     if draw(st.booleans()):
         style |= {"dense_blocks": 1, "dense_ffn": 64}
     if draw(st.booleans()):

@@ -134,6 +134,13 @@ QWEN3_NEXT = (
     | DELTA_RULE
     | {"mixer_pattern": ("2 delta_rule", "1 attention"), "shared_ffn": 48, "shared_gate": True}
 )
+STATE_SPACE: dict[str, object] = {
+    "state_space": {"heads": 16, "head_dim": 4, "state": 16, "groups": 1, "bias": True},
+    "residual_scale": 0.3,
+    "positions": "none",
+}
+IN_GROUPS = {"state_space": {"heads": 16, "head_dim": 4, "state": 16, "groups": 4, "taps": 3}}
+GRANITE_4 = STATE_SPACE | {"mixer_pattern": ("2 state_space", "1 attention")}
 
 OLMO_HYBRID: dict[str, object] = {
     "delta_rule": {"key_heads": 4, "value_heads": 16, "key_dim": 4, "value_dim": 16}
@@ -203,9 +210,9 @@ def sharded_plans(
     precision = draw(st.sampled_from(precisions))
     if model.experts and layout.tp > 1:
         precision = "fp32"  # a router's scores rounded otherwise may choose other experts
-    if layout.cp > 1:  # a delta rule's state is whole
-        pattern = () if model.delta_rule else model.mixer_pattern
-        other = model.model_dump() | {"delta_rule": None, "mixer_pattern": pattern}
+    if layout.cp > 1 and (model.delta_rule or model.state_space):  # whose state is whole
+        none = {"delta_rule": None, "state_space": None, "mixer_pattern": ()}
+        other = model.model_dump() | none
         model = ModelSpec.model_validate(other)
     if model.experts and layout.cp > 1:  # the plain loop balances experts over whole sequences
         model = model.model_copy(update={"router_loss": 0.0})
@@ -338,6 +345,8 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
     }
     qwen3_next = tiny_model(layers=3, **QWEN3_NEXT)
     found["qwen3-next"] = anywhere(qwen3_next, tiny_training(4 * ranks, clip_norm=0.5), group)
+    granite4 = tiny_model(layers=3, **GRANITE_4)
+    found["granite-4"] = anywhere(granite4, tiny_training(4 * ranks, clip_norm=0.5), group)
     if zero == 3:
         clipped, where = tiny_training(4 * ranks, clip_norm=0.5), placed_everywhere(3, tied=True)
         for name, parts in FAMILIES.items():

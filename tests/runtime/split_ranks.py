@@ -105,6 +105,10 @@ def split_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
     if model.delta_rule is not None:
         own = {"key_heads": 24, "value_heads": 24}
         model = model.model_copy(update={"delta_rule": model.delta_rule.model_copy(update=own)})
+    if model.state_space is not None:
+        space = model.state_space
+        own = {"heads": 24, "groups": 24 if space.groups > 1 else 1}
+        model = model.model_copy(update={"state_space": space.model_copy(update=own)})
     changes |= {key: 48 for key in ("shared_ffn", "dense_ffn") if getattr(model, key)}
     model = model.model_copy(update=changes)
     training = tiny_training(

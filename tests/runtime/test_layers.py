@@ -75,6 +75,8 @@ def small(name: str) -> ModelSpec:
     if model.delta_rule is not None:
         rule = {"key_heads": 4, "value_heads": 8, "key_dim": 8, "value_dim": 6}
         sizes["delta_rule"] = model.delta_rule.model_dump() | rule
+    if model.state_space is not None:
+        sizes["state_space"] = {"heads": 8, "head_dim": 6, "state": 8}
     if model.latent_attention is not None:
         widths = {"kv_rank": 16, "plain_dim": 8, "rope_dim": 4, "value_dim": 8}
         some = None if model.latent_attention.query_rank is None else 24
@@ -199,9 +201,11 @@ def test_a_layer_reads_its_parameters_and_no_others(kind: str, model: ModelSpec)
 def _gemms(operators: tuple[Operator, ...]) -> float:
     """FLOP of products with weights; the gradient of a table is none.
 
-    Those of a delta rule, in fp32 and in batches, are counted in test_delta_rule.py.
+    Those of a delta rule or state space, in batches, are counted in test_delta_rule.py and
+    test_state_space.py.
     """
-    gemms = (op for op in operators if isinstance(op, Gemm) and not op.fp32)
+    others = ("delta rule's", "state space's")
+    gemms = (op for op in operators if isinstance(op, Gemm) and not op.name.startswith(others))
     return sum(op.flops for op in gemms)
 
 

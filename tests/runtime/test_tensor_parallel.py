@@ -39,7 +39,15 @@ from tests.examples import examples
 from tests.runtime.neighbours import ROWS, Called, Turn, in_two_ways, side_by_side
 from tests.runtime.plans import models, shape_on, tiny_model, tiny_training
 from tests.runtime.reference import UNIT
-from tests.runtime.sharded_ranks import BESIDE, DELTA_RULE, EXPERTS, FAMILIES, LATENT
+from tests.runtime.sharded_ranks import (
+    BESIDE,
+    DELTA_RULE,
+    EXPERTS,
+    FAMILIES,
+    IN_GROUPS,
+    LATENT,
+    STATE_SPACE,
+)
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BATCH, LENGTH, CHUNK = 3, 8, 12  # of the loss: two chunks
@@ -53,6 +61,7 @@ recomputes = st.sampled_from(tuple(Recompute))
 PARTS: dict[str, Mapping[str, object]] = {
     **FAMILIES,
     **{"experts": EXPERTS, "latent": LATENT, "beside": BESIDE, "delta rule": DELTA_RULE},
+    **{"state space": STATE_SPACE, "state space in groups": IN_GROUPS},
 }
 
 

@@ -9,10 +9,12 @@ from bigplan.capabilities import native_refusal
 from bigplan.graph.space import splits_over_tensor_parallel
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
+from bigplan.spec.mixers import StateSpace
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
 RULE = {"key_heads": 2, "value_heads": 4}
+SPACE = {"heads": 8, "groups": 2}
 EXPERTS: dict[str, object] = {"experts": 4, "experts_per_token": 2}
 
 
@@ -56,6 +58,12 @@ def test_each_kind_of_block_sees_a_model_whose_blocks_are_like_it() -> None:
         ({"positions": "alibi"}, "`convolution` with `positions: alibi`"),
         ({"delta_rule": RULE}, "`delta_rule` with a `mixer_pattern` without delta_rule blocks"),
         ({"delta_rule": RULE, "mixer_pattern": []}, "`convolution` and `delta_rule` without"),
+        ({"state_space": SPACE}, "`state_space` with a `mixer_pattern` without state_space blocks"),
+        ({"state_space": SPACE | {"groups": 3}}, "`heads` 8 is not a multiple of `groups` 3"),
+        (
+            {"state_space": SPACE | {"least_step": 2, "most_step": 1}},
+            "`most_step` 1 is below `least_step` 2",
+        ),
         ({"delta_rule": RULE | {"value_heads": 3}}, "`value_heads` 3 is not a multiple of"),
         (
             {"convolution": None, "delta_rule": RULE | {"norms_before": True}, "norms": "after"}
@@ -85,6 +93,21 @@ def test_a_delta_rule_is_planned_where_its_state_is_whole() -> None:
     assert native_refusal(spec, training, Strategy(dp=1, tp=2)) is None
     assert splits_over_tensor_parallel(spec, 2)
     assert not splits_over_tensor_parallel(spec, 4)
+
+
+def test_a_state_space_is_planned_where_its_state_is_whole() -> None:
+    pattern = ["2 state_space", "1 attention"]
+    spec = model(convolution=None, state_space=SPACE, mixer_pattern=pattern)
+    training = Training.model_validate({"sequence_length": 16, "global_batch": 1})
+    refused = native_refusal(spec, training, Strategy(dp=1, cp=2))
+    assert "cp 2: a state space needs the state of all tokens before" in str(refused)
+    apart = training.model_copy(update={"isolate_documents": True})
+    refused = native_refusal(spec, apart, Strategy(dp=1))
+    assert "isolate_documents: the state of a state space goes on" in str(refused)
+    assert native_refusal(spec, training, Strategy(dp=1, tp=2)) is None
+    one = spec.model_copy(update={"state_space": StateSpace(heads=8)})
+    splits = [[splits_over_tensor_parallel(some, tp) for tp in (2, 4)] for some in (spec, one)]
+    assert splits == [[True, False], [True, True]]
 
 
 def test_the_shipped_one_has_attention_where_its_file_says() -> None:

@@ -27,7 +27,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "router_loss": "router_aux_loss_coef moe_aux_loss_coeff aux_loss_coef",
     "routing": "n_group topk_group routed_scaling_factor use_expert_bias scoring_func "
     "moe_router_score_function",
-    "shared_ffn": "n_shared_experts shared_expert_intermediate_size "
+    "shared_ffn": "n_shared_experts shared_intermediate_size shared_expert_intermediate_size "
     "moe_shared_expert_intermediate_size moe_num_shared_experts",
     "dense_blocks": "first_k_dense_replace mlp_only_layers mlp_layer_types moe_layer_start_index "
     "num_dense_layers",
@@ -38,7 +38,9 @@ _OF_OTHERS: Mapping[str, str] = {
     "convolution": "conv_l_cache conv_bias",
     "delta_rule": "linear_num_key_heads linear_num_value_heads linear_key_head_dim "
     "linear_value_head_dim linear_conv_kernel_dim linear_allow_neg_eigval",
-    "mixer_pattern": "full_attn_idxs full_attention_interval",
+    "state_space": "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv "
+    "mamba_conv_bias mamba_proj_bias time_step_limit",
+    "mixer_pattern": "full_attn_idxs full_attention_interval attn_layer_indices",
     "vocab": "vocab_size padded_vocab_size vocabulary_size",
     "max_sequence_length": "max_position_embeddings n_positions n_ctx max_seq_len context_length "
     "max_length",

@@ -55,8 +55,8 @@ def from_hf_config(
             f"with one of {', '.join(FAMILIES)}"
         )
     config, lines = text_model(config, lines or {}, where)
-    refuse_experts(config, where, EXPERT_FAMILIES)
     refuse_type(model_type, where)
+    refuse_experts(config, where, EXPERT_FAMILIES)
     if model_type not in FAMILIES:
         raise RefusedError(
             f"{where}: model_type {quoted(model_type)} is not supported "

@@ -32,6 +32,8 @@ _STARCODER2 = _SMALL | {"bos_token_id": None, "eos_token_id": None}
 _TYPES = ["full_attention", "linear_attention", "linear_attention"]
 _RULE = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 _QWEN3_NEXT = _RULE | {"num_experts": 16}
+_GRANITE_4 = {"num_local_experts": 0, "shared_intermediate_size": 160, "mamba_n_heads": 8}
+_BAMBA = {"mamba_n_heads": 16, "pad_token_id": None}
 _DOTS1 = {
     "n_routed_experts": 8,
     "n_shared_experts": 2,
@@ -95,6 +97,28 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_5_text", _SMALL | _RULE),
     ("qwen3_5_text", _SMALL | _RULE | {"head_dim": 24, "tie_word_embeddings": True}),
     ("qwen3_5_moe_text", _SMALL | _QWEN3_NEXT),
+    ("granitemoehybrid", _SMALL | _GRANITE_4),
+    (
+        "granitemoehybrid",
+        _SMALL
+        | _GRANITE_4
+        | {"layer_types": ["mamba", "attention", "mamba"], "attention_bias": True}
+        | {"mamba_n_groups": 2, "mamba_d_head": 32, "mamba_n_heads": 4, "mamba_d_state": 24}
+        | {"mamba_conv_bias": False, "mamba_proj_bias": True, "mamba_d_conv": 3},
+    ),
+    (
+        "granitemoehybrid",
+        _SMALL
+        | _GRANITE_4
+        | {"layer_types": ["attention"] * 3, "position_embedding_type": "rope"}
+        | {"tie_word_embeddings": True},
+    ),
+    (
+        "granitemoehybrid",
+        _SMALL | {"num_local_experts": 6, "num_experts_per_tok": 3, "mamba_n_heads": 8},
+    ),
+    ("bamba", _SMALL | _BAMBA),
+    ("bamba", _SMALL | _BAMBA | {"attn_layer_indices": [0, 2], "mlp_bias": True}),
     ("olmoe", _SMALL),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
     ("minimax_m2", _SMALL),
@@ -356,6 +380,19 @@ def _of_its_own(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, 
         return "glm", llama
     if spec.name.startswith("seed-oss"):
         return "seed_oss", llama | {"head_dim": spec.head_dim}
+    if spec.state_space is not None:  # whose other sizes are transformers' defaults
+        types = ["mamba" if mixer == "state_space" else "attention" for mixer in spec.mixers]
+        return "granitemoehybrid", llama | {
+            "layer_types": types,
+            "mamba_n_heads": spec.state_space.heads,
+            "mamba_d_state": spec.state_space.state,
+            "shared_intermediate_size": spec.ffn,
+            "num_local_experts": 0,
+            "embedding_multiplier": spec.embedding_scale,
+            "residual_multiplier": spec.residual_scale,
+            "attention_multiplier": spec.score_scale,
+            "logits_scaling": 1 / spec.logit_scale,
+        }
     if spec.residual_scale != 1:
         return "granite", llama | {
             "embedding_multiplier": spec.embedding_scale,
@@ -435,6 +472,7 @@ _PUBLISHED = {
     "olmo-2-13b": (13.7e9, 0.05e9),
     "olmo-2-32b": (32.2e9, 0.05e9),
     "granite-3.3-8b": (8.17e9, 0.005e9),
+    "granite-4.0-h-micro": (3e9, 0.5e9),
     "command-r-35b": (35e9, 0.5e9),
     "command-r7b": (8.03e9, 0.005e9),
     "glm-4-9b": (9.4e9, 0.05e9),
@@ -569,6 +607,17 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("qwen3_5_text", {"attn_output_gate": False}, "`attn_output_gate` is False"),
         ("olmo_hybrid", {"layer_types": ["linear_attention"] * 3}, "supported: blocks of both"),
         ("qwen3_5_moe_text", {"mlp_only_layers": [0]}, "`mlp_only_layers` is [0]"),
+        (
+            "granitemoehybrid",
+            _GRANITE_4 | {"mamba_d_head": 24},
+            "mamba_expand x hidden_size, 128, over mamba_d_head 24",
+        ),
+        ("granitemoehybrid", _GRANITE_4 | {"time_step_limit": [0]}, "supported: two numbers"),
+        ("nemotron_h", {"n_routed_experts": 8}, "a state space, attention or an MLP alone"),
+        ("falcon_h1", {}, "attention and a state space side by side"),
+        ("bamba", {"attn_layer_indices": [3]}, "`attn_layer_indices` is [3]"),
+        ("bamba", {"z_loss_coefficient": 0.1}, "`z_loss_coefficient` is 0.1"),
+        ("llama", {"mamba_n_heads": 8}, "`mamba_n_heads` is 8: this changes the architecture"),
         ("minimax_m2", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
         ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [1, 2]}, "`moe_topk` is [1, 2]"),
         ("hunyuan_v1_moe", {"use_cla": True}, "`use_cla` is True"),
@@ -617,7 +666,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "qwen3_next, qwen3_5_moe_text, qwen3_5_moe, or a dense one",
+            "qwen3_next, qwen3_5_moe_text, qwen3_5_moe, granitemoehybrid, or a dense one",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bigplan.spec import state_space_steps as space
 from bigplan.spec.catalog import find_model
 from bigplan.spec.delta_steps import DECAY_OFFSET, LOG_DECAY
 from bigplan.spec.hf.families import FAMILIES
@@ -27,6 +28,7 @@ from bigplan.spec.model import ModelSpec
         ("falcon-40b", "falcon"),
         ("starcoder2-7b", "starcoder2"),
         ("lfm2-1.2b", "lfm2"),
+        ("granite-4.0-h-micro", "granitemoehybrid"),
     ],
 )
 def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:
@@ -82,13 +84,15 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
         mixed = {
             "convolution": {"bias": True},
             "delta_rule": {"key_heads": 1, "value_heads": 1},
-            "mixer_pattern": ("1 convolution", "1 delta_rule", "1 attention"),
+            "state_space": {"heads": 1},
+            "mixer_pattern": ("1 convolution", "1 delta_rule", "1 state_space", "1 attention"),
             "attention_gate": True,
         }
         kinds += ModelSpec.model_validate(model.model_dump() | mixed).kinds().values()
     named = {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
     if changes.get("qk_norm", True):
         named |= {LOG_DECAY, DECAY_OFFSET}
+        named |= {space.LOG_DECAY, space.STEP_OFFSET, space.SKIP}
     if experts and "mlp" not in changes:  # a family may name modules that only some models have
         others = {"shared_gate": True, "dense_blocks": 1, "dense_ffn": 8}
         beside = ModelSpec.model_validate(model.model_dump() | others | {"routing": {"bias": True}})

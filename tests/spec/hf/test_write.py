@@ -42,6 +42,7 @@ from bigplan.spec.model import ModelSpec
         ("qwen3.5-27b", "qwen3_5_text"),
         ("olmo-hybrid-7b", "olmo_hybrid"),
         ("qwen3.5-35b-a3b", "qwen3_next"),
+        ("granite-4.0-h-micro", "granitemoehybrid"),
     ],
 )
 def test_presets_have_their_family(name: str, family: str) -> None:

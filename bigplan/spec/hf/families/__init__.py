@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigplan.spec.hf.families.arcee import ARCEE, NEMOTRON
+from bigplan.spec.hf.families.bamba import BAMBA
 from bigplan.spec.hf.families.bloom import BLOOM
 from bigplan.spec.hf.families.cohere import COHERE, COHERE2
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
@@ -22,6 +23,7 @@ from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
 from bigplan.spec.hf.families.gpt_oss import GPT_OSS
 from bigplan.spec.hf.families.gptj import GPTJ
 from bigplan.spec.hf.families.granite import GRANITE
+from bigplan.spec.hf.families.granite_hybrid import GRANITE_HYBRID
 from bigplan.spec.hf.families.hunyuan import HUNYUAN
 from bigplan.spec.hf.families.hunyuan_moe import HUNYUAN_MOE
 from bigplan.spec.hf.families.lfm2 import LFM2
@@ -106,4 +108,6 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "qwen3_5_moe_text": QWEN3_5_MOE,
     "qwen3_5": QWEN3_5_BESIDE_TOWER,
     "qwen3_5_moe": QWEN3_5_MOE_BESIDE_TOWER,
+    "granitemoehybrid": GRANITE_HYBRID,
+    "bamba": BAMBA,
 }

@@ -32,10 +32,13 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
+    own = read_attention_bias(reader) | {"mlp_bias": reader.flag("mlp_bias")}
+    return read_llama_like(reader) | own | read_factors(reader)
+
+
+def read_factors(reader: ConfigReader) -> dict[str, Any]:
     """Logits are divided by their key; scores are multiplied, in place of 1 / root of head_dim."""
-    return read_llama_like(reader) | {
-        **read_attention_bias(reader),
-        "mlp_bias": reader.flag("mlp_bias"),
+    return {
         "embedding_scale": reader.number("embedding_multiplier"),
         "residual_scale": reader.number("residual_multiplier"),
         "score_scale": reader.number("attention_multiplier"),
@@ -44,14 +47,17 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
-    return write_llama_like(model, "granite", "GraniteForCausalLM") | {
-        "attention_bias": model.qkv_bias,
-        "mlp_bias": model.mlp_bias,
+    own = {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias, **NO_TOKENS}
+    return write_llama_like(model, "granite", "GraniteForCausalLM") | own | write_factors(model)
+
+
+def write_factors(model: ModelSpec) -> dict[str, Any]:
+    """The same."""
+    return {
         "embedding_multiplier": model.embedding_scale,
         "residual_multiplier": model.residual_scale,
         "attention_multiplier": model.scale_of_scores,
         "logits_scaling": 1.0 / model.logit_scale,
-        **NO_TOKENS,
     }
 
 

@@ -1,0 +1,189 @@
+"""A state space on one rank: what its ranks exchange, and what it moves, multiplies and takes.
+
+Products and passes are those of runtime/state_space.py, plain torch, whose backward runs the
+forward again. On CUDA its gate and norm are generated kernels, unless ranks or groups share them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bigplan.graph.operators import Collective, Gemm, Operator, Stream
+from bigplan.graph.shape import RankShape
+from bigplan.graph.sums import into_matrix, out_of_matrix
+from bigplan.mechanics import SPACE_CHUNK
+from bigplan.spec.mixers import STATE_SPACE, StateSpace
+from bigplan.spec.state_space_steps import INPUT
+from bigplan.spec.step import StepOp
+
+FP32 = 4  # bytes
+
+
+class _Each(NamedTuple):
+    """Of each element of a tensor as large as values, or as keys, of heads' scores in a chunk, and
+    of states that chunks begin with: in the compute dtype, and those that are always fp32.
+    """
+
+    values: float
+    wide_values: float
+    keys: float
+    scores: float
+    wide_scores: float
+    states: float
+    wide_states: float
+
+    def without(self, saved: _Saved) -> _Each:
+        """With fewer of values."""
+        return self._replace(
+            values=self.values - saved.values, wide_values=self.wide_values - saved.wide_values
+        )
+
+    def of(self, shape: RankShape) -> float:
+        """Bytes of a rank's elements together."""
+        rank, size = _rank(shape), shape.element
+        tokens = rank.sequences * rank.chunks * SPACE_CHUNK
+        width, keys = rank.heads * rank.space.head_dim, rank.groups * rank.space.state
+        states = rank.sequences * rank.chunks * width * rank.space.state
+        return (
+            (self.values * size + self.wide_values * FP32) * tokens * width
+            + self.keys * size * tokens * keys
+            + (self.scores * size + self.wide_scores * FP32) * tokens * rank.heads * SPACE_CHUNK
+            + (self.states * size + self.wide_states * FP32) * states
+        )
+
+
+class _Saved(NamedTuple):
+    """What generated kernels save of values, as `_Each` has them, and of kernels."""
+
+    values: float
+    wide_values: float
+    launches: int
+
+
+# Reads and writes by all operators but products, and the most that lives at once. Counted on the
+# runtime's operators in bf16 and fp32, 28 sizes each, and fitted within 9%, peaks within 11%.
+# tests/runtime/test_state_space.py counts again.
+PASSES, PASSES_BACK = _Each(19, 13, 12, 2, 8.5, 0.5, 5.5), _Each(67, 44, 47, 5, 23, 0, 14)
+MOST, MOST_BACK = _Each(7, 1, 3, 1, 0, 2, 0), _Each(8.5, 6, 4, 0, 2.5, 1, 1)
+# Of these gate and norm take 7 and 9 of values forward, and 13 and 26 backward beside the forward
+# again. Generated kernels take two and three passes forward, five and three backward.
+SAVED, SAVED_BACK = _Saved(2, 9, 9), _Saved(7, 35, 26)
+# Of a token that the convolution reads before its own: an element of values, keys and queries.
+TAP_PASSES, TAP_PASSES_BACK = 3, 14
+# Kernels beside products: of all, of a chunk, of such a tap.
+LAUNCHES, LAUNCHES_BACK = (50, 2, 3), (144, 8, 18)
+# On a GPU most of these kernels read operands that are broadcast or strided, which torch does not
+# vectorise: an H200 took 8.1 ms for 16.8 GB, which it copies in 4.0, of 4,096 tokens of
+# granite-4.0-h-micro (benchmarks/results/2026-11-27-h200-state-space).
+STRIDED = 2.0
+# There the host takes as long for one of these kernels as for five others that are launched one
+# after the other (Gpu.launch_overhead): 17.1 ms for the 655 of a backward, each with autograd.
+LAUNCHED = 5
+NUMBER = 4  # bytes of a mean of squares, or of a projection, of each token
+
+
+def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """The state space between the block's first and last product, forward and backward."""
+    rank = _rank(shape)
+    channels = rank.heads * rank.space.head_dim + 2 * rank.groups * rank.space.state
+    convolved, taps = shape.tokens * channels * shape.element, rank.space.taps - 1
+    by_kernels = shape.generated and rank.space.groups == 1 and shape.tp == 1
+    slower, each_launch = (STRIDED, LAUNCHED) if shape.fused else (1.0, 1)
+
+    def stream(passes: _Each, of_tap: int, launches: tuple[int, int, int], saved: _Saved) -> Stream:
+        if by_kernels:
+            passes = passes.without(saved)
+        nbytes = passes.of(shape) + of_tap * taps * convolved
+        number = sum(n * each for n, each in zip((1, rank.chunks, taps), launches, strict=True))
+        number -= by_kernels * saved.launches
+        return Stream(STATE_SPACE, slower * nbytes, each_launch * number)
+
+    forward = stream(PASSES, TAP_PASSES, LAUNCHES, SAVED)
+    backward = stream(PASSES_BACK, TAP_PASSES_BACK, LAUNCHES_BACK, SAVED_BACK)
+    again = _products(rank)
+    return (forward, *again), (backward, *again, *_products_back(rank))
+
+
+class _Rank(NamedTuple):
+    """A rank's heads and groups, its sequences, and the chunks of one, the last one filled up."""
+
+    space: StateSpace
+    heads: int
+    groups: int
+    sequences: int
+    chunks: int
+
+    @property
+    def batches(self) -> int:
+        """Chunks of all groups."""
+        return self.sequences * self.chunks * self.groups
+
+    @property
+    def beside(self) -> int:
+        """Columns of a group's values side by side."""
+        return self.heads // self.groups * self.space.head_dim
+
+
+def _rank(shape: RankShape) -> _Rank:
+    space, sequences = shape.model.state_space, shape.strategy.micro_batch
+    assert space is not None, shape.model.name
+    chunks = -(-shape.tokens // sequences // SPACE_CHUNK)
+    heads, groups = space.heads // shape.tp, max(1, space.groups // shape.tp)
+    return _Rank(space, heads, groups, sequences, chunks)
+
+
+def _products(rank: _Rank) -> tuple[Gemm, ...]:
+    n, c, wide, batches = rank.space.state, SPACE_CHUNK, rank.beside, rank.batches
+    heads = rank.sequences * rank.chunks * rank.heads
+    return (
+        Gemm("state space's scores", c, c, n, batches),
+        Gemm("state space's values", c, rank.space.head_dim, c, heads),
+        Gemm("state space's updates", n, wide, c, batches),
+        Gemm("state space's reads", c, wide, n, batches),
+    )
+
+
+def _products_back(rank: _Rank) -> tuple[Gemm, ...]:
+    """Two for each of the forward."""
+    n, c, wide, batches = rank.space.state, SPACE_CHUNK, rank.beside, rank.batches
+    heads, dim = rank.sequences * rank.chunks * rank.heads, rank.space.head_dim
+    return (
+        Gemm("state space's scores by both", c, n, c, batches, 2),
+        Gemm("state space's values by scores", c, c, dim, heads),
+        Gemm("state space's values by values", c, dim, c, heads),
+        Gemm("state space's updates by keys", c, n, wide, batches),
+        Gemm("state space's updates by values", c, wide, n, batches),
+        Gemm("state space's reads by queries", c, n, wide, batches),
+        Gemm("state space's reads by states", n, wide, c, batches),
+    )
+
+
+def into_space(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
+    """As graph/convolution.py's `into_convolution`."""
+    first, *_ = shape.steps(StepOp.PRODUCT)
+    return into_matrix(shape, f"{INPUT} {again}".strip()) if first.saves or not again else ()
+
+
+def out_of_space(shape: RankShape) -> tuple[Collective, ...]:
+    """In the backward: the sum over ranks of the gradient by what was gathered."""
+    return out_of_matrix(shape, INPUT, beside=f"{INPUT} by weight")
+
+
+def wide_norm(shape: RankShape, *, back: bool) -> tuple[Collective, ...]:
+    """Sums of one number a token, where ranks share the norm's only group.
+
+    The backward runs the forward again.
+    """
+    if shape.tp == 1 or _rank(shape).space.groups > 1:
+        return ()
+    return (Collective("state_space norm", "all_reduce", NUMBER * shape.tokens, 1 + back),)
+
+
+def forward_bytes(shape: RankShape) -> int:
+    """Bytes that a forward takes beside what it saves."""
+    return int(MOST.of(shape))
+
+
+def backward_bytes(shape: RankShape) -> int:
+    """Bytes that the backward takes beyond what its forward saved."""
+    return int(MOST_BACK.of(shape))

@@ -1,0 +1,169 @@
+"""The state space of bigplan/spec/mixers.py in chunks of tokens, by plain torch.
+
+A head with values x, time steps d, keys B and queries C of its group, and a rate a < 0 has a state
+S, and S_t = exp(a d_t) S_{t-1} + d_t B_t x_t^T, of which token t reads C_t^T S_t + D x_t (Dao and
+Gu, arXiv 2405.21060, section 5). Within a chunk, with c the sum of a d up to a token and
+L_ij = exp(c_i - c_j) for i >= j (section 6 there):
+
+  Y = (C B^T L) (d x) + exp(c) C S,   S' = exp(c_last) S + B^T (exp(c_last - c) d x)
+
+Heads of a group share B and C, so that products by these are of all of their values side by side.
+Time steps, decays, states and the norm are in fp32, products of chunks in the compute dtype, as
+Mamba-2's own kernels have them (state-spaces/mamba, ssd_chunk_state.py and ssd_chunk_scan.py).
+Only what the block's first products give is saved: the backward runs all of it again, with a graph
+of its own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bigplan.mechanics import SPACE_CHUNK as CHUNK
+from bigplan.runtime import generated
+from bigplan.runtime.generated import NormRule
+from bigplan.runtime.made_again import made_again
+from bigplan.runtime.operators import RmsRule
+from bigplan.runtime.positions import Positions
+from bigplan.runtime.silu_convolution import silu_convolved
+from bigplan.runtime.tensor_parallel import ONE, TensorParallel
+from bigplan.runtime.ways import Parameters, Ways
+from bigplan.runtime.wide_norm import wide_norm
+from bigplan.spec.mixers import StateSpace
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.state_space_steps import (
+    CONVOLVED,
+    GATES,
+    KEYS,
+    LOG_DECAY,
+    NORM,
+    QUERIES,
+    SKIP,
+    STEP_OFFSET,
+    STEPS,
+    VALUES,
+)
+
+if TYPE_CHECKING:
+    from bigplan.kernels.library import Library
+
+
+def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways) -> Tensor:
+    """What the state space makes of x, the normed residual stream, before its last product.
+
+    `positions` tell how many tokens a sequence has.
+    """
+    space, length = model.state_space, len(positions.tables[0])
+    assert space is not None, model.name
+    products = ways.linears(p, (GATES, VALUES, KEYS, QUERIES, STEPS), x)
+    read = [y.view(-1, length, y.shape[-1]) for y in products]
+    parts = ("weight", "bias") if space.convolution_bias else ("weight",)
+    filters = [p[f"{name}.{part}"] for part in parts for name in CONVOLVED]
+    others = [p[name] for name in (LOG_DECAY, STEP_OFFSET, SKIP, NORM)]
+    run = partial(gated, space, Norm(model.norm_epsilon, ways.ranks, ways.kernels))
+    return made_again(run, *read, *others, *filters)
+
+
+class Norm(NamedTuple):
+    """The norm of a gated result, the ranks that share it, and kernels for it and the gate."""
+
+    epsilon: float
+    ranks: TensorParallel = ONE
+    kernels: Library | None = None
+
+
+def gated(space: StateSpace, norm: Norm, *inputs: Tensor) -> Tensor:
+    """What heads read, gated and normed, [b, s, heads * head_dim] of this rank's heads.
+
+    `inputs`: gates, values, keys, queries and time steps [b, s, .], then A_log, dt_bias, D and the
+    norm's weight, then filters of values, keys and queries, and their biases if any.
+    """
+    gates, *vectors, steps, log_decay, offset, skip, weight = inputs[:9]
+    filters, biases = inputs[9:12], inputs[12:] or (None,) * 3
+    values, keys, queries = (
+        silu_convolved(*one) for one in zip(vectors, filters, biases, strict=True)
+    )
+    groups = keys.shape[-1] // space.state
+    values = torch.unflatten(values, -1, (groups, -1, space.head_dim))
+    keys, queries = (torch.unflatten(x, -1, (groups, -1)) for x in (keys, queries))
+    steps = F.softplus(_wide(steps) + _wide(offset))
+    if space.least_step or space.most_step is not None:
+        steps = steps.clamp(space.least_step, space.most_step)
+    fades = -_wide(log_decay).exp() * steps
+    steps, fades = (torch.unflatten(x, -1, (groups, -1)) for x in (steps, fades))
+    read = state_space(values, steps, fades, keys, queries)
+    read = torch.addcmul(read, skip.view(groups, -1, 1), values)
+    return _gated_and_normed(space, norm, gates, read.flatten(2), weight)
+
+
+def state_space(
+    values: Tensor, steps: Tensor, fades: Tensor, keys: Tensor, queries: Tensor
+) -> Tensor:
+    """What is read of states, as values [b, s, groups, heads of each, head_dim].
+
+    Steps and fades are fp32 [b, s, groups, heads of each], keys and queries [b, s, groups, state].
+    """
+    length, dtype = values.shape[1], values.dtype
+    given = _chunked(values * steps.to(dtype).unsqueeze(-1))
+    reach = _chunked(fades).cumsum(2)  # [b, chunks, CHUNK, groups, heads of each]
+    keys, queries = (_chunked(x).transpose(2, 3) for x in (keys, queries))
+    by_head = reach.permute(0, 1, 3, 4, 2).unsqueeze(-1)  # [b, chunks, groups, heads, CHUNK, 1]
+    later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=values.device).triu(1)
+    between = (by_head - by_head.mT).masked_fill_(later, float("-inf")).exp_().to(dtype)
+    within = ((queries @ keys.mT).unsqueeze(3) * between) @ given.permute(0, 1, 3, 4, 2, 5)
+    last = reach[:, :, -1:]
+    lasting = (last - reach).exp_().to(dtype).unsqueeze(-1) * given
+    added = keys.mT @ lasting.transpose(2, 3).flatten(4)  # [b, chunks, groups, state, heads * dim]
+    sizes = given.shape[-2:]
+    states = _states(torch.unflatten(added, -1, sizes), last.exp().transpose(2, 3))
+    read = torch.unflatten(queries @ states.flatten(4), -1, sizes).transpose(2, 3)
+    inside = within.permute(0, 1, 4, 2, 3, 5)
+    read = torch.addcmul(inside, read, reach.exp().to(dtype).unsqueeze(-1))
+    return read.flatten(1, 2)[:, :length]
+
+
+def _states(added: Tensor, stays: Tensor) -> Tensor:
+    """The state that each chunk begins with, as what chunks add.
+
+    `added` is [b, chunks, groups, state, heads of each, head_dim], the part of a state that stays
+    in a chunk fp32 [b, chunks, groups, 1, heads of each].
+    """
+    state, found = torch.zeros_like(added[:, 0], dtype=stays.dtype), []
+    for new, part in zip(added.unbind(1), stays.unbind(1), strict=True):
+        found.append(state.to(added.dtype))
+        state = torch.addcmul(new, part.unsqueeze(-1), state)
+    return torch.stack(found, dim=1)
+
+
+def _chunked(x: Tensor) -> Tensor:
+    """[b, s, ...] as [b, chunks, CHUNK, ...], the last chunk filled up with zeros."""
+    if missing := -x.shape[1] % CHUNK:
+        x = F.pad(x, (*(0, 0) * (x.ndim - 2), 0, missing))
+    return torch.unflatten(x, 1, (-1, CHUNK))
+
+
+def _gated_and_normed(
+    space: StateSpace, norm: Norm, gates: Tensor, x: Tensor, weight: Tensor
+) -> Tensor:
+    """X [b, s, .] times the SiLU of gates, of which ranks have parts of a group or whole ones."""
+    one, kernels = space.groups == 1, norm.kernels
+    if kernels is None:
+        x = x * F.silu(gates)
+    else:
+        x = generated.activation(kernels, "swiglu", gates, x)
+    if not norm.ranks.alone and one:
+        return wide_norm(x, weight, RmsRule(norm.epsilon), norm.ranks.group)
+    if kernels is not None and one:
+        return generated.normed(NormRule(kernels, "rmsnorm", norm.epsilon), x, weight)
+    parts = _wide(torch.unflatten(x, -1, (space.groups // norm.ranks.group.size, -1)))
+    normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + norm.epsilon)
+    return (normed.flatten(2) * _wide(weight)).to(x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In fp32, or wider where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,130 @@
+"""Granite 4: blocks of Mamba-2, or of attention without positions, some models with experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bigplan.spec.hf.families.experts import read_router, write_router
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
+from bigplan.spec.hf.families.granite import GRANITE, read_factors, write_factors
+from bigplan.spec.hf.families.layer_types import kinds_of_blocks
+from bigplan.spec.hf.families.llama import (
+    LLAMA_TENSORS,
+    read_attention_bias,
+    read_llama_like,
+    write_llama_like,
+)
+from bigplan.spec.hf.families.mamba import (
+    MAMBA_DEFAULTS,
+    MAMBA_FUSED,
+    MAMBA_KEYS,
+    mamba_names,
+    read_state_space,
+    write_state_space,
+)
+from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.mixers import ATTENTION, STATE_SPACE
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.pattern import compact_words
+
+_WORDS = {
+    "attention": ATTENTION,
+    "mamba": STATE_SPACE,
+    "full_attention": ATTENTION,
+    "linear_attention": STATE_SPACE,
+}
+_TYPES = {ATTENTION: "attention", STATE_SPACE: "mamba"}
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    fields = read_llama_like(reader) | read_attention_bias(reader) | read_factors(reader)
+    if reader.get("position_embedding_type") != "rope":
+        fields |= {"positions": "none", "rope_scaling": None}
+    return fields | _read_mixers(reader) | _read_mlps(reader)
+
+
+def _read_mlps(reader: ConfigReader) -> dict[str, Any]:
+    """The shared MLP is the only one where there are no experts."""
+    shared, experts = (
+        reader.count("shared_intermediate_size"),
+        reader.optional_count("num_local_experts", least=0),
+    )
+    if not experts:
+        return {"ffn": shared}
+    return read_router(reader) | {"experts": experts, "shared_ffn": shared}
+
+
+def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
+    blocks = reader.count("num_hidden_layers")
+    mixers = kinds_of_blocks(reader, _WORDS, blocks) or [STATE_SPACE] * blocks
+    if STATE_SPACE not in mixers:
+        return {}
+    pattern = compact_words(mixers) if ATTENTION in mixers else []
+    return {"state_space": read_state_space(reader), "mixer_pattern": pattern}
+
+
+def _write(model: ModelSpec) -> dict[str, Any]:
+    return (
+        write_llama_like(model, "granitemoehybrid", "GraniteMoeHybridForCausalLM")
+        | write_factors(model)
+        | write_router(model)
+        | write_state_space(model)
+        | {
+            "attention_bias": model.qkv_bias,
+            "position_embedding_type": "rope" if model.positions == "rope" else "nope",
+            "layer_types": [_TYPES.get(mixer, "attention") for mixer in model.mixers],
+            "shared_intermediate_size": model.shared_ffn or model.ffn,
+            "num_local_experts": model.experts,
+            **NO_TOKENS,
+        }
+    )
+
+
+def _experts(model: ModelSpec) -> int:
+    return max(1, model.experts)
+
+
+_WITHIN = "model.layers.{}"
+_SHARED, _ROUTED = f"{_WITHIN}.shared_mlp", f"{_WITHIN}.block_sparse_moe"
+_FIRST = ("experts.gate_proj", "experts.up_proj")
+# The MLP that all tokens pass, by both of its names here.
+_WIDENING = tuple((f"{of}gate_proj", f"{of}up_proj") for of in ("", "shared."))
+GRANITE_HYBRID = ModelFamily(
+    _read,
+    {
+        **GRANITE.defaults,
+        **MAMBA_DEFAULTS,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.001,
+        "shared_intermediate_size": 1024,
+        "position_embedding_type": None,
+    },
+    _write,
+    Tensors(
+        {
+            **LLAMA_TENSORS.names,
+            **mamba_names(f"{_WITHIN}.mamba"),
+            **{name: f"{_SHARED}.input_linear" for pair in _WIDENING for name in pair},
+            **dict.fromkeys(("down_proj", "shared.down_proj"), f"{_SHARED}.output_linear"),
+            "router": f"{_ROUTED}.router.layer",
+            **{f"{name}.weight": f"{_ROUTED}.input_linear.weight" for name in _FIRST},
+            "experts.down_proj.weight": f"{_ROUTED}.output_linear.weight",
+        },
+        # Files have one matrix [out, in] of each expert, gate above up.
+        transposed=("experts.down_proj.weight",),
+        fused=(*MAMBA_FUSED, *_WIDENING, _FIRST),
+        grouped=dict.fromkeys(_FIRST, _experts),
+    ),
+    {
+        **GRANITE.keys,
+        **MAMBA_KEYS,
+        "experts": ("num_local_experts",),
+        "experts_per_token": ("num_experts_per_tok",),
+        "router_loss": ("router_aux_loss_coef",),
+        "shared_ffn": ("shared_intermediate_size",),
+        "mixer_pattern": ("layer_types",),
+        "positions": ("position_embedding_type",),
+        "qkv_bias": ("attention_bias",),
+    },
+)
