@@ -1,0 +1,194 @@
+"""The gated delta rule in chunks of tokens, forward and backward: kernels written by hand.
+
+Plain torch (runtime/delta_rule.py, which has the formulas) runs it in fp32, one small product after
+the other. Here a chunk and a head are a program where chunks do not wait for each other, and only
+the states walk from chunk to chunk, some columns of them in each program (Yang et al., arXiv
+2406.06484, section 3, and 2412.06464, section 3.3):
+
+  filtered   queries, keys and values out of their convolution (short_filters.py)
+  solved     W and U of a chunk, by the inverse of its triangular system
+  walked     states before each chunk, and V' = U - W S in place of U
+  read       O = exp(c) Q S + (Q K^T L) V', normed and gated
+
+The backward runs all but the last again, and keeps the inverses as well:
+
+  unread       gradients by the norm and the gate, by O, and by what a chunk's own V', Q and K gave
+  walked_back  gradients by states, from the last chunk on, and by all of V', which are U's
+  unsolved     gradients by the system, hence by keys, values, rates and decays
+  filtered     gradients by queries, keys and values, where value heads are added up
+
+Factors of products are in the compute dtype, their sums and all else in fp32; the inverse is in
+tf32. No sum depends on the order in which programs end: the same bits every time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from bigplan.kernels import delta_rule_backward, delta_rule_programs
+from bigplan.kernels.short_filters import Length, filtered, filtered_backward
+from bigplan.mechanics import RULE_CHUNK as C
+from bigplan.spec.mixers import GatedDeltaRule
+
+COLUMNS = 32  # of a state, in a program that walks: 128 of them with Qwen3-Next's 32 heads
+WARPS, WARPS_BACK = 4, 8
+
+
+class Inputs(NamedTuple):
+    """As runtime/delta_rule.py's `gated` takes them, contiguous."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    gates: Tensor
+    rates: Tensor
+    decays: Tensor
+    query_filters: Tensor
+    key_filters: Tensor
+    value_filters: Tensor
+    log_decay: Tensor
+    offset: Tensor
+    weight: Tensor
+
+
+class _Walked(NamedTuple):
+    """What the forward makes on its way, by delta_rule_programs.py's names."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    own: Tensor
+    old: Tensor
+    inverse: Tensor
+    rate: Tensor
+    reach: Tensor
+    states: Tensor
+
+
+class _Sizes(NamedTuple):
+    rule: GatedDeltaRule
+    heads: int  # a rank's value heads
+    length: int
+    batch: int
+
+    @classmethod
+    def of(cls, rule: GatedDeltaRule, inputs: Inputs) -> _Sizes:
+        batch, length, heads = inputs.rates.shape
+        return cls(rule, heads, length, batch)
+
+    @property
+    def chunks(self) -> int:
+        return triton.cdiv(self.length, C)
+
+    @property
+    def by_chunk(self) -> tuple[int, int, int]:
+        return self.chunks, self.heads, self.batch
+
+    @property
+    def by_columns(self) -> tuple[int, int, int]:
+        return self.rule.value_dim // min(COLUMNS, self.rule.value_dim), self.heads, self.batch
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        return {
+            "length": self.length,
+            "heads": self.heads,
+            "EACH": self.rule.value_heads_per_key,
+            "KEYS": self.rule.key_dim,
+            "VALUES": self.rule.value_dim,
+            "C": C,
+        }
+
+
+def forward(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
+    """As runtime/delta_rule.py's `gated`, of contiguous inputs with 16 bits."""
+    given, sizes = Inputs(*inputs), _Sizes.of(rule, Inputs(*inputs))
+    made = _walked(sizes, given, keep=False)
+    out = torch.empty_like(given.gates)
+    delta_rule_programs.read[sizes.by_chunk](
+        made.q, made.k, made.own, made.states, made.reach, given.gates, given.weight, out, epsilon,
+        **sizes.numbers, num_warps=WARPS,
+    )  # fmt: skip
+    return out
+
+
+def _walked(sizes: _Sizes, given: Inputs, *, keep: bool) -> _Walked:
+    rule, batch, length, heads = sizes.rule, sizes.batch, sizes.length, sizes.heads
+    q = filtered(given.queries, given.query_filters, rule.key_dim, Length(rule.key_dim**-0.5))
+    k = filtered(given.keys, given.key_filters, rule.key_dim, Length(1.0))
+    v = filtered(given.values, given.value_filters, rule.value_dim)
+    own, old = torch.empty_like(v), v.new_empty(batch, length, heads * rule.key_dim)
+    inverse = v.new_empty(batch, length, heads * C) if keep else v
+    rate, reach = (v.new_empty(batch, heads, length, dtype=torch.float32) for _ in range(2))
+    states = v.new_empty(batch, heads, sizes.chunks, rule.key_dim, rule.value_dim)
+    delta_rule_programs.solved[sizes.by_chunk](
+        k, v, given.rates, given.decays, given.log_decay, given.offset, own, old, inverse, rate,
+        reach, **sizes.numbers, KEEP=keep, DOUBLINGS=C.bit_length() - 1, num_warps=WARPS,
+    )  # fmt: skip
+    delta_rule_programs.walked[sizes.by_columns](
+        k, own, old, reach, states, **sizes.numbers, BLOCK=min(COLUMNS, rule.value_dim),
+        num_warps=WARPS,
+    )  # fmt: skip
+    return _Walked(q, k, v, own, old, inverse, rate, reach, states)
+
+
+def backward(
+    rule: GatedDeltaRule,
+    epsilon: float,
+    gradient: Tensor,
+    asked: tuple[bool, ...],
+    *inputs: Tensor,
+) -> list[Tensor | None]:
+    """Gradients by all inputs that are asked for, of that by what `forward` gives."""
+    given, sizes = Inputs(*inputs), _Sizes.of(rule, Inputs(*inputs))
+    wanted, gradient = Inputs(*asked), gradient.contiguous()
+    made = _walked(sizes, given, keep=True)
+    by_q, by_k, by_v, *others = _by_heads(sizes, epsilon, given, made, gradient)
+    del made
+    found: list[Tensor | None] = []
+    filters: list[Tensor | None] = []
+    for by_head, x, own, width, to, also in (
+        (by_q, given.queries, given.query_filters, rule.key_dim, Length(rule.key_dim**-0.5),
+         wanted.query_filters),
+        (by_k, given.keys, given.key_filters, rule.key_dim, Length(1.0), wanted.key_filters),
+        (by_v, given.values, given.value_filters, rule.value_dim, None, wanted.value_filters),
+    ):  # fmt: skip
+        by_x, by_filter = filtered_backward(by_head, x, own, width, to, asked=bool(also))
+        found.append(by_x)
+        filters.append(by_filter)
+    every = (*found, *others[:3], *filters, *others[3:])
+    return [x if wants else None for x, wants in zip(every, asked, strict=True)]
+
+
+def _by_heads(
+    sizes: _Sizes, epsilon: float, given: Inputs, made: _Walked, gradient: Tensor
+) -> tuple[Tensor, ...]:
+    """By queries, keys and values of each value head; gates, rates, decays; and what they share."""
+    per_head, place = (sizes.batch, sizes.heads, sizes.chunks), made.states.shape[:3]
+    by_read, by_own, by_gates, by_v = (torch.empty_like(given.gates) for _ in range(4))
+    by_q, by_k = torch.empty_like(made.old), torch.empty_like(made.old)
+    by_reach, by_states = torch.empty_like(made.reach), torch.empty_like(made.states)
+    by_rates, by_decays = torch.empty_like(given.rates), torch.empty_like(given.decays)
+    by_weight = made.reach.new_empty(*place, sizes.rule.value_dim)
+    by_scalars = made.reach.new_empty(*per_head, 2)
+    delta_rule_backward.unread[sizes.by_chunk](
+        made.q, made.k, made.own, made.states, made.reach, given.gates, given.weight, gradient,
+        by_read, by_own, by_q, by_k, by_reach, by_gates, by_weight, epsilon, **sizes.numbers,
+        num_warps=WARPS_BACK,
+    )  # fmt: skip
+    delta_rule_backward.walked_back[sizes.by_columns](
+        made.q, made.k, made.old, made.reach, by_read, by_own, by_states, **sizes.numbers,
+        BLOCK=min(COLUMNS, sizes.rule.value_dim), num_warps=WARPS,
+    )  # fmt: skip
+    delta_rule_backward.unsolved[sizes.by_chunk](
+        made.k, made.v, given.rates, given.decays, given.log_decay, given.offset, made.own,
+        made.inverse, made.rate, made.reach, made.states, by_states, by_own, by_k, by_reach, by_v,
+        by_rates, by_decays, by_scalars, **sizes.numbers, num_warps=WARPS_BACK,
+    )  # fmt: skip
+    by_log_decay, by_offset = by_scalars.sum((0, 2)).to(given.offset.dtype).unbind(-1)
+    by_weight = by_weight.sum((0, 1, 2)).to(given.weight.dtype)
+    return by_q, by_k, by_v, by_gates, by_rates, by_decays, by_log_decay, by_offset, by_weight
