@@ -126,12 +126,23 @@ CAPPED_COLUMNS = 256  # of the widest heads whose scores it caps, with smaller t
 # Tokens of a chunk of a gated delta rule, as transformers and flash-linear-attention have it: the
 # more, the fewer steps from state to state, and the more products within a chunk.
 RULE_CHUNK = 64
+# Widths of keys and of values, and most taps, that a delta rule's kernels take: matrices of tensor
+# cores, a state [128, 128] in shared memory, and taps that are written out.
+RULE_WIDTHS, RULE_TAPS = (16, 32, 64, 128), 8
 CAPPED_BLOCK = 128  # queries whose capped scores are in memory at a time, where it does not
 
 
 def caps_in_kernel(element_bytes: int, head_dim: int) -> bool:
     """Whether the same kernel caps scores."""
     return element_bytes == 2 and head_dim <= CAPPED_COLUMNS
+
+
+def rule_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> bool:
+    """Whether generated kernels run a gated delta rule (bigplan/kernels/delta_rule.py).
+
+    `widths`: of keys and of values.
+    """
+    return element_bytes == 2 and all(w in RULE_WIDTHS for w in widths) and taps <= RULE_TAPS
 
 
 def isolates_in_kernel(element_bytes: int, head_dim: int) -> bool:

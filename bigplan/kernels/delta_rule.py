@@ -12,10 +12,11 @@ the states walk from chunk to chunk, some columns of them in each program (Yang 
 
 The backward runs all but the last again, and keeps the inverses as well:
 
-  unread       gradients by the norm and the gate, by O, and by what a chunk's own V', Q and K gave
-  walked_back  gradients by states, from the last chunk on, and by all of V', which are U's
-  unsolved     gradients by the system, hence by keys, values, rates and decays
-  filtered     gradients by queries, keys and values, where value heads are added up
+  ungated      gradients by the norm and the gate, and by O
+  unread       by what a chunk's own V', Q and K gave O
+  walked_back  by states, from the last chunk on, and by all of V', which are U's
+  unsolved     by the system, hence by keys, values, rates and decays
+  filtered     by queries, keys and values, where value heads are added up
 
 Factors of products are in the compute dtype, their sums and all else in fp32; the inverse is in
 tf32. No sum depends on the order in which programs end: the same bits every time.
@@ -26,11 +27,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from bigplan.kernels import delta_rule_backward, delta_rule_programs
-from bigplan.kernels.short_filters import Length, filtered, filtered_backward
+from bigplan.kernels.short_filters import Heads, filtered, filtered_backward
 from bigplan.mechanics import RULE_CHUNK as C
 from bigplan.spec.mixers import GatedDeltaRule
 
@@ -82,7 +82,7 @@ class _Sizes(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        return triton.cdiv(self.length, C)
+        return -(-self.length // C)
 
     @property
     def by_chunk(self) -> tuple[int, int, int]:
@@ -116,11 +116,17 @@ def forward(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
     return out
 
 
+def _vectors(rule: GatedDeltaRule) -> tuple[Heads, Heads, Heads]:
+    """Queries, keys and values, as their convolution leaves them."""
+    return Heads(rule.key_dim, rule.key_dim**-0.5), Heads(rule.key_dim, 1.0), Heads(rule.value_dim)
+
+
 def _walked(sizes: _Sizes, given: Inputs, *, keep: bool) -> _Walked:
     rule, batch, length, heads = sizes.rule, sizes.batch, sizes.length, sizes.heads
-    q = filtered(given.queries, given.query_filters, rule.key_dim, Length(rule.key_dim**-0.5))
-    k = filtered(given.keys, given.key_filters, rule.key_dim, Length(1.0))
-    v = filtered(given.values, given.value_filters, rule.value_dim)
+    q, k, v = (
+        filtered(x, filters, each)
+        for x, filters, each in zip(given[:3], given[6:9], _vectors(rule), strict=True)
+    )
     own, old = torch.empty_like(v), v.new_empty(batch, length, heads * rule.key_dim)
     inverse = v.new_empty(batch, length, heads * C) if keep else v
     rate, reach = (v.new_empty(batch, heads, length, dtype=torch.float32) for _ in range(2))
@@ -145,29 +151,24 @@ def backward(
 ) -> list[Tensor | None]:
     """Gradients by all inputs that are asked for, of that by what `forward` gives."""
     given, sizes = Inputs(*inputs), _Sizes.of(rule, Inputs(*inputs))
-    wanted, gradient = Inputs(*asked), gradient.contiguous()
     made = _walked(sizes, given, keep=True)
-    by_q, by_k, by_v, *others = _by_heads(sizes, epsilon, given, made, gradient)
+    heads, others = _by_heads(sizes, epsilon, given, made, gradient.contiguous())
     del made
-    found: list[Tensor | None] = []
-    filters: list[Tensor | None] = []
-    for by_head, x, own, width, to, also in (
-        (by_q, given.queries, given.query_filters, rule.key_dim, Length(rule.key_dim**-0.5),
-         wanted.query_filters),
-        (by_k, given.keys, given.key_filters, rule.key_dim, Length(1.0), wanted.key_filters),
-        (by_v, given.values, given.value_filters, rule.value_dim, None, wanted.value_filters),
-    ):  # fmt: skip
-        by_x, by_filter = filtered_backward(by_head, x, own, width, to, asked=bool(also))
-        found.append(by_x)
-        filters.append(by_filter)
-    every = (*found, *others[:3], *filters, *others[3:])
-    return [x if wants else None for x, wants in zip(every, asked, strict=True)]
+    found = [
+        filtered_backward(by_head, x, filters, each, asked=wanted)
+        for by_head, x, filters, each, wanted in zip(
+            heads, given[:3], given[6:9], _vectors(rule), asked[6:9], strict=True
+        )
+    ]
+    by_vectors, by_filters = zip(*found, strict=True)
+    every = (*by_vectors, *others[:3], *by_filters, *others[3:])
+    return [x if wanted else None for x, wanted in zip(every, asked, strict=True)]
 
 
 def _by_heads(
     sizes: _Sizes, epsilon: float, given: Inputs, made: _Walked, gradient: Tensor
-) -> tuple[Tensor, ...]:
-    """By queries, keys and values of each value head; gates, rates, decays; and what they share."""
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """By queries, keys and values of each value head; and by gates and all after, but filters."""
     per_head, place = (sizes.batch, sizes.heads, sizes.chunks), made.states.shape[:3]
     by_read, by_own, by_gates, by_v = (torch.empty_like(given.gates) for _ in range(4))
     by_q, by_k = torch.empty_like(made.old), torch.empty_like(made.old)
@@ -175,10 +176,13 @@ def _by_heads(
     by_rates, by_decays = torch.empty_like(given.rates), torch.empty_like(given.decays)
     by_weight = made.reach.new_empty(*place, sizes.rule.value_dim)
     by_scalars = made.reach.new_empty(*per_head, 2)
-    delta_rule_backward.unread[sizes.by_chunk](
+    delta_rule_backward.ungated[sizes.by_chunk](
         made.q, made.k, made.own, made.states, made.reach, given.gates, given.weight, gradient,
-        by_read, by_own, by_q, by_k, by_reach, by_gates, by_weight, epsilon, **sizes.numbers,
-        num_warps=WARPS_BACK,
+        by_read, by_gates, by_weight, epsilon, **sizes.numbers, num_warps=WARPS_BACK,
+    )  # fmt: skip
+    delta_rule_backward.unread[sizes.by_chunk](
+        made.q, made.k, made.own, made.states, made.reach, by_read, by_own, by_q, by_k, by_reach,
+        **sizes.numbers, num_warps=WARPS_BACK,
     )  # fmt: skip
     delta_rule_backward.walked_back[sizes.by_columns](
         made.q, made.k, made.old, made.reach, by_read, by_own, by_states, **sizes.numbers,
@@ -191,4 +195,4 @@ def _by_heads(
     )  # fmt: skip
     by_log_decay, by_offset = by_scalars.sum((0, 2)).to(given.offset.dtype).unbind(-1)
     by_weight = by_weight.sum((0, 1, 2)).to(given.weight.dtype)
-    return by_q, by_k, by_v, by_gates, by_rates, by_decays, by_log_decay, by_offset, by_weight
+    return (by_q, by_k, by_v), (by_gates, by_rates, by_decays, by_log_decay, by_offset, by_weight)

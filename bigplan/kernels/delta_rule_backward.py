@@ -12,21 +12,20 @@ import triton.language as tl
 from bigplan.kernels.delta_rule_programs import (
     put,
     reaches,
-    scores_and_values,
     softplus,
     square,
     tile,
+    values,
     within,
 )
 
 
 @triton.jit
-def unread(
-    q, k, own, states, reach, gates, weight, gradient, by_read, by_own, by_q, by_k, by_reach,
-    by_gates, by_weight, epsilon, length, heads, EACH: tl.constexpr, KEYS: tl.constexpr,
-    VALUES: tl.constexpr, C: tl.constexpr,
+def ungated(
+    q, k, own, states, reach, gates, weight, gradient, by_read, by_gates, by_weight, epsilon,
+    length, heads, EACH: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Of `read`, of what it makes of a chunk's V', Q and K; not yet by what they leave behind."""
+    """Of the norm and the gate, for which O is made again; `by_weight` of each chunk and head."""
     chunk, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, start = chunk * C, batch.to(tl.int64) * length
     key_columns, columns = heads // EACH * KEYS, heads * VALUES
@@ -37,36 +36,56 @@ def unread(
     place = (batch * heads + head).to(tl.int64) * tl.num_programs(0) + chunk
     state = tl.load(square(states + place * KEYS * VALUES, VALUES, KEYS, VALUES))
     c = reaches(reach + start * heads + head * length, first, length, C)
-    scores, total = scores_and_values(query, key, new, state, c, C)
-
+    total = values(query, key, new, state, c, C)
     factor = tl.rsqrt(tl.sum(total * total, 1) / VALUES + epsilon)[:, None]
     normed = total * factor
-    gate = tile(gates + there, first, length, columns, C, VALUES).to(tl.float32)
-    share = tl.sigmoid(gate)
     given = tile(gradient + there, first, length, columns, C, VALUES).to(tl.float32)
+    gate = tile(gates + there, first, length, columns, C, VALUES).to(tl.float32)
     scale = tl.load(weight + tl.arange(0, VALUES)).to(tl.float32)[None, :]
+    share = tl.sigmoid(gate)
     by_gate = given * normed * scale * share * (1.0 + gate * (1.0 - share))
     put(by_gates + there, by_gate, first, length, columns, C, VALUES)
     given = given * gate * share
     tl.store(by_weight + place * VALUES + tl.arange(0, VALUES), tl.sum(given * normed, 0))
     given = given * scale
     along = tl.sum(given * normed, 1)[:, None] / VALUES
-    by_total = ((given - normed * along) * factor).to(new.dtype)
-    put(by_read + there, by_total, first, length, columns, C, VALUES)
+    put(by_read + there, (given - normed * along) * factor, first, length, columns, C, VALUES)
 
-    by_new = tl.dot(tl.trans(scores).to(new.dtype), by_total)
+
+@triton.jit
+def unread(
+    q, k, own, states, reach, by_read, by_own, by_q, by_k, by_reach, length, heads,
+    EACH: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Of O, by a chunk's V', Q and K; not yet by what they leave in the state."""
+    chunk, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, start = chunk * C, batch.to(tl.int64) * length
+    key_columns, columns = heads // EACH * KEYS, heads * VALUES
+    here, there = start * key_columns + head // EACH * KEYS, start * columns + head * VALUES
+    query = tile(q + here, first, length, key_columns, C, KEYS)
+    key = tile(k + here, first, length, key_columns, C, KEYS)
+    given = tile(by_read + there, first, length, columns, C, VALUES)
+    at = start * heads + head * length
+    c = reaches(reach + at, first, length, C)
+    scores = tl.dot(query, tl.trans(key)) * within(c, C, False)
+    by_new = tl.dot(tl.trans(scores.to(key.dtype)), given)
     put(by_own + there, by_new, first, length, columns, C, VALUES)
-    by_scores = (tl.dot(by_total, tl.trans(new)) * within(c, C, False)).to(new.dtype)
-    by_query = tl.dot(by_total, tl.trans(state)) * tl.exp(c)[:, None] + tl.dot(by_scores, key)
-    by_key = tl.dot(tl.trans(by_scores), query)
+
+    new = tile(own + there, first, length, columns, C, VALUES)
+    by_scores = (tl.dot(given, tl.trans(new)) * within(c, C, False)).to(key.dtype)
+    place = (batch * heads + head).to(tl.int64) * tl.num_programs(0) + chunk
+    state = tl.load(square(states + place * KEYS * VALUES, VALUES, KEYS, VALUES))
+    by_query = tl.dot(given, tl.trans(state)) * tl.exp(c)[:, None] + tl.dot(by_scores, key)
     columns = heads * KEYS
     there = start * columns + head * KEYS
     put(by_q + there, by_query, first, length, columns, C, KEYS)
-    put(by_k + there, by_key, first, length, columns, C, KEYS)
     # All that a query gives grows with exp(c) of its token, all of a key's scores with exp(-c).
-    grown = tl.sum(by_query * query.to(tl.float32) - by_key * key.to(tl.float32), 1)
+    grown = tl.sum(by_query * query.to(tl.float32), 1)
+    by_key = tl.dot(tl.trans(by_scores), query)
+    put(by_k + there, by_key, first, length, columns, C, KEYS)
+    grown -= tl.sum(by_key * key.to(tl.float32), 1)
     token = first + tl.arange(0, C)
-    tl.store(by_reach + start * heads + head * length + token, grown, mask=token < length)
+    tl.store(by_reach + at + token, grown, mask=token < length)
 
 
 @triton.jit
@@ -127,7 +146,7 @@ def unsolved(
     last = tl.load(reach + at + tl.minimum(first + C, length) - 1)
     columns = heads // EACH * KEYS
     key = tile(k + start * columns + head // EACH * KEYS, first, length, columns, C, KEYS)
-    wide_key, kind = key.to(tl.float32), key.dtype
+    wide_key = key.to(tl.float32)
     place = (batch * heads + head).to(tl.int64) * tl.num_programs(0) + chunk
     by_state = tl.load(square(by_states + place * KEYS * VALUES, VALUES, KEYS, VALUES))
     columns = heads * VALUES
@@ -144,7 +163,7 @@ def unsolved(
 
     # By the system's right side and its inverse: U, and W, whose gradient is -V' S^T's.
     by_new = tile(by_own + there, first, length, columns, C, VALUES)
-    by_old = (-tl.dot(by_new, tl.trans(state))).to(kind)
+    by_old = (-tl.dot(by_new, tl.trans(state))).to(key.dtype)
     columns = heads * C
     solution = tile(inverse + start * columns + head * C, first, length, columns, C, C)
     columns = heads * VALUES
@@ -152,9 +171,9 @@ def unsolved(
     by_scaled = tl.dot(tl.trans(solution), by_new)
     put(by_v + there, by_scaled * b[:, None], first, length, columns, C, VALUES)
     by_b = tl.sum(by_scaled * value, 1)
-    by_inverse = tl.dot(by_new, tl.trans((value * b[:, None]).to(kind)))
+    by_inverse = tl.dot(by_new, tl.trans((value * b[:, None]).to(key.dtype)))
     faded = b * tl.exp(c)
-    by_inverse += tl.dot(by_old, tl.trans((wide_key * faded[:, None]).to(kind)))
+    by_inverse += tl.dot(by_old, tl.trans((wide_key * faded[:, None]).to(key.dtype)))
     by_faded = tl.dot(tl.trans(solution), by_old)
     along = tl.sum(by_faded * wide_key, 1)
     by_key += by_faded * faded[:, None]
@@ -163,12 +182,14 @@ def unsolved(
 
     # By the system.
     turned = tl.trans(solution)
-    by_system = -tl.dot(turned, tl.dot(by_inverse.to(kind), turned).to(kind)) * within(c, C, True)
+    by_system = -tl.dot(turned, tl.dot(by_inverse.to(key.dtype), turned).to(key.dtype)) * within(
+        c, C, True
+    )
     products = by_system * tl.dot(key, tl.trans(key))
     by_b += tl.sum(products, 1)
     products = products * b[:, None]
     by_c += tl.sum(products, 1) - tl.sum(products, 0)
-    by_products = (by_system * b[:, None]).to(kind)
+    by_products = (by_system * b[:, None]).to(key.dtype)
     by_key += tl.dot(by_products, key) + tl.dot(tl.trans(by_products), key)
     columns = heads * KEYS
     there = start * columns + head * KEYS

@@ -142,11 +142,11 @@ def walked(
 
 
 @triton.jit
-def scores_and_values(query, key, own, state, c, C: tl.constexpr):
-    """(Q K^T L), and O in fp32."""
+def values(query, key, own, state, c, C: tl.constexpr):
+    """O of a chunk, in fp32."""
     scores = tl.dot(query, tl.trans(key)) * within(c, C, False)
     total = tl.dot(query, state) * tl.exp(c)[:, None]
-    return scores, total + tl.dot(scores.to(own.dtype), own)
+    return total + tl.dot(scores.to(own.dtype), own)
 
 
 @triton.jit
@@ -165,7 +165,7 @@ def read(
     place = (batch * heads + head).to(tl.int64) * tl.num_programs(0) + chunk
     state = tl.load(square(states + place * KEYS * VALUES, VALUES, KEYS, VALUES))
     c = reaches(reach + start * heads + head * length, first, length, C)
-    _, total = scores_and_values(query, key, new, state, c, C)
+    total = values(query, key, new, state, c, C)
     normed = total * tl.rsqrt(tl.sum(total * total, 1) / VALUES + epsilon)[:, None]
     gate = tile(gates + there, first, length, columns, C, VALUES).to(tl.float32)
     factor = tl.load(weight + tl.arange(0, VALUES)).to(tl.float32)[None, :]

@@ -15,15 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 64  # tokens of a program
+ROWS = 32  # tokens of a program
 WARPS = 4
 LENGTH_EPSILON = 1e-6  # added to the square of a length, as transformers does
 
 
-class Length(NamedTuple):
-    """What the vectors of heads are brought to."""
+class Heads(NamedTuple):
+    """Heads side by side: their width, a power of two, and the length that each is brought to."""
 
-    scale: float
+    width: int
+    norm: float | None = None
 
 
 @triton.jit
@@ -124,44 +125,37 @@ def _by_tokens(
     _put(by_x + here, total, first, length, columns, ROWS, WIDTH)
 
 
-def filtered(x: Tensor, filters: Tensor, width: int, to: Length | None = None) -> Tensor:
-    """SiLU of x [b, s, heads * width] convolved with filters [heads * width, taps]; contiguous.
-
-    `to`: the vector of each head then has this length. The width is a power of two.
-    """
-    out, grid = torch.empty_like(x), _grid(x, width)
+def filtered(x: Tensor, filters: Tensor, heads: Heads) -> Tensor:
+    """SiLU of x [b, s, heads * width] convolved with filters [heads * width, taps]; contiguous."""
+    out, grid = torch.empty_like(x), _grid(x, heads)
     _filtered[grid](
-        x, filters, out, _scale(to), LENGTH_EPSILON, x.shape[1], grid[1], UNIT=to is not None,
-        TAPS=filters.shape[1], ROWS=ROWS, WIDTH=width, num_warps=WARPS,
+        x, filters, out, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1], grid[1],
+        UNIT=heads.norm is not None, TAPS=filters.shape[1], ROWS=ROWS, WIDTH=heads.width,
+        num_warps=WARPS,
     )  # fmt: skip
     return out
 
 
 def filtered_backward(
-    gradient: Tensor, x: Tensor, filters: Tensor, width: int, to: Length | None, *, asked: bool
+    gradient: Tensor, x: Tensor, filters: Tensor, heads: Heads, *, asked: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients by x, and by filters if asked; `gradient` [b, s, heads * each * width].
 
     Each head of x was read as so many, whose gradients lie side by side.
     """
-    grid, taps = _grid(x, width), filters.shape[1]
-    each = gradient.shape[-1] // x.shape[-1]
+    grid, each = _grid(x, heads), gradient.shape[-1] // x.shape[-1]
     by_sums, by_x = torch.empty_like(x), torch.empty_like(x)
     parts = grid[0] * grid[2] if asked else 0
     by_filters = x.new_empty(parts, *filters.shape, dtype=torch.float32)
-    sizes = {"TAPS": taps, "ROWS": ROWS, "WIDTH": width, "num_warps": WARPS}
+    sizes = {"TAPS": filters.shape[1], "ROWS": ROWS, "WIDTH": heads.width, "num_warps": WARPS}
     _by_sums[grid](
-        x, filters, gradient, by_sums, by_filters, _scale(to), LENGTH_EPSILON, x.shape[1], grid[1],
-        EACH=each, UNIT=to is not None, ASKED=asked, **sizes,
+        x, filters, gradient, by_sums, by_filters, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1],
+        grid[1], EACH=each, UNIT=heads.norm is not None, ASKED=asked, **sizes,
     )  # fmt: skip
     _by_tokens[grid](by_sums, filters, by_x, x.shape[1], grid[1], **sizes)
     return by_x, by_filters.sum(0).to(filters.dtype) if asked else None
 
 
-def _scale(to: Length | None) -> float:
-    return 1.0 if to is None else to.scale
-
-
-def _grid(x: Tensor, width: int) -> tuple[int, int, int]:
+def _grid(x: Tensor, heads: Heads) -> tuple[int, int, int]:
     batch, length, columns = x.shape
-    return triton.cdiv(length, ROWS), columns // width, batch
+    return triton.cdiv(length, ROWS), columns // heads.width, batch

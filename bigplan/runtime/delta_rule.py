@@ -9,7 +9,8 @@ L_ij = exp(c_i - c_j) for i >= j, all tokens' updates are one triangular system 
   V' = U - W S,   O = exp(c) Q S + (Q K^T L) V',   S' = exp(c_last) S + (exp(c_last - c) K)^T V'
 
 These are in fp32 whatever the compute dtype, as transformers has them. Only what the block's first
-products give is saved: the backward runs all of it again, with a graph of its own.
+products give is saved: the backward runs all of it again, with a graph of its own. Where a GPU runs
+generated kernels, those of bigplan/kernels/delta_rule.py do the same in 16 bits.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.mechanics import RULE_CHUNK as CHUNK
+from bigplan.mechanics import rule_in_kernels
 from bigplan.runtime.positions import Positions
 from bigplan.runtime.ways import Parameters, Ways
 from bigplan.spec.delta_steps import (
@@ -52,7 +54,9 @@ def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways
     products = ways.linears(p, (QUERIES, KEYS, VALUES, GATES, RATES, DECAYS), x)
     heads = [y.view(-1, length, y.shape[-1]) for y in products]
     others = [p[name] for name in (*FILTERS, LOG_DECAY, DECAY_OFFSET, NORM)]
-    return _Mixed.apply(rule, model.norm_epsilon, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
+    fits = rule_in_kernels(x.element_size(), (rule.key_dim, rule.value_dim), rule.taps)
+    how = _InKernels if fits and ways.kernels is not None else _Mixed
+    return how.apply(rule, model.norm_epsilon, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Mixed(Function):
@@ -76,6 +80,26 @@ class _Mixed(Function):
         leaves = [x for x in inputs if x.requires_grad]
         found = iter(torch.autograd.grad(output, leaves, gradients[0]))
         return None, None, *(next(found) if wanted else None for wanted in asked)
+
+
+class _InKernels(Function):
+    """The same."""
+
+    @staticmethod
+    def forward(ctx: Any, rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
+        from bigplan.kernels import delta_rule as kernels
+
+        ctx.sizes = rule, epsilon
+        ctx.save_for_backward(*inputs)
+        return kernels.forward(rule, epsilon, *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        from bigplan.kernels import delta_rule as kernels
+
+        asked = ctx.needs_input_grad[2:]
+        found = kernels.backward(*ctx.sizes, gradients[0], asked, *ctx.saved_tensors)
+        return None, None, *found
 
 
 def gated(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
