@@ -24,7 +24,7 @@ tf32. No sum depends on the order in which programs end: the same bits every tim
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,8 +34,24 @@ from bigplan.kernels.short_filters import Heads, filtered, filtered_backward
 from bigplan.mechanics import RULE_CHUNK as C
 from bigplan.spec.mixers import GatedDeltaRule
 
-COLUMNS = 32  # of a state, in a program that walks: 128 of them with Qwen3-Next's 32 heads
-WARPS, WARPS_BACK = 4, 8
+
+class Launch(NamedTuple):
+    """How a kernel is launched."""
+
+    warps: int
+    stages: int = 3
+    columns: int = 32  # of a state, in a program that walks: 128 programs for 32 heads of 128
+
+
+LAUNCHES = {
+    "solved": Launch(4),
+    "walked": Launch(4),
+    "read": Launch(4),
+    "ungated": Launch(8),
+    "unread": Launch(8),
+    "walked_back": Launch(4),
+    "unsolved": Launch(8),
+}
 
 
 class Inputs(NamedTuple):
@@ -85,14 +101,6 @@ class _Sizes(NamedTuple):
         return -(-self.length // C)
 
     @property
-    def by_chunk(self) -> tuple[int, int, int]:
-        return self.chunks, self.heads, self.batch
-
-    @property
-    def by_columns(self) -> tuple[int, int, int]:
-        return self.rule.value_dim // min(COLUMNS, self.rule.value_dim), self.heads, self.batch
-
-    @property
     def numbers(self) -> dict[str, int]:
         return {
             "length": self.length,
@@ -104,14 +112,31 @@ class _Sizes(NamedTuple):
         }
 
 
+def _run(kernel: Any, sizes: _Sizes, *tensors: Tensor | float, **constants: int) -> None:
+    """Of each chunk, head and sequence a program."""
+    how = LAUNCHES[kernel.__name__]
+    grid = (sizes.chunks, sizes.heads, sizes.batch)
+    kernel[grid](*tensors, **sizes.numbers, **constants, num_warps=how.warps, num_stages=how.stages)
+
+
+def _walk(kernel: Any, sizes: _Sizes, *tensors: Tensor) -> None:
+    """Of some columns of each head's state and sequence."""
+    how, width = LAUNCHES[kernel.__name__], sizes.rule.value_dim
+    columns = min(how.columns, width)
+    grid = (width // columns, sizes.heads, sizes.batch)
+    kernel[grid](
+        *tensors, **sizes.numbers, BLOCK=columns, num_warps=how.warps, num_stages=how.stages
+    )
+
+
 def forward(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
     """As runtime/delta_rule.py's `gated`, of contiguous inputs with 16 bits."""
     given, sizes = Inputs(*inputs), _Sizes.of(rule, Inputs(*inputs))
     made = _walked(sizes, given, keep=False)
     out = torch.empty_like(given.gates)
-    delta_rule_programs.read[sizes.by_chunk](
-        made.q, made.k, made.own, made.states, made.reach, given.gates, given.weight, out, epsilon,
-        **sizes.numbers, num_warps=WARPS,
+    _run(
+        delta_rule_programs.read, sizes, made.q, made.k, made.own, made.states, made.reach,
+        given.gates, given.weight, out, epsilon,
     )  # fmt: skip
     return out
 
@@ -131,14 +156,11 @@ def _walked(sizes: _Sizes, given: Inputs, *, keep: bool) -> _Walked:
     inverse = v.new_empty(batch, length, heads * C) if keep else v
     rate, reach = (v.new_empty(batch, heads, length, dtype=torch.float32) for _ in range(2))
     states = v.new_empty(batch, heads, sizes.chunks, rule.key_dim, rule.value_dim)
-    delta_rule_programs.solved[sizes.by_chunk](
-        k, v, given.rates, given.decays, given.log_decay, given.offset, own, old, inverse, rate,
-        reach, **sizes.numbers, KEEP=keep, DOUBLINGS=C.bit_length() - 1, num_warps=WARPS,
+    _run(
+        delta_rule_programs.solved, sizes, k, v, given.rates, given.decays, given.log_decay,
+        given.offset, own, old, inverse, rate, reach, KEEP=keep, DOUBLINGS=C.bit_length() - 1,
     )  # fmt: skip
-    delta_rule_programs.walked[sizes.by_columns](
-        k, own, old, reach, states, **sizes.numbers, BLOCK=min(COLUMNS, rule.value_dim),
-        num_warps=WARPS,
-    )  # fmt: skip
+    _walk(delta_rule_programs.walked, sizes, k, own, old, reach, states)
     return _Walked(q, k, v, own, old, inverse, rate, reach, states)
 
 
@@ -176,22 +198,22 @@ def _by_heads(
     by_rates, by_decays = torch.empty_like(given.rates), torch.empty_like(given.decays)
     by_weight = made.reach.new_empty(*place, sizes.rule.value_dim)
     by_scalars = made.reach.new_empty(*per_head, 2)
-    delta_rule_backward.ungated[sizes.by_chunk](
-        made.q, made.k, made.own, made.states, made.reach, given.gates, given.weight, gradient,
-        by_read, by_gates, by_weight, epsilon, **sizes.numbers, num_warps=WARPS_BACK,
+    _run(
+        delta_rule_backward.ungated, sizes, made.q, made.k, made.own, made.states, made.reach,
+        given.gates, given.weight, gradient, by_read, by_gates, by_weight, epsilon,
     )  # fmt: skip
-    delta_rule_backward.unread[sizes.by_chunk](
-        made.q, made.k, made.own, made.states, made.reach, by_read, by_own, by_q, by_k, by_reach,
-        **sizes.numbers, num_warps=WARPS_BACK,
+    _run(
+        delta_rule_backward.unread, sizes, made.q, made.k, made.own, made.states, made.reach,
+        by_read, by_own, by_q, by_k, by_reach,
     )  # fmt: skip
-    delta_rule_backward.walked_back[sizes.by_columns](
-        made.q, made.k, made.old, made.reach, by_read, by_own, by_states, **sizes.numbers,
-        BLOCK=min(COLUMNS, sizes.rule.value_dim), num_warps=WARPS,
+    _walk(
+        delta_rule_backward.walked_back, sizes, made.q, made.k, made.old, made.reach, by_read,
+        by_own, by_states,
     )  # fmt: skip
-    delta_rule_backward.unsolved[sizes.by_chunk](
-        made.k, made.v, given.rates, given.decays, given.log_decay, given.offset, made.own,
-        made.inverse, made.rate, made.reach, made.states, by_states, by_own, by_k, by_reach, by_v,
-        by_rates, by_decays, by_scalars, **sizes.numbers, num_warps=WARPS_BACK,
+    _run(
+        delta_rule_backward.unsolved, sizes, made.k, made.v, given.rates, given.decays,
+        given.log_decay, given.offset, made.own, made.inverse, made.rate, made.reach, made.states,
+        by_states, by_own, by_k, by_reach, by_v, by_rates, by_decays, by_scalars,
     )  # fmt: skip
     by_log_decay, by_offset = by_scalars.sum((0, 2)).to(given.offset.dtype).unbind(-1)
     by_weight = by_weight.sum((0, 1, 2)).to(given.weight.dtype)

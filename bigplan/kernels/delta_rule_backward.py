@@ -20,7 +20,7 @@ from bigplan.kernels.delta_rule_programs import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length", "heads"))
 def ungated(
     q, k, own, states, reach, gates, weight, gradient, by_read, by_gates, by_weight, epsilon,
     length, heads, EACH: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, C: tl.constexpr,
@@ -52,7 +52,7 @@ def ungated(
     put(by_read + there, (given - normed * along) * factor, first, length, columns, C, VALUES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length", "heads"))
 def unread(
     q, k, own, states, reach, by_read, by_own, by_q, by_k, by_reach, length, heads,
     EACH: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, C: tl.constexpr,
@@ -88,7 +88,7 @@ def unread(
     tl.store(by_reach + at + token, grown, mask=token < length)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length", "heads"))
 def walked_back(
     q, k, old, reach, by_read, by_own, by_states, length, heads, EACH: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr,
@@ -127,7 +127,7 @@ def walked_back(
         by_state -= tl.dot(tl.trans(known), by_new.to(narrow.dtype))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length", "heads"))
 def unsolved(
     k, v, rates, decays, log_decay, offset, own, inverse, rate, reach, states, by_states, by_own,
     by_k, by_reach, by_v, by_rates, by_decays, by_scalars, length, heads, EACH: tl.constexpr,

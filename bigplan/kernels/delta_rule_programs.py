@@ -74,7 +74,7 @@ def _inverted(system, C: tl.constexpr, DOUBLINGS: tl.constexpr):
     return inverse
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length", "heads"))
 def solved(
     k, v, rates, decays, log_decay, offset, own, old, inverse, rate, reach, length, heads,
     EACH: tl.constexpr, KEEP: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
@@ -111,7 +111,7 @@ def solved(
     put(own + here, tl.dot(solution, scaled), first, length, columns, C, VALUES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length", "heads"))
 def walked(
     k, own, old, reach, states, length, heads, EACH: tl.constexpr, KEYS: tl.constexpr,
     VALUES: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr,
@@ -149,7 +149,7 @@ def values(query, key, own, state, c, C: tl.constexpr):
     return total + tl.dot(scores.to(own.dtype), own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length", "heads"))
 def read(
     q, k, own, states, reach, gates, weight, out, epsilon, length, heads, EACH: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, C: tl.constexpr,

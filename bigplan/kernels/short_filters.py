@@ -59,7 +59,7 @@ def _sums(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length", "heads"))
 def _filtered(
     x, filters, out, scale, epsilon, length, heads, UNIT: tl.constexpr, TAPS: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -75,7 +75,7 @@ def _filtered(
     _put(out + here, value, first, length, columns, ROWS, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length", "heads"))
 def _by_sums(
     x, filters, gradient, by_sums, by_filters, scale, epsilon, length, heads,
     EACH: tl.constexpr, UNIT: tl.constexpr, ASKED: tl.constexpr, TAPS: tl.constexpr,
@@ -109,7 +109,7 @@ def _by_sums(
             tl.store(to + tl.arange(0, WIDTH) * TAPS + tap, tl.sum(by_sum * shifted, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("length", "heads"))
 def _by_tokens(
     by_sums, filters, by_x, length, heads, TAPS: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
