@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton.errors import TritonError
 
 from benchmarks.parts import CUDA, Asked, gpu, milliseconds
 
 if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"
+
+from triton.errors import TritonError
 
 from bigplan.kernels import delta_rule as kernels
 from bigplan.kernels.delta_rule import LAUNCHES, Launch
