@@ -200,7 +200,7 @@ def unsolved(
     at = (start + token) * heads + head
     tl.store(by_rates + at, (by_b * b * (1.0 - b)).to(by_rates.dtype.element_ty), mask=inside)
     by_c = tl.where(inside, by_c, 0.0)
-    by_fade = tl.where(inside, tl.sum(by_c, 0) - tl.cumsum(by_c, 0) + by_c + by_last, 0.0)
+    by_fade = tl.where(inside, tl.cumsum(by_c, 0, reverse=True) + by_last, 0.0)
     x = tl.load(decays + at, mask=inside, other=0.0).to(tl.float32)
     x += tl.load(offset + head).to(tl.float32)
     by_fade *= -tl.exp(tl.load(log_decay + head).to(tl.float32))
