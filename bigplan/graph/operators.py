@@ -19,6 +19,7 @@ class Gemm:
     how many belong to each before they run; with `of_rows` each group has a result of its own.
     `fp8` and `fp32`: so in every precision of a training.
     `apart`: each group's product is a launch, and the host waits to know its rows.
+    `inside`: of a kernel that also moves what it reads and writes, and is a Stream for that.
     """
 
     name: str
@@ -32,11 +33,12 @@ class Gemm:
     of_rows: bool = False
     groups: int = 1
     apart: bool = False
+    inside: bool = False
 
     @property
     def launches(self) -> int:
         """Kernels."""
-        return self.count * (self.groups if self.apart else 1)
+        return 0 if self.inside else self.count * (self.groups if self.apart else 1)
 
     @property
     def inner(self) -> float:
@@ -66,7 +68,9 @@ class Gemm:
 
     @property
     def elements(self) -> int:
-        """Elements of both inputs and of the output."""
+        """Elements of both inputs and of the output, as they pass memory."""
+        if self.inside:
+            return 0
         factors = self.m * self.k + self.k * self.n * (1 if self.of_rows else self.groups)
         return (factors * self.batch + self.results) * self.count
 
