@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
@@ -10,11 +14,18 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
+from bigplan.graph import delta_rule as priced
+from bigplan.graph.operators import Stream
+from bigplan.graph.shape import RankShape
+from bigplan.graph.strategy import Strategy
 from bigplan.kernels import delta_rule as kernels
+from bigplan.kernels import delta_rule_backward, delta_rule_programs, short_filters
 from bigplan.mechanics import rule_in_kernels
 from bigplan.runtime.delta_rule import _InKernels, _Mixed
 from bigplan.spec.mixers import GatedDeltaRule
 from tests.kernels.generated import DEVICE, error, random, with_gradients
+from tests.runtime.counted_bytes import Counted
+from tests.runtime.plans import tiny_model, tiny_training
 
 EPSILON = 1e-6
 # Two value heads of a key head, keys wider than values, a last chunk that is not full.
@@ -72,6 +83,75 @@ def test_what_kernels_do_not_take_is_plain_torch() -> None:
     assert rule_in_kernels(2, (128, 64), 4)
     for size, widths, taps in ((4, (128, 128), 4), (2, (128, 96), 4), (2, (128, 128), 9)):
         assert not rule_in_kernels(size, widths, taps)
+
+
+class _Counting:
+    """In place of a kernel: what it is given of each name, unwritten."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.names = list(inspect.signature(kernel.fn).parameters)
+        self.__name__ = kernel.__name__
+        self.nbytes = list[int]()
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return self._launched
+
+    def _launched(self, *arguments: object, **constants: object) -> None:
+        given = dict(zip(self.names, arguments, strict=False))
+        tensors = {x.data_ptr(): x for x in given.values() if isinstance(x, Tensor)}
+        again = [x for name, x in given.items() if (self.__name__, name) in IN_PLACE]
+        self.nbytes.append(sum(x.nbytes for x in (*tensors.values(), *again)))  # type: ignore[attr-defined]
+
+
+# What a kernel reads and then writes.
+IN_PLACE = {("walked", "own"), ("walked_back", "by_own"), ("unsolved", "by_k")}
+OF_EACH = {
+    "delta rule's heads": [(short_filters, "_filtered")],
+    "delta rule's system": [(delta_rule_programs, "solved")],
+    "delta rule's states": [(delta_rule_programs, "walked")],
+    "delta rule's reads": [(delta_rule_programs, "read")],
+    "delta rule's reads by gates": [(delta_rule_backward, "ungated")],
+    "delta rule's reads by both": [(delta_rule_backward, "unread")],
+    "delta rule's states back": [(delta_rule_backward, "walked_back")],
+    "delta rule's system back": [(delta_rule_backward, "unsolved")],
+    "delta rule's heads back": [(short_filters, "_by_sums"), (short_filters, "_by_tokens")],
+}
+
+
+def test_kernels_are_given_and_hold_what_the_planner_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But for a rate and a decay a head and token, and sums of filters' and norms' gradients.
+
+    What the forward gives is saved, and counted as such.
+    """
+    rule = GatedDeltaRule(key_heads=2, value_heads=6, key_dim=64, value_dim=128)
+    model = tiny_model(layers=1, delta_rule=rule.model_dump(), max_sequence_length=512)
+    training = tiny_training(2, sequence_length=320, precision="bf16")
+    shape = RankShape(model, training, Strategy(dp=1, micro_batch=2), fused=True)
+    counting = dict[str, list[_Counting]]()
+    for name, programs in OF_EACH.items():
+        counting[name] = [_Counting(getattr(*program)) for program in programs]
+        for (module, kernel), stand_in in zip(programs, counting[name], strict=True):
+            monkeypatch.setattr(module, kernel, stand_in)
+    inputs = _inputs(rule, (2, 320), torch.bfloat16)
+    forward, backward = priced.delta_rule(shape)
+    held = priced.forward_bytes(shape), priced.backward_bytes(shape)
+    asked, gradient = (True,) * len(inputs), torch.empty_like(inputs[3])
+
+    for operators, most, run in (
+        (forward, held[0] + gradient.nbytes, lambda: kernels.forward(rule, EPSILON, *inputs)),
+        (backward, held[1], lambda: kernels.backward(rule, EPSILON, gradient, asked, *inputs)),
+    ):
+        with Counted() as counted:
+            run()
+        assert most == pytest.approx(counted.peak, rel=0.06)
+        for stream in (op for op in operators if isinstance(op, Stream)):
+            stand_ins = counting[stream.name]
+            nbytes = sum(sum(one.nbytes) for one in stand_ins)
+            assert nbytes == pytest.approx(stream.nbytes, rel=0.06), stream.name
+            for one in stand_ins:
+                one.nbytes.clear()
 
 
 @pytest.mark.gpu
