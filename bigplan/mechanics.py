@@ -126,9 +126,10 @@ CAPPED_COLUMNS = 256  # of the widest heads whose scores it caps, with smaller t
 # Tokens of a chunk of a gated delta rule, as transformers and flash-linear-attention have it: the
 # more, the fewer steps from state to state, and the more products within a chunk.
 RULE_CHUNK = 64
-# Widths of keys and of values, and most taps, that a delta rule's kernels take: matrices of tensor
-# cores, a state [128, 128] in shared memory, and taps that are written out.
-RULE_WIDTHS, RULE_TAPS = (16, 32, 64, 128), 8
+# Widths of keys and of values that a delta rule's kernels take: matrices of tensor cores, and a
+# state [128, 128] in shared memory.
+RULE_WIDTHS = (16, 32, 64, 128)
+MOST_TAPS = 8  # of a convolution's kernels, which have them written out
 CAPPED_BLOCK = 128  # queries whose capped scores are in memory at a time, where it does not
 
 
@@ -142,7 +143,15 @@ def rule_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> b
 
     `widths`: of keys and of values.
     """
-    return element_bytes == 2 and all(w in RULE_WIDTHS for w in widths) and taps <= RULE_TAPS
+    return element_bytes == 2 and all(w in RULE_WIDTHS for w in widths) and taps <= MOST_TAPS
+
+
+def convolution_in_kernels(element_bytes: int, taps: int) -> bool:
+    """Whether generated kernels run a gated short convolution (bigplan/kernels/gated_filters.py).
+
+    They do of whole sequences, and where documents are not kept apart.
+    """
+    return element_bytes == 2 and taps <= MOST_TAPS
 
 
 def isolates_in_kernel(element_bytes: int, head_dim: int) -> bool:

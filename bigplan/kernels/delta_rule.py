@@ -132,6 +132,7 @@ def _walk(kernel: Any, sizes: _Sizes, *tensors: Tensor) -> None:
 def forward(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
     """As runtime/delta_rule.py's `gated`, of contiguous inputs with 16 bits."""
     given, sizes = Inputs(*inputs), _Sizes.of(rule, Inputs(*inputs))
+    assert all(x.is_contiguous() for x in inputs)
     made = _walked(sizes, given, keep=False)
     out = torch.empty_like(given.gates)
     _run(
