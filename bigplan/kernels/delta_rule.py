@@ -41,6 +41,12 @@ class Launch(NamedTuple):
     warps: int
     stages: int = 3
     columns: int = 32  # of a state, in a program that walks: 128 programs for 32 heads of 128
+    registers: int | None = None  # of a thread; None: as many as the compiler likes
+
+    @property
+    def options(self) -> dict[str, int | None]:
+        """As Triton names them."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
 
 LAUNCHES = {
@@ -48,7 +54,7 @@ LAUNCHES = {
     "walked": Launch(4),
     "read": Launch(4),
     "ungated": Launch(8),
-    "unread": Launch(8),
+    "unread": Launch(4),
     "walked_back": Launch(4),
     "unsolved": Launch(8),
 }
@@ -124,9 +130,7 @@ def _walk(kernel: Any, sizes: _Sizes, *tensors: Tensor) -> None:
     how, width = LAUNCHES[kernel.__name__], sizes.rule.value_dim
     columns = min(how.columns, width)
     grid = (width // columns, sizes.heads, sizes.batch)
-    kernel[grid](
-        *tensors, **sizes.numbers, BLOCK=columns, num_warps=how.warps, num_stages=how.stages
-    )
+    kernel[grid](*tensors, **sizes.numbers, BLOCK=columns, **how.options)
 
 
 def forward(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
