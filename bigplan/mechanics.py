@@ -129,6 +129,9 @@ RULE_CHUNK = 64
 # Widths of keys and of values that a delta rule's kernels take: matrices of tensor cores, and a
 # state [128, 128] in shared memory.
 RULE_WIDTHS = (16, 32, 64, 128)
+# Tokens of a program that convolves. It writes their part of the filters' gradients, 4 bytes a tap
+# and channel, which are then added up.
+FILTERED_TOKENS = 32
 MOST_TAPS = 8  # of a convolution's kernels, which have them written out
 CAPPED_BLOCK = 128  # queries whose capped scores are in memory at a time, where it does not
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bigplan.graph.operators import Collective, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.sums import into_matrix, out_of_matrix
-from bigplan.mechanics import convolution_in_kernels
+from bigplan.mechanics import FILTERED_TOKENS, convolution_in_kernels
 from bigplan.spec.convolution_steps import INPUT
 from bigplan.spec.step import LayerStep, StepOp
 
@@ -28,9 +28,10 @@ BACKWARD_VECTORS = 5
 # In the forward: b v.
 FORWARD_VECTORS = 1
 # Of the kernels: b, c, v and the result; in the backward those three, the gradient by the result,
-# and three. Sums of the filters' gradients, a thirtieth of this with 3 taps, are left out.
+# and three. Beside them parts of the gradients by filters and bias are written and read again.
 KERNEL_PASSES, KERNEL_PASSES_BACK = 4, 7
 KERNEL_VECTORS_BACK = 4  # the gradients
+FP32 = 4  # bytes
 
 
 def convolved(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
@@ -39,9 +40,11 @@ def convolved(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     assert conv is not None, shape.model.name
     moved, others = _vector(shape), conv.taps - 1
     if _by_kernels(shape):
+        parts = 2 * FP32 * (conv.taps + 1) * moved / shape.element / FILTERED_TOKENS
+        back = KERNEL_PASSES_BACK * moved + parts
         return (
             Stream(step.name, KERNEL_PASSES * moved, 1, generated=True),
-            Stream(step.name, KERNEL_PASSES_BACK * moved, 4 + conv.bias, generated=True),
+            Stream(step.name, back, 4 + conv.bias, generated=True),
         )
     passes = FORWARD_PASSES + TAP_PASSES * others + BIAS_PASSES * conv.bias
     again = TAP_PASSES * others + TAP_PASSES_BACK * conv.taps

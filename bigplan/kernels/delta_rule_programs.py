@@ -16,7 +16,7 @@ import triton.language as tl
 def tile(x, first, length, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Tokens `first` and after of one head, [ROWS, WIDTH]; zeros beyond the sequence."""
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    at = x + tl.cast(first, tl.int64) * columns + row[:, None] * columns + column[None, :]
+    at = x + tl.cast(first, tl.int64) * columns + (row[:, None] * columns + column[None, :])
     return tl.load(at, mask=(first + row < length)[:, None], other=0.0)
 
 
@@ -24,7 +24,7 @@ def tile(x, first, length, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 def put(x, value, first, length, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Store what `tile` loads."""
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    at = x + tl.cast(first, tl.int64) * columns + row[:, None] * columns + column[None, :]
+    at = x + tl.cast(first, tl.int64) * columns + (row[:, None] * columns + column[None, :])
     tl.store(at, value.to(x.dtype.element_ty), mask=(first + row < length)[:, None])
 
 

@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, WIDTH = 64, 64  # tokens and channels of a program
+from bigplan.mechanics import FILTERED_TOKENS as ROWS
+
+WIDTH = 64  # channels of a program
 WARPS = 4
 
 
@@ -31,17 +33,18 @@ class Vectors(NamedTuple):
 @triton.jit
 def _tile(x, first, length, column, channels, ROWS: tl.constexpr):
     """Tokens `first` and after in fp32; zeros before and after the sequence."""
-    row = first + tl.arange(0, ROWS)
-    inside = ((row >= 0) & (row < length))[:, None] & (column < channels)[None, :]
-    at = x + row[:, None].to(tl.int64) * channels + column[None, :]
+    row = tl.arange(0, ROWS)
+    here = (first + row >= 0) & (first + row < length)
+    inside = here[:, None] & (column < channels)[None, :]
+    at = x + tl.cast(first, tl.int64) * channels + (row[:, None] * channels + column[None, :])
     return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _put(x, value, first, length, column, channels, ROWS: tl.constexpr):
-    row = first + tl.arange(0, ROWS)
-    inside = (row < length)[:, None] & (column < channels)[None, :]
-    at = x + row[:, None].to(tl.int64) * channels + column[None, :]
+    row = tl.arange(0, ROWS)
+    inside = (first + row < length)[:, None] & (column < channels)[None, :]
+    at = x + tl.cast(first, tl.int64) * channels + (row[:, None] * channels + column[None, :])
     tl.store(at, value.to(x.dtype.element_ty), mask=inside)
 
 

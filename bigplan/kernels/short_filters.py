@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 32  # tokens of a program
+from bigplan.mechanics import FILTERED_TOKENS as ROWS
+
 WARPS = 4
 LENGTH_EPSILON = 1e-6  # added to the square of a length, as transformers does
 
@@ -30,17 +31,17 @@ class Heads(NamedTuple):
 @triton.jit
 def _rows(x, first, length, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Tokens `first` and after of one head in fp32; zeros before and after the sequence."""
-    row, column = first + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    inside = (row >= 0) & (row < length)
-    at = x + row[:, None].to(tl.int64) * columns + column[None, :]
+    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    inside = (first + row >= 0) & (first + row < length)
+    at = x + tl.cast(first, tl.int64) * columns + (row[:, None] * columns + column[None, :])
     return tl.load(at, mask=inside[:, None], other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _put(x, value, first, length, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    row, column = first + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    at = x + row[:, None].to(tl.int64) * columns + column[None, :]
-    tl.store(at, value.to(x.dtype.element_ty), mask=(row < length)[:, None])
+    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    at = x + tl.cast(first, tl.int64) * columns + (row[:, None] * columns + column[None, :])
+    tl.store(at, value.to(x.dtype.element_ty), mask=(first + row < length)[:, None])
 
 
 @triton.jit
