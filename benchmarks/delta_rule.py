@@ -26,10 +26,17 @@ if not CUDA:
 
 from triton.errors import TritonError
 
+from bigplan.cost.compute import Device, operator_seconds
+from bigplan.graph import delta_rule as priced
+from bigplan.graph.shape import RankShape
+from bigplan.graph.strategy import Strategy
 from bigplan.kernels import delta_rule as kernels
 from bigplan.kernels.delta_rule import LAUNCHES, Launch
 from bigplan.runtime.delta_rule import _InKernels, _Mixed
+from bigplan.spec.catalog import find_cluster
 from bigplan.spec.mixers import GatedDeltaRule
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
 
 QWEN3_NEXT = GatedDeltaRule(key_heads=16, value_heads=32)
 TINY = GatedDeltaRule(key_heads=1, value_heads=1, key_dim=16, value_dim=16)
@@ -81,6 +88,31 @@ def _fla() -> Callable[[list[Tensor]], Tensor] | None:
     return run
 
 
+def _priced(kernels: str) -> list[float]:
+    """Milliseconds that an H200's plan promises, forward and backward."""
+    model = ModelSpec.model_validate(
+        {
+            "name": "rule",
+            "layers": 1,
+            "hidden": 2048,
+            "ffn": 512,
+            "heads": 16,
+            "vocab": 256,
+            "max_sequence_length": LENGTH,
+            "delta_rule": RULE,
+            "source": "Qwen3-Next's rule, made up for this measurement",
+        }
+    )
+    training = Training.model_validate(
+        {"sequence_length": LENGTH, "global_batch": 1, "precision": "bf16", "kernels": kernels}
+    )
+    group = find_cluster("h200-1x").group
+    shape = RankShape.on(group.gpu, model, training, Strategy(dp=1))
+    device = Device(group.gpu, "bf16")
+    passes = priced.delta_rule(shape)
+    return [1e3 * sum(operator_seconds(one, device) for one in operators) for operators in passes]
+
+
 def _peak(work: Callable[[], object]) -> float:
     """GiB that it takes beyond what there is."""
     if not CUDA:
@@ -113,7 +145,8 @@ def rule() -> dict[str, Any]:
     del out, leaves
     if other := _fla():
         ways["fla, without convolution, norm and gate"] = other
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"priced": {name: _priced(name) for name in ("generated", "torch")}}
+    print(f"  priced on an H200: {found['priced']}", flush=True)
     for name, run in ways.items():
         leaves = [x.clone().requires_grad_() for x in given]
         out = run(leaves)
