@@ -56,10 +56,10 @@ MOST, MOST_BACK = Each(2, 2, 1, 0, 1), Each(2, 6, 3, 1, 2)
 
 
 def take(shape: RankShape) -> bool:
-    """Whether kernels run the rule."""
-    rule = rule_of(shape)
-    widths = rule.key_dim, rule.value_dim
-    return shape.generated and rule_in_kernels(shape.element, widths, rule.taps)
+    """Whether kernels run the rule: of sequences that are one document each."""
+    rule, whole = rule_of(shape), not shape.training.isolate_documents
+    fits = rule_in_kernels(shape.element, (rule.key_dim, rule.value_dim), rule.taps)
+    return shape.generated and whole and fits
 
 
 def delta_rule(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:

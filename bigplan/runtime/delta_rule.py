@@ -55,7 +55,8 @@ def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways
     heads = [y.view(-1, length, y.shape[-1]) for y in products]
     others = [p[name] for name in (*FILTERS, LOG_DECAY, DECAY_OFFSET, NORM)]
     fits = rule_in_kernels(x.element_size(), (rule.key_dim, rule.value_dim), rule.taps)
-    how = _InKernels if fits and ways.kernels is not None else _Mixed
+    whole = positions.bounds is None  # the kernels know of no documents
+    how = _InKernels if fits and whole and ways.kernels is not None else _Mixed
     return how.apply(rule, model.norm_epsilon, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
 
 
