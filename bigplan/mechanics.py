@@ -126,9 +126,10 @@ CAPPED_COLUMNS = 256  # of the widest heads whose scores it caps, with smaller t
 # Tokens of a chunk of a gated delta rule, as transformers and flash-linear-attention have it: the
 # more, the fewer steps from state to state, and the more products within a chunk.
 RULE_CHUNK = 64
-# Widths of keys and of values that a delta rule's kernels take: matrices of tensor cores, and a
-# state [128, 128] in shared memory.
-RULE_WIDTHS = (16, 32, 64, 128)
+# Widths of keys and of values that a delta rule's kernels take. Those of 16 and 32 came out wrong
+# on an H200 (torch 2.11, Triton 3.6), it seems where four warps share 16 columns of a product or
+# fewer; in Triton's interpreter they are right.
+RULE_WIDTHS = (64, 128)
 # Tokens of a program that convolves. It writes their part of the filters' gradients, 4 bytes a tap
 # and channel, which are then added up.
 FILTERED_TOKENS = 32
