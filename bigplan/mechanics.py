@@ -130,12 +130,36 @@ RULE_CHUNK = 64
 # columns, and a chunk's states are as large as its values at 128: either way scores or states are
 # what most of the memory traffic is of.
 SPACE_CHUNK = 64
+# Widths of keys and of values that a delta rule's kernels take. Those of 16 and 32 came out wrong
+# on an H200 (torch 2.11, Triton 3.6), it seems where four warps share 16 columns of a product or
+# fewer; in Triton's interpreter they are right.
+RULE_WIDTHS = (64, 128)
+# Tokens of a program that convolves. It writes their part of the filters' gradients, 4 bytes a tap
+# and channel, which are then added up.
+FILTERED_TOKENS = 32
+MOST_TAPS = 8  # of a convolution's kernels, which have them written out
 CAPPED_BLOCK = 128  # queries whose capped scores are in memory at a time, where it does not
 
 
 def caps_in_kernel(element_bytes: int, head_dim: int) -> bool:
     """Whether the same kernel caps scores."""
     return element_bytes == 2 and head_dim <= CAPPED_COLUMNS
+
+
+def rule_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> bool:
+    """Whether generated kernels run a gated delta rule (bigplan/kernels/delta_rule.py).
+
+    `widths`: of keys and of values.
+    """
+    return element_bytes == 2 and all(w in RULE_WIDTHS for w in widths) and taps <= MOST_TAPS
+
+
+def convolution_in_kernels(element_bytes: int, taps: int) -> bool:
+    """Whether generated kernels run a gated short convolution (bigplan/kernels/gated_filters.py).
+
+    They do of whole sequences, and where documents are not kept apart.
+    """
+    return element_bytes == 2 and taps <= MOST_TAPS
 
 
 def isolates_in_kernel(element_bytes: int, head_dim: int) -> bool:

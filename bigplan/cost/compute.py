@@ -181,7 +181,7 @@ def tile_waste(gemm: Gemm, gpu: Gpu) -> float:
 
 def _tile_waste(gemm: Gemm, gpu: Gpu, rows: int, columns: int, relative: float) -> float:
     tiles = _tile_rows(gemm, rows) * -(-gemm.n // columns) * gemm.batch
-    run = max(tiles, gpu.multiprocessors * gemm.launches / gemm.count)
+    run = max(tiles, gpu.multiprocessors * (gemm.groups if gemm.apart else 1))
     return run * rows * columns / (gemm.results * relative)
 
 

@@ -1,7 +1,7 @@
 """A short convolution on one rank: what its ranks exchange, and what it moves and takes.
 
-Counted on runtime/convolution.py, plain torch: reads and writes of a vector of a token, of a rank's
-channels.
+Counted on runtime/convolution.py: reads and writes of a vector of a token, of a rank's channels, by
+plain torch or by the kernels of bigplan/kernels/gated_filters.py.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from bigplan.graph.operators import Collective, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.sums import into_matrix, out_of_matrix
+from bigplan.mechanics import FILTERED_TOKENS, convolution_in_kernels
 from bigplan.spec.convolution_steps import INPUT
 from bigplan.spec.step import LayerStep, StepOp
 
@@ -26,6 +27,11 @@ FORWARD_LAUNCHES, BACKWARD_LAUNCHES, TAP_LAUNCHES_BACK = 3, 8, 4
 BACKWARD_VECTORS = 5
 # In the forward: b v.
 FORWARD_VECTORS = 1
+# Of the kernels: b, c, v and the result; in the backward those three, the gradient by the result,
+# and three. Beside them parts of the gradients by filters and bias are written and read again.
+KERNEL_PASSES, KERNEL_PASSES_BACK = 4, 7
+KERNEL_VECTORS_BACK = 4  # the gradients
+FP32 = 4  # bytes
 
 
 def convolved(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
@@ -33,6 +39,13 @@ def convolved(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     conv = shape.model.convolution
     assert conv is not None, shape.model.name
     moved, others = _vector(shape), conv.taps - 1
+    if _by_kernels(shape):
+        parts = 2 * FP32 * (conv.taps + 1) * moved / shape.element / FILTERED_TOKENS
+        back = KERNEL_PASSES_BACK * moved + parts
+        return (
+            Stream(step.name, KERNEL_PASSES * moved, 1, generated=True),
+            Stream(step.name, back, 4 + conv.bias, generated=True),
+        )
     passes = FORWARD_PASSES + TAP_PASSES * others + BIAS_PASSES * conv.bias
     again = TAP_PASSES * others + TAP_PASSES_BACK * conv.taps
     passes_back = BACKWARD_PASSES + again + BIAS_PASSES_BACK * conv.bias
@@ -74,12 +87,21 @@ def exchanges(shape: RankShape) -> tuple[Collective, ...]:
 
 def forward_bytes(shape: RankShape) -> int:
     """Bytes that a forward takes beside what it saves."""
-    return FORWARD_VECTORS * _vector(shape)
+    return 0 if _by_kernels(shape) else FORWARD_VECTORS * _vector(shape)
 
 
 def backward_bytes(shape: RankShape) -> int:
     """Bytes that the convolution's backward takes beyond what its forward saved."""
-    return BACKWARD_VECTORS * _vector(shape)
+    vectors = KERNEL_VECTORS_BACK if _by_kernels(shape) else BACKWARD_VECTORS
+    return vectors * _vector(shape)
+
+
+def _by_kernels(shape: RankShape) -> bool:
+    """Whether kernels convolve: whole sequences, of which each is one document."""
+    conv = shape.model.convolution
+    assert conv is not None, shape.model.name
+    whole = shape.cp == 1 and not shape.training.isolate_documents
+    return shape.generated and whole and convolution_in_kernels(shape.element, conv.taps)
 
 
 def _vector(shape: RankShape) -> int:

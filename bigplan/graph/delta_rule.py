@@ -1,54 +1,31 @@
 """A gated delta rule on one rank: what its ranks exchange, and what it moves, multiplies and takes.
 
 Products and passes are those of runtime/delta_rule.py, plain torch, whose backward runs the forward
-again. Its products are in fp32 in every precision.
+again. Its products are in fp32 in every precision. Where generated kernels take its place they are
+those of delta_rule_kernels.py.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from bigplan.graph import delta_rule_kernels as kernels
+from bigplan.graph.delta_rule_sizes import Each, chunks_of, rule_of, sequences_of
 from bigplan.graph.operators import Collective, Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import RULE_CHUNK
 from bigplan.spec.delta_steps import INPUT
-from bigplan.spec.mixers import DELTA_RULE, GatedDeltaRule
+from bigplan.spec.mixers import DELTA_RULE
 from bigplan.spec.step import StepOp
 
 FP32 = 4  # bytes
 SYSTEM = "delta rule's system"  # a triangular one, priced as a product with its inverse
 
 
-class _Each(NamedTuple):
-    """Of each fp32 element: of a tensor as large as queries or values, of keys as each value head
-    has them, of a head's scores in a chunk, and of states that chunks begin with.
-    """
-
-    queries: float
-    values: float
-    repeated: float
-    scores: float
-    states: float = 0.0
-
-    def of(self, shape: RankShape) -> float:
-        """Of a rank's elements together."""
-        rule, tokens, chunks = _rule(shape), _padded(shape), _chunks(shape)
-        heads = rule.value_heads // shape.tp
-        return FP32 * (
-            self.queries * tokens * (rule.key_heads // shape.tp) * rule.key_dim
-            + self.values * tokens * heads * rule.value_dim
-            + self.repeated * tokens * heads * rule.key_dim
-            + self.scores * tokens * heads * RULE_CHUNK
-            + self.states * _sequences(shape) * chunks * heads * rule.key_dim * rule.value_dim
-        )
-
-
 # Reads and writes by all operators but products, and the most that lives at once. Counted on the
 # runtime's operators in bf16 and fp32, 24 sizes each, and fitted within 6%, peaks within 9%; the
 # larger of both where they differ by less than a fifth, else their mean. tests/graph counts again.
-PASSES, PASSES_BACK = _Each(39, 37, 6, 12, 3), _Each(112, 103, 40, 52, 11)
-MOST, MOST_BACK = _Each(4, 6, 4, 4), _Each(14, 13, 6, 6)
+PASSES, PASSES_BACK = Each(39, 37, 6, 12, 3), Each(112, 103, 40, 52, 11)
+MOST, MOST_BACK = Each(4, 6, 4, 4), Each(14, 13, 6, 6)
 # Of a token that the convolution reads before its own: an element of queries, keys and values.
 TAP_PASSES, TAP_PASSES_BACK = 3, 16
 # Kernels beside products: of all, of a chunk, of such a tap.
@@ -61,14 +38,16 @@ HIDDEN, HIDDEN_BACK = (14, 0, 6), (25, 0, 9)
 
 def delta_rule(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """The rule between the block's first and last product, forward and backward."""
-    rule, chunks = _rule(shape), _chunks(shape)
+    if kernels.take(shape):
+        return kernels.delta_rule(shape)
+    rule, chunks = rule_of(shape), chunks_of(shape)
     channels = (2 * rule.key_heads * rule.key_dim + rule.value_heads * rule.value_dim) // shape.tp
     convolved = shape.tokens * channels * shape.element
     apart, many = shape.training.isolate_documents, (1, chunks, rule.taps - 1)
     streams = (
         Stream(
             DELTA_RULE,
-            passes.of(shape) + (taps + apart * masked) * (rule.taps - 1) * convolved,
+            FP32 * passes.elements(shape) + (taps + apart * masked) * (rule.taps - 1) * convolved,
             sum(n * (a + apart * b) for n, a, b in zip(many, launches, hidden, strict=True)),
         )
         for passes, taps, launches, masked, hidden in (
@@ -83,7 +62,7 @@ def delta_rule(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, 
 
 def _products(shape: RankShape) -> tuple[Gemm, ...]:
     heads, each, chunks = _batches(shape)
-    k, v, c = _rule(shape).key_dim, _rule(shape).value_dim, RULE_CHUNK
+    k, v, c = rule_of(shape).key_dim, rule_of(shape).value_dim, RULE_CHUNK
     return _run(
         Gemm("delta rule's scores", c, c, k, each * chunks, 2, fp32=True),
         Gemm(SYSTEM, c, k + v, c, heads * chunks, fp32=True),
@@ -96,7 +75,7 @@ def _products(shape: RankShape) -> tuple[Gemm, ...]:
 def _products_back(shape: RankShape) -> tuple[Gemm, ...]:
     """Two for each of the forward; nobody reads what the last chunk adds to the state."""
     heads, each, chunks = _batches(shape)
-    k, v, c = _rule(shape).key_dim, _rule(shape).value_dim, RULE_CHUNK
+    k, v, c = rule_of(shape).key_dim, rule_of(shape).value_dim, RULE_CHUNK
     return _run(
         Gemm("delta rule's scores by both", c, k, c, each * chunks, 4, fp32=True),
         Gemm(f"{SYSTEM} back", c, k + v, c, heads * chunks, fp32=True),
@@ -109,9 +88,9 @@ def _products_back(shape: RankShape) -> tuple[Gemm, ...]:
 
 def _batches(shape: RankShape) -> tuple[int, int, int]:
     """A rank's value heads and key heads of all sequences, and the chunks of one sequence."""
-    rule, sequences = _rule(shape), _sequences(shape)
+    rule, sequences = rule_of(shape), sequences_of(shape)
     heads, each = sequences * rule.value_heads, sequences * rule.key_heads
-    return heads // shape.tp, each // shape.tp, _chunks(shape)
+    return heads // shape.tp, each // shape.tp, chunks_of(shape)
 
 
 def _run(*products: Gemm) -> tuple[Gemm, ...]:
@@ -131,28 +110,13 @@ def out_of_rule(shape: RankShape) -> tuple[Collective, ...]:
 
 def forward_bytes(shape: RankShape) -> int:
     """Bytes that a forward takes beside what it saves."""
-    return int(MOST.of(shape))
+    if kernels.take(shape):
+        return kernels.forward_bytes(shape)
+    return FP32 * int(MOST.elements(shape))
 
 
 def backward_bytes(shape: RankShape) -> int:
     """Bytes that the backward takes beyond what its forward saved."""
-    return int(MOST_BACK.of(shape))
-
-
-def _rule(shape: RankShape) -> GatedDeltaRule:
-    rule = shape.model.delta_rule
-    assert rule is not None, shape.model.name
-    return rule
-
-
-def _sequences(shape: RankShape) -> int:
-    return shape.strategy.micro_batch
-
-
-def _chunks(shape: RankShape) -> int:
-    """Of a sequence, the last one filled up."""
-    return -(-shape.tokens // _sequences(shape) // RULE_CHUNK)
-
-
-def _padded(shape: RankShape) -> int:
-    return _sequences(shape) * _chunks(shape) * RULE_CHUNK
+    if kernels.take(shape):
+        return kernels.backward_bytes(shape)
+    return FP32 * int(MOST_BACK.elements(shape))

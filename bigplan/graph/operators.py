@@ -20,6 +20,7 @@ class Gemm:
     `fp8` and `fp32`: so in every precision of a training.
     `apart`: each group's product is a launch, and the host waits to know its rows.
     `scaled_rows`: it is torch's grouped product in fp8, whose factors have a scale for each row.
+    `inside`: of a kernel that also moves what it reads and writes, and is a Stream for that.
     """
 
     name: str
@@ -34,11 +35,12 @@ class Gemm:
     groups: int = 1
     apart: bool = False
     scaled_rows: bool = False
+    inside: bool = False
 
     @property
     def launches(self) -> int:
         """Kernels."""
-        return self.count * (self.groups if self.apart else 1)
+        return 0 if self.inside else self.count * (self.groups if self.apart else 1)
 
     @property
     def inner(self) -> float:
@@ -68,7 +70,9 @@ class Gemm:
 
     @property
     def elements(self) -> int:
-        """Elements of both inputs and of the output."""
+        """Elements of both inputs and of the output, as they pass memory."""
+        if self.inside:
+            return 0
         factors = self.m * self.k + self.k * self.n * (1 if self.of_rows else self.groups)
         return (factors * self.batch + self.results) * self.count
 

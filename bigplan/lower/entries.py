@@ -82,7 +82,7 @@ def streaming_entries(graph: Graph) -> int:
         for operator in (*kind.forward, *(() if graph.deferred else kind.backward))
         if isinstance(operator, Gemm | Attention)
     ]
-    each = (op.flops / (op.launches if isinstance(op, Gemm) else 1) for op in operators)
+    each = (op.flops / (op.launches or 1 if isinstance(op, Gemm) else 1) for op in operators)
     longest = max(each, default=0.0)
     arriving = ceil(longest / OPERATIONS_A_BYTE / streaming_bytes(graph))
     return min(MOST_STREAMING, max(STREAMING, 2 + arriving))

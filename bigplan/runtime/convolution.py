@@ -3,11 +3,13 @@
 With u = b v and a channel's n weights w, token t of the result is c_t (bias + sum over i of
 w_{n-1-i} u_{t-i}). A token before the sequence, or before the token's document where documents are
 kept apart, counts as zero. Context-parallel ranks each get the last n - 1 tokens of u from the rank
-before. These and the three vectors alone are saved; the backward makes u and the sum again.
+before. These and the three vectors alone are saved; the backward makes u and the sum again. A GPU's
+generated kernels do the same of whole sequences in 16 bits (bigplan/kernels/gated_filters.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.mechanics import convolution_in_kernels
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.group import RankGroup
 from bigplan.runtime.positions import Positions
@@ -54,11 +57,42 @@ def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways
     where = Where(ways.context, None if bounds is None else bounds[:, 0])
     inputs = [before, after, value, p[FILTERS], *([p[FILTERS_BIAS]] if conv.bias else ())]
     past = _past(before, value, conv.taps - 1, ways.context.group)
-    convolve = partial(_convolved, where, past is not None)
+    fused = ways.kernels is not None and past is None and bounds is None
+    if fused and convolution_in_kernels(x.element_size(), conv.taps):
+        convolve: Callable[..., Tensor] = _in_kernels
+    else:
+        convolve = partial(_convolved, where, past is not None)
     inputs += [] if past is None else [past]
     output = convolve(*inputs)
     ways.forget(output, convolve, *inputs)
     return output
+
+
+def _in_kernels(*inputs: Tensor) -> Tensor:
+    """As convolved, of vectors, filters and bias if any: of whole sequences, each a document."""
+    return _InKernels.apply(*inputs, *([] if len(inputs) > 4 else [None]))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _InKernels(Function):
+    """Saves its tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        from bigplan.kernels import gated_filters as kernels
+
+        ctx.save_for_backward(*inputs)
+        return kernels.convolved(kernels.Vectors(*inputs[:3]), *inputs[3:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        from bigplan.kernels import gated_filters as kernels
+
+        *vectors, filters, bias = ctx.saved_tensors
+        asked = ctx.needs_input_grad[3]
+        found, *others = kernels.convolved_backward(
+            kernels.Vectors(*vectors), filters, bias, gradients[0], asked=asked
+        )
+        return *found, *others
 
 
 def _convolved(where: Where, with_past: bool, *inputs: Tensor) -> Tensor:

@@ -14,11 +14,13 @@ chunk's last token is one of these, exp(c_last) is 0, too. The convolution reads
 document.
 
 These are in fp32 whatever the compute dtype, as transformers has them. Only what the block's first
-products give is saved: the backward runs all of it again, with a graph of its own.
+products give is saved: the backward runs all of it again, with a graph of its own. Where a GPU runs
+generated kernels, those of bigplan/kernels/delta_rule.py do the same in 16 bits.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -28,6 +30,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.mechanics import RULE_CHUNK as CHUNK
+from bigplan.mechanics import rule_in_kernels
+from bigplan.runtime.made_again import made_again
 from bigplan.runtime.positions import Positions
 from bigplan.runtime.ways import Parameters, Ways
 from bigplan.spec.delta_steps import (
@@ -61,32 +65,38 @@ def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways
     heads = [y.view(-1, length, y.shape[-1]) for y in products]
     others = [p[name] for name in (*FILTERS, LOG_DECAY, DECAY_OFFSET, NORM)]
     epsilon = rule.norm_epsilon or model.norm_epsilon
-    return _Mixed.apply(rule, epsilon, begins, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
+    fits = rule_in_kernels(x.element_size(), (rule.key_dim, rule.value_dim), rule.taps)
+    # The kernels know of no documents, and of no rates but those of Qwen3-Next.
+    if fits and begins is None and rule.rate_scale == 1 and ways.kernels is not None:
+        return InKernels.apply(rule, epsilon, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
+    return in_torch(rule, epsilon, begins, *heads, *others)
 
 
-class _Mixed(Function):
-    """Saves its inputs alone; the backward runs the forward again."""
+def in_torch(
+    rule: GatedDeltaRule, epsilon: float, begins: Tensor | None, *inputs: Tensor
+) -> Tensor:
+    """As `gated`; only the inputs are saved, and the backward runs it again."""
+    return made_again(partial(gated, rule, epsilon, begins), *inputs)
+
+
+class InKernels(Function):
+    """The same by kernels, of sequences that are one document each."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rule: GatedDeltaRule, epsilon: float, begins: Tensor | None, *inputs: Tensor
-    ) -> Tensor:
-        ctx.sizes = rule, epsilon, begins  # documents of all blocks, in no block's kept memory
+    def forward(ctx: Any, rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
+        from bigplan.kernels import delta_rule as kernels
+
+        ctx.sizes = rule, epsilon
         ctx.save_for_backward(*inputs)
-        return gated(rule, epsilon, begins, *inputs)
+        return kernels.forward(rule, epsilon, *inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        asked = ctx.needs_input_grad[3:]
-        inputs = [
-            x.detach().requires_grad_(wanted)
-            for x, wanted in zip(ctx.saved_tensors, asked, strict=True)
-        ]
-        with torch.enable_grad():
-            output = gated(*ctx.sizes, *inputs)
-        leaves = [x for x in inputs if x.requires_grad]
-        found = iter(torch.autograd.grad(output, leaves, gradients[0]))
-        return None, None, None, *(next(found) if wanted else None for wanted in asked)
+        from bigplan.kernels import delta_rule as kernels
+
+        asked = ctx.needs_input_grad[2:]
+        found = kernels.backward(*ctx.sizes, gradients[0], asked, *ctx.saved_tensors)
+        return None, None, *found
 
 
 def gated(rule: GatedDeltaRule, epsilon: float, begins: Tensor | None, *inputs: Tensor) -> Tensor:

@@ -13,7 +13,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bigplan.kernels import attention, attention_programs, moments, turning
+from bigplan.kernels import (
+    attention,
+    attention_programs,
+    delta_rule,
+    delta_rule_backward,
+    delta_rule_programs,
+    moments,
+    turning,
+)
 from bigplan.kernels.attention import Tile
 from bigplan.spec.moments import BLOCK, FIRST_BITS, SECOND_BITS
 
@@ -69,9 +77,25 @@ def _attention() -> Iterator[_Kernel]:
         yield _Kernel(function, types, constants, tile)
 
 
+def _delta_rule() -> Iterator[_Kernel]:
+    """Those with most products, of heads of 64."""
+    names = ("rate", "reach", "by_reach", "by_scalars")
+    for function, constants in (
+        (delta_rule_programs.solved, {"KEEP": True, "DOUBLINGS": 6}),
+        (delta_rule_backward.walked_back, {"BLOCK": 32}),
+        (delta_rule_backward.unsolved, {}),
+    ):
+        numbers = ("length", "heads", *names)
+        narrow = [name for name in function.arg_names if name not in numbers]
+        types = dict.fromkeys(narrow, "*bf16") | dict.fromkeys(names, "*fp32")
+        sizes: dict[str, object] = {"EACH": 2, "KEYS": 64, "VALUES": 64, "C": 64}
+        how = delta_rule.LAUNCHES[function.__name__]
+        yield _Kernel(function, types, sizes | constants, Tile(64, 64, how.warps, how.stages))
+
+
 def main() -> None:
     """Compile all to a GPU's code; the first that fails ends it."""
-    for function, types, constants, tile in (*_kernels(), *_attention()):
+    for function, types, constants, tile in (*_kernels(), *_attention(), *_delta_rule()):
         names = function.arg_names
         signature = {name: types.get(name, "i32") for name in names}
         signature |= dict.fromkeys(constants, "constexpr")

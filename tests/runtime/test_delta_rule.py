@@ -17,7 +17,7 @@ from bigplan.graph import delta_rule as priced
 from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
-from bigplan.runtime.delta_rule import _Mixed, gated
+from bigplan.runtime.delta_rule import gated, in_torch
 from bigplan.spec.mixers import GatedDeltaRule
 from tests.runtime.counted_bytes import Counted
 from tests.runtime.plans import tiny_model, tiny_training
@@ -68,7 +68,7 @@ def _recurrent(rule: GatedDeltaRule, *inputs: Tensor) -> Tensor:
 @pytest.mark.parametrize("length", [1, 64, 150])
 def test_chunks_are_the_recurrence_with_its_gradients(length: int) -> None:
     inputs = _inputs(RULE, (2, length))
-    ours, plain = _Mixed.apply(RULE, EPSILON, None, *inputs), _recurrent(RULE, *inputs)  # type: ignore[no-untyped-call]
+    ours, plain = in_torch(RULE, EPSILON, None, *inputs), _recurrent(RULE, *inputs)
     torch.testing.assert_close(ours, plain)
     gradient = torch.randn_like(plain)
     by_ours, by_plain = (torch.autograd.grad(y, inputs, gradient) for y in (ours, plain))
@@ -81,7 +81,7 @@ def test_documents_are_kept_apart() -> None:
     inputs = _inputs(RULE, (2, length))
     begins = [[a for a, b in pairwise(own) for _ in range(a, b)] for own in cuts]
     places = torch.tensor(begins, dtype=torch.int32)
-    ours = _Mixed.apply(RULE, EPSILON, places, *inputs)  # type: ignore[no-untyped-call]
+    ours = in_torch(RULE, EPSILON, places, *inputs)
     alone = torch.empty_like(ours)
     for sequence, own in enumerate(cuts):
         for a, b in pairwise(own):
@@ -97,7 +97,7 @@ def test_no_gradient_is_made_that_nobody_asks_for() -> None:
     inputs = _inputs(RULE, (1, 5))
     for x in inputs[6:]:
         x.requires_grad_(False)
-    output = _Mixed.apply(RULE, EPSILON, None, *inputs)  # type: ignore[no-untyped-call]
+    output = in_torch(RULE, EPSILON, None, *inputs)
     torch.autograd.backward(output.sum())
     assert all((x.grad is not None) == x.requires_grad for x in inputs)
 
@@ -138,7 +138,7 @@ def test_it_moves_multiplies_and_holds_what_the_planner_counts(
     held = priced.forward_bytes(shape), priced.backward_bytes(shape)
     expected = priced.delta_rule(shape)
     with FlopCounterMode(display=False) as flops, Counted() as counted:
-        output = _Mixed.apply(spec, EPSILON, begins, *inputs)  # type: ignore[no-untyped-call]
+        output = in_torch(spec, EPSILON, begins, *inputs)
     with FlopCounterMode(display=False) as flops_back, Counted() as back:
         torch.autograd.backward(output, gradient)
     for counter, run, most, operators in zip(

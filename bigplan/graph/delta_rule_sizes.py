@@ -1,0 +1,50 @@
+"""Sizes of a gated delta rule on one rank."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bigplan.graph.shape import RankShape
+from bigplan.mechanics import RULE_CHUNK
+from bigplan.spec.mixers import GatedDeltaRule
+
+
+class Each(NamedTuple):
+    """So many of each element: of a tensor as large as queries or values, of keys as each value
+    head has them, of a head's scores in a chunk, and of states that chunks begin with.
+    """
+
+    queries: float
+    values: float
+    repeated: float
+    scores: float
+    states: float = 0.0
+
+    def elements(self, shape: RankShape) -> float:
+        """Of a rank together; the last chunk of a sequence counts as full."""
+        rule, chunks = rule_of(shape), sequences_of(shape) * chunks_of(shape)
+        tokens, heads = chunks * RULE_CHUNK, rule.value_heads // shape.tp
+        return (
+            self.queries * tokens * (rule.key_heads // shape.tp) * rule.key_dim
+            + self.values * tokens * heads * rule.value_dim
+            + self.repeated * tokens * heads * rule.key_dim
+            + self.scores * tokens * heads * RULE_CHUNK
+            + self.states * chunks * heads * rule.key_dim * rule.value_dim
+        )
+
+
+def rule_of(shape: RankShape) -> GatedDeltaRule:
+    """The rule that the model has."""
+    rule = shape.model.delta_rule
+    assert rule is not None, shape.model.name
+    return rule
+
+
+def sequences_of(shape: RankShape) -> int:
+    """Of a micro-batch."""
+    return shape.strategy.micro_batch
+
+
+def chunks_of(shape: RankShape) -> int:
+    """Of a sequence, the last one filled up."""
+    return -(-shape.tokens // sequences_of(shape) // RULE_CHUNK)
