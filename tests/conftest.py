@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.collector import spare
 from tests.examples import USUAL
 from tests.slow import SLOW
 
@@ -62,13 +63,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector of cycles pass over what is there by now, and look a hundredth as often.
-
-    Beside torch, Ray and five thousand collected tests it takes a third of a plan's time.
-    """
+    """What is collected stays."""
     gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 50)
+    spare()
 
 
 def _slow_files_first(items: list[pytest.Item]) -> None:

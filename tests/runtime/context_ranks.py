@@ -9,7 +9,7 @@ from bigplan.placement import Placement, Tier
 from bigplan.plan import Plan
 from bigplan.spec.model import ModelSpec
 from tests.runtime.masked import masked_training
-from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.runtime.plans import SHORT, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.sharded_ranks import (
     EXPERTS,
     GPT2,
@@ -115,7 +115,7 @@ def plans(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     model = tiny_model(layers=3)
     sharded = Strategy(dp=ranks // 2, cp=2, zero=3)
     masked = masked_training(4 * sharded.dp, data, clip_norm=0.5)
-    found[f"{MASKED}-z3"] = plan_of(model, masked, sharded, placed_everywhere(3, 5_000))
+    found[f"{MASKED}-z3"] = plan_of(model, masked, sharded, placed_everywhere(3, SHORT))
     found |= _isolated(ranks, data)
     if ranks == 2:
         for name, changes in FAMILIES.items():

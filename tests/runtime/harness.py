@@ -44,6 +44,7 @@ class Run:
     states: tuple[State, ...]
     finished: Finished
     graphs: int  # passes that the rank repeated from CUDA graphs in the end
+    validated: float | None = None  # the validation's loss of the first weights, if asked for
 
     @property
     def losses(self) -> list[float]:
@@ -84,9 +85,11 @@ def execute(
     meeting: Path = Path(),
     steps: int | None = None,
     backend: str | None = None,
+    validates: bool = False,
 ) -> Run:
     """So many steps, or as many as the plan needs (steps_of); freed slots filled with NaN."""
     with started(plan, rank=rank, meeting=meeting, backend=backend) as worker:
+        validated = worker.evaluate() if validates else None
         states = [state_of(worker)]
         results = []
         for _ in range(steps or steps_of(plan)):
@@ -99,14 +102,12 @@ def execute(
             for old, new in zip(*states[:2], strict=True):
                 assert torch.equal(old.weights.nan_to_num(), new.weights.nan_to_num())
             states = [*states[1:], state_of(worker)]
-        return Run(tuple(results), tuple(states), finished, graphs)
+        return Run(tuple(results), tuple(states), finished, graphs, validated)
 
 
-def evaluated(
-    plan: Plan, *, rank: int = 0, meeting: Path = Path(), backend: str | None = None
-) -> float:
-    """The validation's loss of the first weights."""
-    with started(plan, rank=rank, meeting=meeting, backend=backend) as worker:
+def evaluated(plan: Plan) -> float:
+    """The validation's loss of the first weights, by one rank."""
+    with started(plan) as worker:
         return worker.evaluate()
 
 

@@ -6,7 +6,6 @@ forty.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Literal, overload
 
 from torch.multiprocessing.spawn import ProcessContext, start_processes
+
+from tests.collector import spare
 
 ROOT = Path(__file__).parents[2]
 PRELOADED = [
@@ -74,6 +75,5 @@ def start(
 
 
 def _begin(rank: int, run: Callable[[int, str], None], folder: str) -> None:
-    """The collector of cycles leaves the server's pages alone: to look at them copies them."""
-    gc.freeze()
+    spare()
     run(rank, folder)

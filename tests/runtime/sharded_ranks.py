@@ -26,6 +26,7 @@ from tests.runtime.harness import Run, evaluated, execute, take_gpu
 from tests.runtime.masked import masked_data, masked_training, prepare_masked
 from tests.runtime.plans import (
     CHUNK,
+    SHORT,
     loss_scales,
     models,
     optimizers,
@@ -41,7 +42,7 @@ from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement, placements
 
 Drawn = TypeVar("Drawn")
-MASKED = "masked"
+MASKED = "masked"  # names of plans that validate, too, begin so
 Ran = tuple[int, Path, dict[str, Plan]]  # ranks, a folder with what they computed, plans by name
 # Of more than two ranks: two have every case with every stage of ZeRO.
 FEW = {1: "fp16", 2: "clipped", 3: MASKED}
@@ -207,7 +208,7 @@ def sharded_plans(
         seed=draw(st.integers(0, 3)),
     )
     placement = draw(placements(build_graph(model, training, strategy), free=True))
-    chunk = draw(st.sampled_from((5_000, 30_000, CHUNK)))
+    chunk = draw(st.sampled_from((SHORT, 30_000, CHUNK)))
     placement = placement.model_copy(update={"chunk": chunk})
     return plan_of(model, training, strategy, placement, device)
 
@@ -275,7 +276,7 @@ def _streaming(zero: int) -> Placement:
     """State passes through the GPU, beside the CPU's and alone."""
     gradients = Tier.HOST if zero >= 2 else Tier.GPU
     return placed(
-        chunk=5_000,
+        chunk=SHORT,
         embedding=streamed_kind(Tier.GPU, Tier.GPU, 0.6),
         block=_spread(3, zero).model_copy(update={"streamed": 0.5}),
         head=streamed_kind(Tier.GPU, gradients, 1.0),
@@ -300,7 +301,7 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
         "loss_scale": LossScale(initial=2.0**20),
         "optimizer": Optimizer(name="sgd", learning_rate=0.5),
     }
-    everywhere, streaming = placed_everywhere(zero, 5_000), _streaming(zero)
+    everywhere, streaming = placed_everywhere(zero, SHORT), _streaming(zero)
     found = {
         "same-resident": plan_of(model, tiny_training(2 * ranks), group, resident),
         "same-everywhere": plan_of(model, tiny_training(2 * ranks), group, everywhere),
@@ -337,7 +338,7 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
 def anywhere(model: ModelSpec, training: Training, strategy: Strategy) -> Plan:
     """Of a model whose blocks are of several kinds, wherever."""
     *_, placement = drawn(placements(build_graph(model, training, strategy), free=True), 6)
-    return plan_of(model, training, strategy, placement.model_copy(update={"chunk": 5_000}))
+    return plan_of(model, training, strategy, placement.model_copy(update={"chunk": SHORT}))
 
 
 def pipelines(ranks: int) -> dict[str, Plan]:
@@ -418,13 +419,13 @@ def tied_pipelines(ranks: int) -> dict[str, Plan]:
 def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     """Tensor-parallel ranks, by name: what else a step may have with two, then other layouts."""
     model, two = tiny_model(layers=3), Strategy(dp=1, tp=2, accumulation_group=2)
-    everywhere, streaming = placed_everywhere(3, 5_000), _streaming(3)
+    everywhere, streaming = placed_everywhere(3, SHORT), _streaming(3)
     if ranks > 2:
         found = {}
         for layout in splits(ranks):
             if layout.pp == 1:
                 training = masked_training(4 * layout.dp, data, clip_norm=0.5)
-                where = placed_everywhere(layout.zero, 5_000) if layout.zero else everywhere
+                where = placed_everywhere(layout.zero, SHORT) if layout.zero else everywhere
                 if layout.dp > 1 and not layout.zero:
                     where = all_resident(build_graph(model, training, layout))
                 found[name_of(layout)] = plan_of(model, training, layout, where)
@@ -481,12 +482,15 @@ def run_rank(rank: int, folder: str, backend: str | None = None, own_gpu: bool =
     plans: dict[str, Plan] = pickle.loads((path / "plans").read_bytes())
     for name, plan in plans.items():
         meeting, steps = path / f"{name}.meeting", LONG if name in LONGER else None
-        run = execute(plan, rank=rank, meeting=meeting, steps=steps, backend=backend)
+        run = execute(
+            plan,
+            rank=rank,
+            meeting=meeting,
+            steps=steps,
+            backend=backend,
+            validates=name.startswith(MASKED),
+        )
         torch.save(run, path / f"{name}.{rank}.pt")
-        if name.startswith(MASKED):
-            meeting = path / f"{name}.validation.meeting"
-            loss = evaluated(plan, rank=rank, meeting=meeting, backend=backend)
-            (path / f"{name}.validation.{rank}").write_text(repr(loss))
 
 
 def executed(folder: Path, ranks: int, cases: Callable[[str], dict[str, Plan]]) -> Ran:
@@ -516,7 +520,7 @@ def check_validation(folder: Path, name: str, plan: Plan, ranks: int) -> None:
     """Assert that all ranks had the validation's loss that one alone has."""
     one = plan.strategy.model_copy(update={"dp": 1, "cp": 1, "tp": 1, "zero": 0})
     alone = plan.model_copy(update={"strategy": one})
-    losses = [float((folder / f"{name}.validation.{r}").read_text()) for r in range(ranks)]
+    losses = [run.validated for run in results(folder, name, ranks)]
     assert len(set(losses)) == 1
     assert losses[0] == pytest.approx(evaluated(alone), rel=1e-6)
 
@@ -544,7 +548,7 @@ def unequal(ranks: int, data: str = "") -> dict[str, Plan]:
         deep = model if layout.pp == 1 else tiny_model(layers=4)
         where = all_resident(build_graph(deep, training, strategy))
         if layout.zero and layout.pp == layout.cp == 1:
-            where = placed_everywhere(layout.zero, 5_000)
+            where = placed_everywhere(layout.zero, SHORT)
         found[f"{MASKED if data else 'same'}-{name_of(layout)}"] = plan_of(
             deep, training, strategy, where
         )
