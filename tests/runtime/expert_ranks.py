@@ -8,7 +8,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from tests.runtime.masked import masked_training
-from tests.runtime.plans import SHORT, plan_of, tiny_model
+from tests.runtime.plans import plan_of, tiny_model
 from tests.runtime.sharded_ranks import (
     EXPERTS,
     GPT_OSS,
@@ -38,7 +38,7 @@ def spread(zero: int) -> Placement:
 
     Activations leave where their bytes do not depend on the routing.
     """
-    everywhere = placed_everywhere(zero, SHORT)
+    everywhere = placed_everywhere(zero, 30_000)  # larger layers
     kinds = dict(everywhere.stages[0].kinds)
     kinds["block"] = kinds["block"].model_copy(
         update={
