@@ -359,7 +359,7 @@ def pipelines(ranks: int) -> dict[str, Plan]:
         model = tiny_model(layers=blocks)
         name = name_of(layout)
         exact = "same-" if layout.dp == layout.tp == 1 else ""
-        batch = 4 * ranks // layout.tp**2
+        batch = 2 * layout.pp * layout.dp  # as many micro-batches again as fill the stages
         training = tiny_training(batch, clip_norm=INACTIVE)
         resident = all_resident(build_graph(model, training, layout))
         found[f"{exact}{name}"] = plan_of(model, training, layout, resident)
