@@ -32,7 +32,7 @@ EIGHT = [
 
 def zero_group_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     """By name: gradients of two accumulation groups on every tier, or all on the GPU."""
-    found = {}
+    found: dict[str, Plan] = {}
     for layout in FOUR if ranks == 4 else EIGHT:
         model = tiny_model(layers=3 if layout.pp == 1 else 4)
         strategy = layout.model_copy(update={"accumulation_group": 2})
