@@ -66,7 +66,8 @@ def layouts(ranks: int) -> list[Strategy]:
     both = [Strategy(dp=2, cp=2, zero=zero) for zero in range(4)]
     tensors = [Strategy(dp=1, cp=2, tp=2, zero=zero) for zero in (0, 1, 3)]
     whole = Strategy(dp=1, cp=2, tp=2, sequence_parallel=False)
-    pipelines = [Strategy(dp=1, cp=2, pp=2, zero=zero) for zero in (0, 1, 2, 3)]
+    # ZeRO shards over the parts of a sequence as over replicas (`both`), in each stage for itself.
+    pipelines = [Strategy(dp=1, cp=2, pp=2, zero=zero) for zero in (0, 3)]
     chunks = Strategy(dp=1, cp=2, pp=2, vpp=2)
     return [*both, *tensors, whole, *pipelines, chunks, Strategy(dp=1, cp=4)]
 

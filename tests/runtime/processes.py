@@ -6,6 +6,7 @@ forty.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -16,8 +17,6 @@ from pathlib import Path
 from typing import Literal, overload
 
 from torch.multiprocessing.spawn import ProcessContext, start_processes
-
-from tests.collector import spare
 
 ROOT = Path(__file__).parents[2]
 PRELOADED = [
@@ -75,5 +74,6 @@ def start(
 
 
 def _begin(rank: int, run: Callable[[int, str], None], folder: str) -> None:
-    spare()
+    """The collector of cycles leaves the server's pages alone: to look at them copies them."""
+    gc.freeze()
     run(rank, folder)
