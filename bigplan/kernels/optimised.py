@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 import torch._functorch.config
 from torch import Tensor, fx, nn
-from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -44,6 +43,8 @@ class Optimiser:
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function for inputs like those that it is first called with."""
+        from torch._functorch.aot_autograd import aot_function  # 1.5 s of a core
+
         compilers: dict[str, Any] = {
             "fw_compiler": self._finished,
             "bw_compiler": self._finished,

@@ -91,7 +91,8 @@ class DiskFile:
     So the bytes are free again however the process ends, be it killed.
     `direct` says whether the page cache is bypassed: file systems without O_DIRECT (tmpfs on
     older kernels, some network mounts) are read and written buffered, and the caller says so.
-    `read` and `write` may be called from several threads; their chunks share `threads` threads.
+    `read` and `write` may be called from several threads. What is one chunk is moved by the thread
+    that calls; the chunks of longer transfers share `threads` threads.
 
     Raises PreflightError when the disk has less than `size` bytes left.
     """
@@ -141,6 +142,9 @@ class DiskFile:
     def _transfer(self, offset: int, tensor: Tensor, write: bool) -> None:
         self._check(offset, tensor)
         view = tensor.detach().numpy().data
+        if len(view) <= TRANSFER_BYTES:  # another thread's turn takes longer than a small chunk
+            self._pages.move(offset, view, write=write)
+            return
         chunks = [
             self._pool.submit(
                 self._pages.move, offset + start, view[start : start + TRANSFER_BYTES], write=write

@@ -108,9 +108,9 @@ def _fill(
         for home in homes:
             home.put(rows.element(part), values)
 
-    for elements, home in product(ranges, homes):
-        for filling in rows.filling(elements):
-            home.put(filling.start, torch.zeros(len(filling)))
+    fillings = (filling for elements in ranges for filling in rows.filling(elements))
+    for filling, home in product(fillings, homes):
+        home.put(filling.start, torch.zeros(len(filling)))
     together = (part for elements in ranges for _, part in rows.rectangles(elements))
     cores.run(partial(make, part) for one in together for part in one.bands(at_once[one.parameter]))
 

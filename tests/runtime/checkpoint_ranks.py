@@ -14,7 +14,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from tests.runtime.checkpoints import Course, course
-from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.runtime.plans import SHORT, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.reference import INACTIVE
 from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement
@@ -83,7 +83,7 @@ def plan_of_layout(strategy: Strategy, clip_norm: float = INACTIVE) -> Plan:
     if zero:
         spread = _shared_out(zero, 3)
     placement: Placement = placed(
-        chunk=5_000,
+        chunk=SHORT,
         embedding=kind_placement(1, optimizer=Tier.NVME),
         block=spread,
         head=kind_placement(1, optimizer=Tier.HOST),

@@ -18,7 +18,7 @@ from bigplan.runtime.result import Saved
 from bigplan.runtime.weights import weights_digest
 from bigplan.runtime.worker import NativeWorker
 from tests.runtime.harness import context_of, state_of
-from tests.runtime.plans import CHUNK, placed, plan_of, plans, tiny_model, tiny_training
+from tests.runtime.plans import CHUNK, SHORT, placed, plan_of, plans, tiny_model, tiny_training
 from tests.runtime.reference import State
 from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement, placements
@@ -115,7 +115,7 @@ def pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
     if graph_of(plan).units > 1:  # a group's sum is added as one, where sums leave the GPU
         strategy = strategy.model_copy(update={"accumulation_group": 1})
     graph = graph_of(plan)
-    chunk = draw(st.sampled_from((5_000, 30_000, CHUNK)))
+    chunk = draw(st.sampled_from((SHORT, 30_000, CHUNK)))
     other = draw(placements(graph, free=True)).model_copy(update={"chunk": chunk})
     changes = ({"placement": placement} for placement in (plan.placement, other))
     one, two = (plan.model_copy(update={**change, "strategy": strategy}) for change in changes)

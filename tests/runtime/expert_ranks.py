@@ -28,7 +28,7 @@ def layouts(ranks: int) -> list[Strategy]:
         return whole
     some = [Strategy(dp=4, ep=2, zero=zero) for zero in range(4)]
     piped = [Strategy(dp=2, ep=2, pp=2, zero=zero) for zero in (0, 1)]
-    split = [Strategy(dp=2, ep=2, tp=2, zero=zero) for zero in (0, 1, 3)]
+    split = [Strategy(dp=2, ep=2, tp=2, zero=zero) for zero in (0, 3)]
     apart = [Strategy(dp=2, ep=2, cp=2), Strategy(dp=2, ep=4, cp=2, zero=3)]
     return [*some, whole[0], whole[3], *piped, *split, *apart]
 
@@ -38,7 +38,7 @@ def spread(zero: int) -> Placement:
 
     Activations leave where their bytes do not depend on the routing.
     """
-    everywhere = placed_everywhere(zero, 5_000)
+    everywhere = placed_everywhere(zero, 30_000)  # larger layers
     kinds = dict(everywhere.stages[0].kinds)
     kinds["block"] = kinds["block"].model_copy(
         update={
@@ -59,14 +59,13 @@ def expert_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     for layout in layouts(ranks):
         model = tiny_model(layers=3 if layout.pp == 1 else 4, **WITH_EXPERTS)
         strategy = layout.model_copy(update={"accumulation_group": 2})
-        training = masked_training(4 * ranks, data, clip_norm=0.5)
+        training = masked_training(4 * layout.dp, data, clip_norm=0.5)
         where = all_resident(build_graph(model, training, strategy))
         if layout.pp == 1 and layout.zero:
             where = spread(layout.zero)
-        found[f"{MASKED}-{name_of(layout)}"] = plan_of(model, training, strategy, where)
-        if layout.zero in (0, 3) and (ranks == 2 or layout.tp > 1):
+        name = name_of(layout) if layout.zero else f"{MASKED}-{name_of(layout)}"
+        found[name] = plan_of(model, training, strategy, where)
+        if layout.zero in {2: (0, 3), 4: (3,) if layout.tp > 1 else ()}[ranks]:
             biased = tiny_model(layers=3, **GPT_OSS)
-            found[f"{MASKED}-gpt-oss-{name_of(layout)}"] = plan_of(
-                biased, training, strategy, where
-            )
+            found[f"{name}-gpt-oss"] = plan_of(biased, training, strategy, where)
     return found

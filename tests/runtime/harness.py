@@ -44,6 +44,7 @@ class Run:
     states: tuple[State, ...]
     finished: Finished
     graphs: int  # passes that the rank repeated from CUDA graphs in the end
+    validated: float | None = None  # the validation's loss of the first weights, if asked for
 
     @property
     def losses(self) -> list[float]:
@@ -84,29 +85,33 @@ def execute(
     meeting: Path = Path(),
     steps: int | None = None,
     backend: str | None = None,
+    validates: bool = False,
+    looks: bool = True,
 ) -> Run:
-    """So many steps, or as many as the plan needs (steps_of); freed slots filled with NaN."""
+    """So many steps, or as many as the plan needs (steps_of); freed slots filled with NaN.
+
+    `looks`: at the state, before the first step and after each, which takes a quarter of the time.
+    """
     with started(plan, rank=rank, meeting=meeting, backend=backend) as worker:
-        states = [state_of(worker)]
+        validated = worker.evaluate() if validates else None
+        states = [state_of(worker)] if looks else []
         results = []
         for _ in range(steps or steps_of(plan)):
             results.append(worker.step())
-            states.append(state_of(worker))
+            states += [state_of(worker)] if looks else []
         graphs = len(worker._running().executor._graphs._passes)
         finished = worker.finish()
-        if plan.training.deferred_updates:
+        if plan.training.deferred_updates and looks:
             # Updates wait for the next step: after the first nothing has changed yet.
             for old, new in zip(*states[:2], strict=True):
                 assert torch.equal(old.weights.nan_to_num(), new.weights.nan_to_num())
             states = [*states[1:], state_of(worker)]
-        return Run(tuple(results), tuple(states), finished, graphs)
+        return Run(tuple(results), tuple(states), finished, graphs, validated)
 
 
-def evaluated(
-    plan: Plan, *, rank: int = 0, meeting: Path = Path(), backend: str | None = None
-) -> float:
-    """The validation's loss of the first weights."""
-    with started(plan, rank=rank, meeting=meeting, backend=backend) as worker:
+def evaluated(plan: Plan) -> float:
+    """The validation's loss of the first weights, by one rank."""
+    with started(plan) as worker:
         return worker.evaluate()
 
 

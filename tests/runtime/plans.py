@@ -19,6 +19,7 @@ from tests.toys import placements
 
 LENGTH = 16
 CHUNK = 400_000  # bytes: any layer here is one chunk (the default would reserve 768 MB for staging)
+SHORT = 10_000  # bytes of a chunk, of which a layer has up to a dozen
 # A rate that moves weights visibly, and a constant that keeps tiny gradients from mattering most.
 OPTIMIZER = Optimizer(learning_rate=1e-2, epsilon=1e-6)
 PREDICTED = Predicted(
@@ -404,6 +405,6 @@ def plans(
     )
     graph = build_graph(model, training, strategy)
     placement = draw(placements(graph, free=True))
-    chunk = draw(st.sampled_from((5_000, 30_000, CHUNK)))
+    chunk = draw(st.sampled_from((SHORT, 30_000, CHUNK)))
     placement = placement.model_copy(update={"chunk": chunk})
     return plan_of(model, training, strategy, placement, device)

@@ -25,7 +25,7 @@ from bigplan.runtime.memory import Memory
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from tests.runtime.harness import joined, own_state
-from tests.runtime.plans import CHUNK, models, plan_of, tiny_model, tiny_training
+from tests.runtime.plans import CHUNK, SHORT, models, plan_of, tiny_model, tiny_training
 from tests.runtime.reference import State
 from tests.runtime.sharded_ranks import BESIDE, EXPERTS
 from tests.toys import placements
@@ -144,7 +144,7 @@ def _spread(draw: st.DrawFn, model: ModelSpec, training: Training) -> Plan:
     zero = draw(st.integers(0, 3)) if dp * cp > 1 else 0
     strategy = Strategy(dp=dp, cp=cp, tp=tp, ep=ep, pp=pp, zero=zero)
     placement = draw(placements(build_graph(model, training, strategy), free=True))
-    chunk = draw(st.sampled_from((5_000, CHUNK)))
+    chunk = draw(st.sampled_from((SHORT, CHUNK)))
     return plan_of(model, training, strategy, placement.model_copy(update={"chunk": chunk}))
 
 
@@ -165,5 +165,5 @@ def _split(draw: st.DrawFn, model: ModelSpec, training: Training, tp: int) -> Pl
     group = draw(st.sampled_from((0, 2))) if zero and dp * cp == 4 else 0
     strategy = Strategy(dp=dp, cp=cp, tp=tp, pp=pp, zero=zero, zero_group=group)
     placement = draw(placements(build_graph(model, training, strategy), free=True))
-    chunk = draw(st.sampled_from((5_000, CHUNK)))
+    chunk = draw(st.sampled_from((SHORT, CHUNK)))
     return plan_of(model, training, strategy, placement.model_copy(update={"chunk": chunk}))

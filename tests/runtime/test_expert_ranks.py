@@ -13,6 +13,7 @@ import torch
 
 from bigplan.graph.build import build_graph
 from bigplan.plan import Plan
+from bigplan.spec.model import ModelSpec
 from tests.runtime.checkpoints import Course, course
 from tests.runtime.expert_courses import (
     ALONE,
@@ -31,13 +32,14 @@ from tests.runtime.masked import masked_data, prepare_masked
 from tests.runtime.plans import plan_of
 from tests.runtime.processes import start
 from tests.runtime.sharded_ranks import (
+    MASKED,
     all_resident,
     check_same_model,
     check_validation,
     results,
+    run_rank_unseen,
     write_plans,
 )
-from tests.runtime.sharded_ranks import run_rank as execute_plans
 
 pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
 
@@ -114,19 +116,23 @@ def test_state_and_what_is_kept_may_be_on_any_tier(
     prepare_masked(str(tmp_path))
     plans = expert_cases(ranks, str(masked_data(str(tmp_path))))
     write_plans(tmp_path, plans)
-    start(execute_plans, tmp_path, ranks)
-    # One training of each model.
-    alone = {plan.model: _by_one(plan) for plan in plans.values()}
-    found = {model: execute(plan) for model, plan in alone.items()}
+    start(run_rank_unseen, tmp_path, ranks)
+    # One training of each model and batch.
+    alone = {_work(plan): _by_one(plan) for plan in plans.values()}
+    found = {work: execute(plan, looks=False) for work, plan in alone.items()}
     for name, plan in plans.items():
         with subtests.test(name):
-            runs, wanted = results(tmp_path, name, ranks), found[plan.model]
+            runs, wanted = results(tmp_path, name, ranks), found[_work(plan)]
             check_same_model(runs)
-            if plan.strategy.zero == 0:
-                check_validation(tmp_path, name, alone[plan.model], ranks)
+            if name.startswith(MASKED):
+                check_validation(tmp_path, name, alone[_work(plan)], ranks)
             assert runs[0].losses == pytest.approx(wanted.losses, rel=APART)
             norms = [[step.gradient_norm for step in run.results] for run in (runs[0], wanted)]
             assert norms[0] == pytest.approx(norms[1], rel=APART)
+
+
+def _work(plan: Plan) -> tuple[ModelSpec, int]:
+    return plan.model, plan.training.global_batch
 
 
 def _by_one(plan: Plan) -> Plan:

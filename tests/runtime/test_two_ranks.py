@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
@@ -38,7 +36,7 @@ def test_two_ranks_validate_as_one_does(folder: str) -> None:
     """The same weights, and all of the validation's samples; its last batch is not full."""
     plan = cases(str(masked_data(folder)))[MASKED]
     alone = plan.model_copy(update={"strategy": plan.strategy.model_copy(update={"dp": 1})})
-    losses = [float((Path(folder) / f"validation.{rank}").read_text()) for rank in range(WORLD)]
+    losses = [result(folder, MASKED, rank).validated for rank in range(WORLD)]
     assert losses[0] == losses[1]
     assert losses[0] == pytest.approx(evaluated(alone), rel=1e-6)
 

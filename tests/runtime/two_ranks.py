@@ -12,7 +12,7 @@ from bigplan.placement import KindPlacement, Placement, Tier
 from bigplan.plan import Plan
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import LossScale
-from tests.runtime.harness import Run, evaluated, execute
+from tests.runtime.harness import Run, execute
 from tests.runtime.masked import masked_data, masked_training
 from tests.runtime.plans import CHUNK, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.reference import INACTIVE
@@ -101,12 +101,8 @@ def run_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     for name, plan in cases(str(masked_data(folder))).items():
         meeting = Path(folder) / f"{name}.meeting"
-        run = execute(plan, rank=rank, meeting=meeting)
+        run = execute(plan, rank=rank, meeting=meeting, validates=name == MASKED)
         torch.save(run, _result(folder, name, rank))
-        if name == MASKED:
-            meeting = Path(folder) / "validation.meeting"
-            loss = evaluated(plan, rank=rank, meeting=meeting)
-            (Path(folder) / f"validation.{rank}").write_text(repr(loss))
 
 
 def result(folder: str, name: str, rank: int) -> Run:

@@ -7,7 +7,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
 from bigplan.spec.training import LossScale
 from tests.runtime.masked import masked_training
-from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.runtime.plans import SHORT, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.sharded_ranks import (
     EXPERTS,
     MASKED,
@@ -32,15 +32,16 @@ EIGHT = [
 
 def zero_group_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     """By name: gradients of two accumulation groups on every tier, or all on the GPU."""
-    found = {}
+    found: dict[str, Plan] = {}
     for layout in FOUR if ranks == 4 else EIGHT:
         model = tiny_model(layers=3 if layout.pp == 1 else 4)
         strategy = layout.model_copy(update={"accumulation_group": 2})
         training = masked_training(4 * layout.dp, data, clip_norm=0.5)
         where = all_resident(build_graph(model, training, strategy))
         if layout.pp == layout.cp == 1:
-            where = placed_everywhere(layout.zero, 5_000)
-        found[f"{MASKED}-{name_of(layout)}"] = plan_of(model, training, strategy, where)
+            where = placed_everywhere(layout.zero, SHORT)
+        name = name_of(layout) if found else f"{MASKED}-{name_of(layout)}"  # one that validates
+        found[name] = plan_of(model, training, strategy, where)
     return found | (_more() if ranks == 4 else {})
 
 
@@ -59,7 +60,7 @@ def _more() -> dict[str, Plan]:
         found[f"resident-z{zero}"] = plan_of(model, tiny_training(8), one, resident)
     for name, changes in (("narrow", narrow), ("overflowing", overflowing)):
         training = tiny_training(8, clip_norm=0.5, **changes)
-        found[name] = plan_of(model, training, one, placed_everywhere(3, 5_000))
+        found[name] = plan_of(model, training, one, placed_everywhere(3, SHORT))
     tied = tiny_model(layers=3, tied_embeddings=True, **EXPERTS)
     training = tiny_training(8, clip_norm=0.5)
     found["tied-experts"] = plan_of(tied, training, one, placed_everywhere(3, tied=True))
