@@ -43,7 +43,7 @@ class _Steady:
         """The lanes and places that the main segment's steps name."""
         assert rank.main is not None
         segment = rank.segments[rank.main]
-        every = [uses for (_, _, uses, _, _), _ in segment.steps]
+        every = [uses for (_, uses, _, _), _ in segment.steps]
         moving = {(a, n) for uses in every for a, _, n in uses.moving_reads + uses.moving_changes}
         ring = {a + i: (a, n) for a, n in moving for i in range(n)}
         changed = {place for uses in every for place in uses.changes} | set(ring)
