@@ -164,18 +164,21 @@ def priced_anew(ranks: Sequence[Rank], graph: Graph, costs: Costs) -> list[Rank]
 
 def _rank(program: Program, prices: Prices, mail: Mail) -> Rank:
     places, segments = EntryPlaces(program.buffers), list[Segment]()
+    known: dict[int, Step] = {}  # by an action's identity
+
+    def step(action: Action) -> Step:
+        if (found := known.get(id(action))) is None:
+            found = known[id(action)] = _step(action, places)
+        return found
+
     for instruction in program.step:
         if isinstance(instruction, Repeat):
-            known: dict[int, Step] = {}  # by an action's identity: inner repeats run it again
-            segments.append(Segment(instruction.count, instruction.stride))
-            for action, number in walk(instruction.body):
-                if (step := known.get(id(action))) is None:
-                    step = known[id(action)] = _step(action, places)
-                segments[-1].steps.append((step, number))
+            body = [(step(action), number) for action, number in walk(instruction.body)]
+            segments.append(Segment(instruction.count, instruction.stride, body))
         else:
             if not segments or segments[-1].count > 1:
                 segments.append(Segment(1, 0))
-            segments[-1].steps.append((_step(instruction, places), instruction.micro_batch))
+            segments[-1].steps.append((step(instruction), instruction.micro_batch))
     segments = [segment.priced(prices) for segment in segments]
     return Rank(
         stage=program.stage,
