@@ -41,9 +41,9 @@ def steps_seconds(
     ranks: list[Rank] = []
     seconds = 0.0
     for costs in prices:
-        before = _seconds(ranks)
+        before = [rank.segments for rank in ranks]
         ranks = priced_anew(ranks, graph, costs) if ranks else ranks_of(programs, graph, costs)
-        if not before or before != _seconds(ranks):
+        if before != [rank.segments for rank in ranks]:
             seconds = last_end(ranks)
         yield seconds
 
@@ -53,7 +53,3 @@ def last_end(ranks: list[Rank]) -> float:
     play_steady(ranks)
     run(ranks)
     return max((clock for rank in ranks for clock in rank.clocks), default=0.0)
-
-
-def _seconds(ranks: list[Rank]) -> list[list[float]]:
-    return [segment.seconds for rank in ranks for segment in rank.segments]

@@ -27,17 +27,19 @@ LANES = {lane: index for index, lane in enumerate(Lane)}
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Steps, each with its micro-batch, `count` times; micro-batches advance by `stride`."""
+    """Steps, each with its micro-batch and seconds on its lane, `count` times.
+
+    Micro-batches advance by `stride` each time.
+    """
 
     count: int
     stride: int
-    steps: list[tuple[Step, int]] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # that each step holds its lane
+    steps: list[tuple[Step, int, float]]
 
     def priced(self, prices: Prices) -> Segment:
         """The same steps at these prices."""
-        seconds = [prices.seconds(step[-1]) for step, _ in self.steps]
-        return Segment(self.count, self.stride, self.steps, seconds)
+        steps = [(step, number, prices.seconds(step[-1])) for step, number, _ in self.steps]
+        return Segment(self.count, self.stride, steps)
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class Rank:
 
     def _repeat(self, segment: Segment, base: int) -> Iterator[None]:
         clocks, waits, links = self.clocks, self.waits, self.links
-        for (step, offset), seconds in zip(segment.steps, segment.seconds, strict=True):
+        for step, offset, seconds in segment.steps:
             lane, uses, message, action = step
             number = base + offset
             reads, changes = uses.always or uses.at(number)
@@ -166,20 +168,19 @@ def _rank(program: Program, prices: Prices, mail: Mail) -> Rank:
     places, segments = EntryPlaces(program.buffers), list[Segment]()
     known: dict[int, Step] = {}  # by an action's identity
 
-    def step(action: Action) -> Step:
-        if (found := known.get(id(action))) is None:
-            found = known[id(action)] = _step(action, places)
-        return found
+    def priced(action: Action, number: int) -> tuple[Step, int, float]:
+        if (step := known.get(id(action))) is None:
+            step = known[id(action)] = _step(action, places)
+        return step, number, prices.seconds(action)
 
     for instruction in program.step:
         if isinstance(instruction, Repeat):
-            body = [(step(action), number) for action, number in walk(instruction.body)]
+            body = [priced(action, number) for action, number in walk(instruction.body)]
             segments.append(Segment(instruction.count, instruction.stride, body))
         else:
             if not segments or segments[-1].count > 1:
-                segments.append(Segment(1, 0))
-            segments[-1].steps.append((step(instruction), instruction.micro_batch))
-    segments = [segment.priced(prices) for segment in segments]
+                segments.append(Segment(1, 0, []))
+            segments[-1].steps.append(priced(instruction, instruction.micro_batch))
     return Rank(
         stage=program.stage,
         segments=segments,
@@ -192,7 +193,7 @@ def _rank(program: Program, prices: Prices, mail: Mail) -> Rank:
 
 def _links(segments: Sequence[Segment]) -> dict[int, BusyLink]:
     """The links that several of the lanes use."""
-    lanes = {step[0] for segment in segments for step, _ in segment.steps}
+    lanes = {step[0] for segment in segments for step, *_ in segment.steps}
     shared: dict[int, BusyLink] = {}
     for lane, other in LINKS.items():
         if LANES[lane] in lanes:
