@@ -169,7 +169,7 @@ class Emitter:
 
     def _bring(self, layer: int) -> Iterator[Instruction]:
         """Fill the layer's slot, unless it still holds the layer."""
-        slot = self.refs.weights(layer)
+        layout, slot = self.layout, self.refs.weights(layer)
         if self.pending or self.begun:
             yield from self._update_until(layer)
         occupant = self.held.get((slot.buffer, slot.entry))
@@ -178,16 +178,6 @@ class Emitter:
         if occupant is not None:
             yield from self._release(occupant)
         self.held[slot.buffer, slot.entry] = layer
-        yield from self._once(lambda: self._loads(layer, slot), "load", layer)
-
-    def _once(self, make: Callable[[], Iterable[Action]], *key: object) -> list[Action]:
-        """The actions that `make` gives, made once for the key."""
-        if key not in self._made:
-            self._made[key] = list(make())
-        return self._made[key]
-
-    def _loads(self, layer: int, slot: Ref) -> Iterator[Action]:
-        layout = self.layout
         name, source = layout.graph.layers[layer], parameter_home(layer)
         at = layout.table[layer].parameters
         nbytes, sharded = parameter_bytes(layout, layer), layout.shards(layer, from_zero=3)
@@ -204,6 +194,12 @@ class Emitter:
         if sharded:
             full = full_parameter_bytes(layout, layer)
             yield Action(Op.GATHER, Lane.COMM, layer, (source,), (slot,), amount=full)
+
+    def _once(self, make: Callable[[], Iterable[Action]], *key: object) -> list[Action]:
+        """The actions that `make` gives, made once for the key."""
+        if key not in self._made:
+            self._made[key] = list(make())
+        return self._made[key]
 
     def _forward_layer(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
         beside = bool(self.pending) and self.pending[0] <= self.last_on_cpu
