@@ -37,9 +37,8 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
-    blocks, places = reader.count("num_hidden_layers"), reader.get(_PLACES) or []
-    if not isinstance(places, list) or not {*places} <= {*range(blocks)}:
-        reader.refuse(_PLACES, f"numbers of blocks, from 0 to {blocks - 1}")
+    blocks = reader.count("num_hidden_layers")
+    places = reader.places(_PLACES, blocks)
     mixers = [ATTENTION if block in places else STATE_SPACE for block in range(blocks)]
     if STATE_SPACE not in mixers:
         return {}

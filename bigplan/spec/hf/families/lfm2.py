@@ -39,11 +39,10 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 def read_mixers(reader: ConfigReader) -> dict[str, Any]:
     """Which blocks have attention, by `layer_types` or else `full_attn_idxs`, and the others."""
-    blocks, places = reader.count("num_hidden_layers"), reader.get("full_attn_idxs")
+    blocks = reader.count("num_hidden_layers")
     mixers = kinds_of_blocks(reader, _WORDS, blocks)
-    if not mixers and places is not None:
-        if not isinstance(places, list) or not {*places} <= {*range(blocks)}:
-            reader.refuse("full_attn_idxs", f"numbers of blocks, from 0 to {blocks - 1}")
+    if not mixers and reader.get("full_attn_idxs") is not None:
+        places = reader.places("full_attn_idxs", blocks)
         mixers = [ATTENTION if block in places else CONVOLUTION for block in range(blocks)]
     if CONVOLUTION not in mixers:
         return {}
