@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from math import prod
 
+from bigplan.graph.space import undivided
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.lora import expert_targets, trained
@@ -162,6 +163,16 @@ def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, obj
     if isinstance(dp, int) and dp * cp % ep:
         ranks = f"dp {dp}" if cp == 1 else f"dp {dp} x cp {cp}"
         return f"ep {ep} does not divide {ranks}, whose ranks spread experts: use an ep that does"
+    return None
+
+
+def tensor_parallel_refusal(model: ModelSpec, tp: object) -> str | None:
+    """Why so many ranks do not share out what is in a layer; None: they do."""
+    if odd := undivided(model, int(str(tp))):
+        return (
+            f"tp {tp} does not divide {' and '.join(odd)} of {model.name}, of which "
+            "tensor-parallel ranks have equal parts: use a tp that does"
+        )
     return None
 
 
