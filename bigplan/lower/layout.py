@@ -8,18 +8,10 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from bigplan.graph.graph import Adapters, Graph, LayerKind
+from bigplan.layer_placement import LayerPlacement, pieces, stage_table
 from bigplan.lower.entries import streamed_chunk_bytes
 from bigplan.lower.position import Position
-from bigplan.placement import (
-    IN_CHUNKS,
-    LayerPlacement,
-    Placement,
-    Rings,
-    Share,
-    Tier,
-    pieces,
-    stage_table,
-)
+from bigplan.placement import IN_CHUNKS, Placement, Rings, Share, Tier
 
 
 def shared_kinds(graph: Graph) -> tuple[str, ...]:

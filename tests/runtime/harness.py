@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bigplan.content import Content, Holds
-from bigplan.placement import LayerPlacement, stage_table
+from bigplan.layer_placement import LayerPlacement, stage_table
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import load

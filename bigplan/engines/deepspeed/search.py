@@ -9,7 +9,8 @@ from functools import cached_property
 from itertools import groupby
 from math import inf
 
-from bigplan.cost.price import Costs, price
+from bigplan.cost.costs import Costs
+from bigplan.cost.price import price
 from bigplan.engines.deepspeed.config import accumulated_in
 from bigplan.engines.deepspeed.decisions import Decisions
 from bigplan.engines.deepspeed.memory import StageHoldings, memory_use

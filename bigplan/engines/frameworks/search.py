@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from bigplan.cost.price import Costs, price
+from bigplan.cost.costs import Costs
+from bigplan.cost.price import price
 from bigplan.cost.run import PricedRun, graph_of
 from bigplan.engines.frameworks.price import PricedWay
 from bigplan.engines.frameworks.tool import Tool
