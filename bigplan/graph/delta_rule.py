@@ -1,4 +1,4 @@
-"""A gated delta rule on one rank: what its ranks exchange, and what it moves, multiplies and takes.
+"""A gated delta rule on one rank: what it moves, multiplies and takes.
 
 Products and passes are those of runtime/delta_rule.py, plain torch, whose backward runs the forward
 again. Its products are in fp32 in every precision. Where generated kernels take its place they are
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from bigplan.graph import delta_rule_kernels as kernels
 from bigplan.graph.delta_rule_sizes import Each, chunks_of, rule_of, sequences_of
-from bigplan.graph.operators import Collective, Gemm, Operator, Stream
+from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
-from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import RULE_CHUNK
-from bigplan.spec.delta_steps import INPUT
 from bigplan.spec.mixers import DELTA_RULE
-from bigplan.spec.step import StepOp
 
 FP32 = 4  # bytes
 SYSTEM = "delta rule's system"  # a triangular one, priced as a product with its inverse
@@ -95,17 +92,6 @@ def _batches(shape: RankShape) -> tuple[int, int, int]:
 
 def _run(*products: Gemm) -> tuple[Gemm, ...]:
     return tuple(product for product in products if product.count)
-
-
-def into_rule(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
-    """As graph/convolution.py's `into_convolution`."""
-    first, *_ = shape.steps(StepOp.PRODUCT)
-    return into_matrix(shape, f"{INPUT} {again}".strip()) if first.saves or not again else ()
-
-
-def out_of_rule(shape: RankShape) -> tuple[Collective, ...]:
-    """In the backward: the sum over ranks of the gradient by what was gathered."""
-    return out_of_matrix(shape, INPUT, beside=f"{INPUT} by weight")
 
 
 def forward_bytes(shape: RankShape) -> int:

@@ -34,7 +34,7 @@ from bigplan.mechanics import rule_in_kernels
 from bigplan.runtime.made_again import made_again
 from bigplan.runtime.positions import Positions
 from bigplan.runtime.ways import Parameters, Ways
-from bigplan.spec.delta_steps import (
+from bigplan.spec.delta_rule_steps import (
     DECAY_OFFSET,
     DECAYS,
     FILTERS,

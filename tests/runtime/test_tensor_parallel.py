@@ -20,8 +20,8 @@ from torch import Tensor
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Collective, Operator
-from bigplan.graph.space import splits_over_tensor_parallel
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import splits_over_tensor_parallel
 from bigplan.runtime import kept as kept_module
 from bigplan.runtime import positions
 from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel

@@ -16,8 +16,8 @@ from bigplan.engines.frameworks.way import Way
 from bigplan.engines.shortage import too_large
 from bigplan.errors import InputError
 from bigplan.graph.graph import Graph, Recompute
-from bigplan.graph.space import Ends, Space, StrategyFamily
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import Ends, Space, StrategyFamily
 from bigplan.placement import Tier
 from bigplan.planner import Request
 from bigplan.solve.pins import Pin, parse_pins

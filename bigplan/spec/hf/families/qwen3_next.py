@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.delta_steps import (
+from bigplan.spec.delta_rule_steps import (
     DECAY_OFFSET,
     DECAYS,
     FILTERS,
