@@ -51,7 +51,7 @@ from bigplan.spec.delta_rule_steps import (
 from bigplan.spec.mixers import GatedDeltaRule
 from bigplan.spec.model import ModelSpec
 
-LENGTH_EPSILON = 1e-6  # added to the square of the length of queries and keys, likewise
+LENGTH_EPSILON = 1e-6  # added to the square of a length of queries and keys, as transformers does
 
 
 def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways) -> Tensor:
