@@ -130,7 +130,7 @@ def own_state(context: Context) -> State:
     """The same without asking other ranks: NaN for parameters, too, where one has them alone."""
     found = {}
     for layer in context.program.layers:
-        held, dtype = context.held(layer), context.parameter_dtype
+        held, dtype = context.entries.held(layer), context.parameter_dtype
         home = load(context, Content(Holds.PARAMETERS, layer))
         weights = torch.full((context.kind(layer).parameters,), torch.nan, dtype=dtype)
         for at, elements in held:
