@@ -172,10 +172,11 @@ CAPTURED_GAIN = 0.02
 COLLECTIVE_LAUNCHES = 0.19
 
 
-def _kind_cost(
+def _exchanges(
     graph: Graph, kind: LayerKind, training: Training, nodes: NodeGroup, framework: Framework
 ) -> KindCost:
-    strategy, sizes, folded = graph.strategy, graph.sizes, framework.folds_experts
+    """What data-parallel ranks exchange of a layer, without its passes."""
+    strategy, folded = graph.strategy, framework.folds_experts
     sharing = shard_group(strategy, nodes)
     scatters = strategy.zero == 3 or (strategy.zero and framework.reduce_scatters)
     reduce = reduce_scatter if scatters else all_reduce
@@ -186,13 +187,13 @@ def _kind_cost(
     reducing = sum(beside_compute(reduce(n * reduced, group), group) for n, group in owners)
     reducing = 0.0 if kind.frozen else reducing
     gathering = sum(
-        beside_compute(all_gather(n * sizes.parameter, group), group) for n, group in owners
+        beside_compute(all_gather(n * graph.sizes.parameter, group), group) for n, group in owners
     )
     copies, device = replica_group(strategy, nodes), device_of(nodes, training, framework)
     part = all_reduce(kind.owned(strategy.zero_ranks) * reduced, copies)
     summing = 0.0 if kind.frozen else beside_compute(part, copies)
     slowed = taken_from_compute(reducing, sharing) + taken_from_compute(summing, copies)
-    exchanges = KindCost(
+    return KindCost(
         0.0,
         0.0,
         reduce=reducing,
@@ -201,9 +202,17 @@ def _kind_cost(
         slowed=slowed / graph.micro_batches,
         orthogonalise=orthogonalise_seconds(graph, kind, training, device, nodes),
     )
+
+
+def _kind_cost(
+    graph: Graph, kind: LayerKind, training: Training, nodes: NodeGroup, framework: Framework
+) -> KindCost:
+    strategy, sizes = graph.strategy, graph.sizes
+    exchanges = _exchanges(graph, kind, training, nodes, framework)
     if not (kind.forward or kind.backward):  # nobody asks more of a layer without operators
         return exchanges
-    groups = LayerGroups.of(strategy, nodes, folded=folded)
+    device = device_of(nodes, training, framework)
+    groups = LayerGroups.of(strategy, nodes, folded=framework.folds_experts)
     hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
 
     def cost(framework: Framework) -> KindCost:
