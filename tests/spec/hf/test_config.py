@@ -616,6 +616,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("nemotron_h", {"n_routed_experts": 8}, "a state space, attention or an MLP alone"),
         ("falcon_h1", {}, "attention and a state space side by side"),
         ("bamba", {"attn_layer_indices": [3]}, "`attn_layer_indices` is [3]"),
+        ("bamba", {"attn_layer_indices": [[1]]}, "`attn_layer_indices` is [[1]]"),
         ("bamba", {"z_loss_coefficient": 0.1}, "`z_loss_coefficient` is 0.1"),
         ("llama", {"mamba_n_heads": 8}, "`mamba_n_heads` is 8: this changes the architecture"),
         ("minimax_m2", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
