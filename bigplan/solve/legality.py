@@ -13,17 +13,10 @@ from bigplan.capabilities import muon_refusal, spread_refusal, tensor_parallel_r
 from bigplan.errors import InputError
 from bigplan.graph.build import loss_chunks
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind
-from bigplan.graph.space import Space
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import Space
 from bigplan.mechanics import MOST_GRAPHS
-from bigplan.placement import (
-    CHUNK,
-    KindPlacement,
-    Placement,
-    StagePlacement,
-    Tier,
-    may_capture,
-)
+from bigplan.placement import CHUNK, KindPlacement, Placement, StagePlacement, Tier, may_capture
 from bigplan.solve.candidate import Workload
 from bigplan.solve.decisions import decided
 from bigplan.solve.stage import StageClass, stage_classes
