@@ -24,21 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.parts import (
-    CUDA,
-    Asked,
-    beside_promises,
-    bigplan,
-    gpu,
-    milliseconds,
-    newest,
-)
+from benchmarks.parts import CUDA, Asked, beside_promises, bigplan, gpu, milliseconds, newest
 from bigplan.cost.compute import Device, operator_seconds
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.experts import inner_bytes
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
-from bigplan.runtime import expert_biases, experts, generated, mixture
+from bigplan.runtime import expert_biases, expert_mlp, experts, generated
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.mixture import EXPERTS, Mixture
 from bigplan.runtime.sums import Sums
@@ -256,7 +248,7 @@ def memory(model: ModelSpec, cluster: Cluster) -> dict[str, Any]:
     gradient = _make(1, TOKENS, model.hidden)
 
     def forward() -> Tensor:
-        return mixture.mlp(p, x, normed, model, how)
+        return expert_mlp.mlp(p, x, normed, model, how)
 
     def backward(output: Tensor) -> None:
         torch.autograd.grad(output, [x, normed], gradient, retain_graph=True)

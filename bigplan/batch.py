@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from bigplan.engines import make_plan
 from bigplan.errors import InfeasibleError, InputError
-from bigplan.graph.space import divisors
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import divisors
 from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.solve.search import Watch, unwatched

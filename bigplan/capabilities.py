@@ -8,6 +8,7 @@ from itertools import accumulate
 from math import prod
 
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import undivided
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.lora import expert_targets, trained
 from bigplan.spec.model import ModelSpec
@@ -75,26 +76,8 @@ def gpu_refusal(gpu: Gpu, model: ModelSpec, training: Training) -> str | None:
 
 def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) -> str | None:
     """Why a tool is not planned for with this model and training; None: it may be."""
-    if training is not None and training.lora is not None:
-        return "lora runs with --engine native alone"
-    if training is not None and (moments := training.optimizer.moments) != "fp32":
-        return (
-            f"bigplan stores moments in {moments} in its own runtime alone, not for {tool}: plan "
-            "with --engine native, or with moments fp32"
-        )
-    if training is not None and training.fp8_gemms and model.experts:
-        return (
-            f"fp8_gemms: bigplan plans experts in fp8 for its own runtime alone, not for {tool}, "
-            f"and {model.name} has {model.experts} in each block: plan with --engine native, or "
-            "leave it off"
-        )
-    if training is not None and training.isolate_documents:
-        return f"isolate_documents: {OTHERS_ISOLATE.get(tool, ISOLATES_ALONE.format(tool=tool))}"
-    if training is not None and training.optimizer.name == "muon":
-        return (
-            f"bigplan runs and plans Muon in its own runtime alone, not for {tool}: plan with "
-            "--engine native, or with optimizer adamw"
-        )
+    if training is not None and (why := _training_elsewhere_refusal(model, training, tool)):
+        return why
     usual = ModelSpec.model_fields
     known = MEGATRON_PARTS if tool == "megatron" else ()
     parts = [
@@ -122,6 +105,30 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         return (
             f"bigplan plans models with {told} for its own runtime alone, not for {tool}: "
             f"{model.name} has it; plan with --engine native"
+        )
+    return None
+
+
+def _training_elsewhere_refusal(model: ModelSpec, training: Training, tool: str) -> str | None:
+    if training.lora is not None:
+        return "lora runs with --engine native alone"
+    if (moments := training.optimizer.moments) != "fp32":
+        return (
+            f"bigplan stores moments in {moments} in its own runtime alone, not for {tool}: plan "
+            "with --engine native, or with moments fp32"
+        )
+    if training.fp8_gemms and model.experts:
+        return (
+            f"fp8_gemms: bigplan plans experts in fp8 for its own runtime alone, not for {tool}, "
+            f"and {model.name} has {model.experts} in each block: plan with --engine native, or "
+            "leave it off"
+        )
+    if training.isolate_documents:
+        return f"isolate_documents: {OTHERS_ISOLATE.get(tool, ISOLATES_ALONE.format(tool=tool))}"
+    if training.optimizer.name == "muon":
+        return (
+            f"bigplan runs and plans Muon in its own runtime alone, not for {tool}: plan with "
+            "--engine native, or with optimizer adamw"
         )
     return None
 
@@ -162,6 +169,16 @@ def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, obj
     if isinstance(dp, int) and dp * cp % ep:
         ranks = f"dp {dp}" if cp == 1 else f"dp {dp} x cp {cp}"
         return f"ep {ep} does not divide {ranks}, whose ranks spread experts: use an ep that does"
+    return None
+
+
+def tensor_parallel_refusal(model: ModelSpec, tp: object) -> str | None:
+    """Why so many ranks do not share out what is in a layer; None: they do."""
+    if odd := undivided(model, int(str(tp))):
+        return (
+            f"tp {tp} does not divide {' and '.join(odd)} of {model.name}, of which "
+            "tensor-parallel ranks have equal parts: use a tp that does"
+        )
     return None
 
 
@@ -299,13 +316,28 @@ def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy
             f"fp8_gemms: products of experts in fp8 give bf16, and precision is "
             f"{training.precision}: use precision bf16, or leave fp8_gemms off"
         )
+    sides = _sides_of_products(model, strategy, strategy.rank_tokens(training))
+    odd = [f"{name} is {side}" for name, side in sides.items() if side % EIGHT_BIT_SIDES]
+    if not odd:
+        return None
+    return (
+        f"products in fp8 have sides that divide by {EIGHT_BIT_SIDES}, and {', '.join(odd)}: leave "
+        "fp8_gemms out"
+    )
+
+
+def _sides_of_products(model: ModelSpec, strategy: Strategy, tokens: int) -> dict[str, int]:
+    """Rows and columns of a rank's products, by what the user knows them as.
+
+    `tokens`: of a micro-batch on a rank.
+    """
     tp = strategy.tp
     sides = {
         "hidden": model.hidden,
         f"ffn / tp {tp}": model.ffn // tp,
         f"heads x head_dim / tp {tp}": model.attention_width // tp,
         f"kv_heads x head_dim / tp {tp}": max(model.head_dim, model.kv_width // tp),
-        "tokens of a micro-batch": strategy.rank_tokens(training),
+        "tokens of a micro-batch": tokens,
     }
     if model.convolution is not None:
         sides[f"hidden / tp {tp}"] = model.hidden // tp
@@ -329,16 +361,9 @@ def _eight_bits_refusal(model: ModelSpec, training: Training, strategy: Strategy
             "kv_rank": latent.kv_rank,
             "rope_dim": latent.rope_dim,
             f"heads x plain_dim / tp {tp}": model.heads * latent.plain_dim // tp,
-            "tokens of a tensor-parallel rank": strategy.rank_tokens(training)
-            // (tp if strategy.sequence_parallel else 1),
+            "tokens of a tensor-parallel rank": tokens // (tp if strategy.sequence_parallel else 1),
         }
-    odd = [f"{name} is {side}" for name, side in sides.items() if side % EIGHT_BIT_SIDES]
-    if not odd:
-        return None
-    return (
-        f"products in fp8 have sides that divide by {EIGHT_BIT_SIDES}, and {', '.join(odd)}: leave "
-        "fp8_gemms out"
-    )
+    return sides
 
 
 def _training_refusal(training: Training) -> str | None:

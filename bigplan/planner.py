@@ -14,6 +14,7 @@ from bigplan.capabilities import (
     native_refusal,
     spread_refusal,
     state_refusal,
+    tensor_parallel_refusal,
     zero_group_refusal,
 )
 from bigplan.cost import Costs
@@ -123,6 +124,7 @@ def _refusal(model: ModelSpec, training: Training, fixed: Mapping[str, object]) 
     """Why no plan has what is fixed of its strategy; None: some may have."""
     return (
         spread_refusal(model, training, fixed)
+        or tensor_parallel_refusal(model, fixed.get("tp", 1))
         or zero_group_refusal(fixed)
         or state_refusal(model, training, fixed.get("cp", 1))
         or muon_refusal(training, fixed)

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from bigplan.content import Content, HeldContent
 from bigplan.graph.graph import Recompute
-from bigplan.placement import LayerPlacement, Share, Tier
+from bigplan.layer_placement import LayerPlacement
+from bigplan.placement import Share, Tier
 
 
 class Op(StrEnum):

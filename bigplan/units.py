@@ -238,6 +238,11 @@ def format_count(value: float) -> str:
     return _format(value, _SHOWN_COUNT)
 
 
+def rounded(value: float) -> float:
+    """To three digits: a short measurement has no more, and a reader wants no more."""
+    return float(f"{value:.3g}")
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """A number with its noun: '1 sequence', '2 sequences', '1,024 sequences'."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
@@ -323,9 +328,6 @@ RankBandwidth = Annotated[
 ]
 Seconds = Annotated[
     float, BeforeValidator(parse_seconds), WithJsonSchema(_schema(SECONDS), mode="validation")
-]
-Flops = Annotated[
-    float, BeforeValidator(parse_flops), WithJsonSchema(_schema(FLOPS), mode="validation")
 ]
 Rate = Annotated[
     float, BeforeValidator(parse_rate), WithJsonSchema(_schema(RATE), mode="validation")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bigplan.capabilities import device_refusal, executable, native_refusal
+from bigplan.capabilities import (
+    device_refusal,
+    executable,
+    native_refusal,
+    tensor_parallel_refusal,
+)
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
 from bigplan.spec.gpu import find_gpu
@@ -121,3 +126,17 @@ def test_nothing_runs_on_a_device_that_no_engine_has_run_on() -> None:
     assert told == device_refusal(amd)
     assert tells(str(told), "ROCm", "MI300X")
     assert device_refusal(GPU) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "odd"),
+    [
+        ("olmo-hybrid-7b", 8, "heads 30 and delta_rule.key_heads 30 and kv_heads 30"),
+        ("granite-4.0-h-micro", 7, "heads 32 and ffn 8192 and state_space.heads 64 and kv_heads 8"),
+        ("granite-4.0-h-micro", 8, None),
+    ],
+)
+def test_what_ranks_have_no_equal_parts_of_is_told(name: str, tp: int, odd: str | None) -> None:
+    why = tensor_parallel_refusal(find_model(name), tp) or ""
+    assert bool(why) == (odd is not None)
+    assert odd is None or f"tp {tp} does not divide {odd} of {name}" in why

@@ -11,16 +11,8 @@ from pydantic import ValidationError
 
 from bigplan.graph.graph import Recompute, Tensor
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import (
-    KindPlacement,
-    LayerPlacement,
-    Share,
-    Tier,
-    layer_table,
-    pieces,
-    spread_order,
-    stage_table,
-)
+from bigplan.layer_placement import LayerPlacement, layer_table, pieces, spread_order, stage_table
+from bigplan.placement import KindPlacement, Share, Tier
 from tests.toys import Case, cases, kind_placement, kind_placements, placed, toy_graph, toy_kind
 
 

@@ -14,8 +14,8 @@ from bigplan.cost.price import price
 from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.errors import BigplanError
 from bigplan.graph.build import build_graph
-from bigplan.graph.space import Space
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import Space
 from bigplan.lower import lower
 from bigplan.placement import Tier
 from bigplan.program import Lane, Op, expand

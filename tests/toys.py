@@ -10,17 +10,9 @@ from hypothesis import strategies as st
 from bigplan.cost import Costs, KindCost, Rates
 from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.strategy import Strategy
+from bigplan.layer_placement import layer_table, pieces
 from bigplan.lower import lower
-from bigplan.placement import (
-    CHUNK,
-    KindPlacement,
-    Placement,
-    Share,
-    StagePlacement,
-    Tier,
-    layer_table,
-    pieces,
-)
+from bigplan.placement import CHUNK, KindPlacement, Placement, Share, StagePlacement, Tier
 from bigplan.program import Action, Program, Repeat
 from bigplan.simulate import simulate
 from bigplan.solve.candidate import Candidate

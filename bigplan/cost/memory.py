@@ -17,6 +17,9 @@ a later micro-batch's backward ends with where sums over zero groups stay (`keep
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 from bigplan.cost.framework import Framework
 from bigplan.cost.step import Execution, stage_counts
 from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
@@ -64,24 +67,10 @@ def stage_memory(
     strategy, sizes = graph.strategy, graph.sizes
     counts = stage_counts(graph, stage, weighed=framework.weighs_stages)
     parameters = sum(n * graph.kinds[name].parameters for name, n in counts.items())
-    experts = sum(n * graph.kinds[name].whole_experts for name, n in counts.items())
-    block = graph.kinds["block"]
-    in_flight = float(min(graph.micro_batches, strategy.pp - stage))
-    if run.virtual_stages > 1:  # interleaving holds (p - 1) / (p v) more (arXiv 2104.04473)
-        in_flight *= 1 + (strategy.pp - 1) / (strategy.pp * run.virtual_stages)
-
-    zero = strategy.zero
-
-    def held(from_zero: int) -> float:
-        # Between the micro-batches of a pipeline, gathered parameters and whole gradients stay.
-        if zero < from_zero or (strategy.pp > 1 and from_zero > 1):
-            return parameters
-        alike = strategy.expert_shards(folded=True)
-        return (parameters - experts) / strategy.zero_ranks + experts / alike
-
+    block, zero, held = graph.kinds["block"], strategy.zero, partial(_held, graph, counts)
     loss = _loss(graph, framework) if "head" in counts else 0.0
     blocks = {name: number for name, number in counts.items() if name in BLOCKS}
-    kept = in_flight * sum(
+    kept = _in_flight(graph, run, stage) * sum(
         number * _kept(graph.kinds[name], run, framework) for name, number in blocks.items()
     )
     # A CPU update takes gradients away as they are made.
@@ -118,6 +107,27 @@ def stage_memory(
         * (sizes.stored - run.passing_bytes),
         **max(backward, update, ended, key=lambda parts: sum(parts.values())),
     }
+
+
+def _held(graph: Graph, counts: Mapping[str, int], from_zero: int) -> float:
+    """Elements of a stage's layers on a rank, of what ZeRO splits from that stage on."""
+    strategy = graph.strategy
+    parameters = sum(n * graph.kinds[name].parameters for name, n in counts.items())
+    # Between the micro-batches of a pipeline, gathered parameters and whole gradients stay.
+    if strategy.zero < from_zero or (strategy.pp > 1 and from_zero > 1):
+        return parameters
+    experts = sum(n * graph.kinds[name].whole_experts for name, n in counts.items())
+    alike = strategy.expert_shards(folded=True)
+    return (parameters - experts) / strategy.zero_ranks + experts / alike
+
+
+def _in_flight(graph: Graph, run: Execution, stage: int) -> float:
+    """Micro-batches that a stage keeps activations of at most."""
+    strategy = graph.strategy
+    number = float(min(graph.micro_batches, strategy.pp - stage))
+    if run.virtual_stages > 1:  # interleaving holds (p - 1) / (p v) more (arXiv 2104.04473)
+        number *= 1 + (strategy.pp - 1) / (strategy.pp * run.virtual_stages)
+    return number
 
 
 def _loss(graph: Graph, framework: Framework) -> float:

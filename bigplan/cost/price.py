@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import NamedTuple
@@ -25,11 +25,12 @@ from bigplan.cost.collective import (
     taken_from_compute,
 )
 from bigplan.cost.compute import Device, norm, operator_seconds
+from bigplan.cost.costs import Costs, GpuWaits, KindCost
 from bigplan.cost.framework import NATIVE, Framework
-from bigplan.cost.host import UpdateLaunch, host_seconds, update_launch
+from bigplan.cost.host import host_seconds, update_launch
 from bigplan.cost.muon import orthogonalise_seconds
 from bigplan.cost.process import PAGE_TABLES, process_bytes, room
-from bigplan.cost.rates import Rates, rates_of
+from bigplan.cost.rates import rates_of
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator
 from bigplan.graph.strategy import Strategy
@@ -38,7 +39,6 @@ from bigplan.placement import Tier
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.gpu import FlashKernel, Gpu
 from bigplan.spec.layers import BLOCKS
-from bigplan.spec.sharing import NodeSharing
 from bigplan.spec.training import DTYPE_BYTES, Training
 
 # GPU memory for cuBLAS workspaces, rounding to 2 MiB, and what torch's pools of several streams
@@ -47,99 +47,6 @@ from bigplan.spec.training import DTYPE_BYTES, Training
 # enough, the allocator stops the GPU to join them. With 1.46 GiB free and tensors of 1.75 and 3.9
 # GiB that happened eight times a step and took a sixth of it; with 1.18 GiB and 0.88 it never did.
 ALLOCATOR_RESERVE = 0.03
-
-
-class GpuWaits(NamedTuple):
-    """Seconds of a pass in which the GPU computes nothing."""
-
-    collectives: float = 0.0  # tensor-parallel ones
-    launching: float = 0.0  # until the host has launched the kernels
-
-
-NO_WAITS = GpuWaits()
-NO_LAUNCH = UpdateLaunch()
-
-
-@dataclass(frozen=True, slots=True)
-class KindCost:
-    """Seconds of one layer of a kind: per micro-batch, and per reduction or gathering."""
-
-    forward: float
-    backward: float  # without recomputation
-    reduce: float = 0.0
-    gather: float = 0.0
-    reruns: Mapping[Recompute, float] = field(default_factory=dict)
-    forward_waits: GpuWaits = NO_WAITS  # included in the seconds above
-    backward_waits: GpuWaits = NO_WAITS
-    rerun_waits: Mapping[Recompute, GpuWaits] = field(default_factory=dict)
-    slowed: float = 0.0  # compute a micro-batch, by gradient reductions beside it
-    tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
-    sum_replicas: float = 0.0  # a rank's part of the gradients over zero groups
-    update_launch: UpdateLaunch = NO_LAUNCH  # the least that an update on the GPU takes
-    orthogonalise: float = 0.0  # Muon's directions of a layer, with what ranks gather for them
-    launched: KindCost | None = None  # without CUDA graphs, if the seconds above count on them
-
-    def again(self, recompute: Recompute) -> float:
-        """Seconds of the operators that run a second time before the backward."""
-        return self.reruns.get(recompute, 0.0)
-
-    def waits_again(self, recompute: Recompute) -> GpuWaits:
-        """Waits of the operators that run a second time before the backward."""
-        return self.rerun_waits.get(recompute, NO_WAITS)
-
-    def exchanging(self, other: KindCost) -> KindCost:
-        """This computation with what another's ranks exchange."""
-        launched = None if self.launched is None else self.launched.exchanging(other)
-        return replace(
-            self,
-            reduce=other.reduce,
-            gather=other.gather,
-            sum_replicas=other.sum_replicas,
-            slowed=other.slowed,
-            orthogonalise=other.orthogonalise,
-            launched=launched,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Prices and capacities of one strategy on a cluster."""
-
-    kinds: Mapping[str, KindCost]
-    rates: Rates
-    send: float  # seconds per micro-batch and pipeline hop
-    capacity: Mapping[Tier, int]  # bytes in the tier's scope; a GPU that page-locks nothing
-    sharing: NodeSharing
-    reserve: int = 0  # bytes per GPU for torch's allocator, beside the capacity
-    processes: int = 0  # bytes of host memory per node besides tensors
-    page_tables: float = 0.0  # bytes of a GPU per byte of its rank in host memory
-    # Seconds to lend the first stage's table to the last, and for its gradients to come back.
-    table: tuple[float, float] = (0.0, 0.0)
-    # What the adapters of the stage with the most of them exchange, and their update.
-    adapters: KindCost = KindCost(0.0, 0.0)
-
-    @property
-    def captures(self) -> bool:
-        """Whether the prices count on CUDA graphs."""
-        return any(kind.launched for kind in self.kinds.values())
-
-    def launched(self) -> Costs:
-        """The same if Python launches every kernel."""
-        kinds = {name: kind.launched or kind for name, kind in self.kinds.items()}
-        return replace(self, kinds=kinds)
-
-    def without_sharing(self) -> Costs:
-        """The same if data-parallel ranks exchanged nothing."""
-        kinds = {
-            name: replace(kind, reduce=0.0, gather=0.0, sum_replicas=0.0, slowed=0.0)
-            for name, kind in self.kinds.items()
-        }
-        return replace(self, kinds=kinds)
-
-    def beside(self, host: int) -> Mapping[Tier, int]:
-        """The capacities where a rank has `host` bytes in host memory."""
-        left = self.capacity[Tier.GPU] - ceil(self.page_tables * host)
-        return {**self.capacity, Tier.GPU: left}
 
 
 def price(
@@ -265,10 +172,11 @@ CAPTURED_GAIN = 0.02
 COLLECTIVE_LAUNCHES = 0.19
 
 
-def _kind_cost(
+def _exchanges(
     graph: Graph, kind: LayerKind, training: Training, nodes: NodeGroup, framework: Framework
 ) -> KindCost:
-    strategy, sizes, folded = graph.strategy, graph.sizes, framework.folds_experts
+    """What data-parallel ranks exchange of a layer, without its passes."""
+    strategy, folded = graph.strategy, framework.folds_experts
     sharing = shard_group(strategy, nodes)
     scatters = strategy.zero == 3 or (strategy.zero and framework.reduce_scatters)
     reduce = reduce_scatter if scatters else all_reduce
@@ -279,13 +187,13 @@ def _kind_cost(
     reducing = sum(beside_compute(reduce(n * reduced, group), group) for n, group in owners)
     reducing = 0.0 if kind.frozen else reducing
     gathering = sum(
-        beside_compute(all_gather(n * sizes.parameter, group), group) for n, group in owners
+        beside_compute(all_gather(n * graph.sizes.parameter, group), group) for n, group in owners
     )
     copies, device = replica_group(strategy, nodes), device_of(nodes, training, framework)
     part = all_reduce(kind.owned(strategy.zero_ranks) * reduced, copies)
     summing = 0.0 if kind.frozen else beside_compute(part, copies)
     slowed = taken_from_compute(reducing, sharing) + taken_from_compute(summing, copies)
-    exchanges = KindCost(
+    return KindCost(
         0.0,
         0.0,
         reduce=reducing,
@@ -294,9 +202,17 @@ def _kind_cost(
         slowed=slowed / graph.micro_batches,
         orthogonalise=orthogonalise_seconds(graph, kind, training, device, nodes),
     )
+
+
+def _kind_cost(
+    graph: Graph, kind: LayerKind, training: Training, nodes: NodeGroup, framework: Framework
+) -> KindCost:
+    strategy, sizes = graph.strategy, graph.sizes
+    exchanges = _exchanges(graph, kind, training, nodes, framework)
     if not (kind.forward or kind.backward):  # nobody asks more of a layer without operators
         return exchanges
-    groups = LayerGroups.of(strategy, nodes, folded=folded)
+    device = device_of(nodes, training, framework)
+    groups = LayerGroups.of(strategy, nodes, folded=framework.folds_experts)
     hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
 
     def cost(framework: Framework) -> KindCost:

@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bigplan.cost.costs import Costs
 from bigplan.cost.framework import Framework
-from bigplan.cost.price import Costs
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import chunk_blocks, chunk_ranges
 from bigplan.spec.cluster import NodeGroup

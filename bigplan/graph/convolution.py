@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from bigplan.graph.operators import Collective, Stream
 from bigplan.graph.shape import RankShape
-from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import FILTERED_TOKENS, convolution_in_kernels
-from bigplan.spec.convolution_steps import INPUT
-from bigplan.spec.step import LayerStep, StepOp
+from bigplan.spec.step import LayerStep
 
 # Forward: b v (two reads, a write); the product that begins the sum (a read, a write: filters are
 # small); c times the sum, in place (two reads, a write). Backward: b v and the sum again, with the
@@ -55,20 +53,6 @@ def convolved(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
         Stream(step.name, (passes + hidden) * moved, FORWARD_LAUNCHES + others),
         Stream(step.name, (passes_back + 2 * hidden) * moved, launches_back),
     )
-
-
-def into_convolution(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
-    """Before the products: with sequence parallelism what they read is gathered.
-
-    `again`: a word after the name of that of the backward, which gathers inputs that are kept.
-    """
-    first, *_ = shape.steps(StepOp.PRODUCT)
-    return into_matrix(shape, f"{INPUT} {again}".strip()) if first.saves or not again else ()
-
-
-def out_of_convolution(shape: RankShape) -> tuple[Collective, ...]:
-    """In the backward: the sum over ranks of the gradient by what was gathered."""
-    return out_of_matrix(shape, INPUT, beside=f"{INPUT} by weight")
 
 
 def exchanges(shape: RankShape) -> tuple[Collective, ...]:

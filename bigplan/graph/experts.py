@@ -1,6 +1,6 @@
 """A block's experts on one rank: how tokens reach them and come back, and what that takes.
 
-Counted on the runtime's functions (runtime/experts.py, runtime/mixture.py), which pass over all
+Counted on the runtime's functions (runtime/experts.py, runtime/routed_rows.py), which pass over all
 scores by torch's operators, and over rows, a row being a token's copy for one of its experts, by
 generated kernels or torch's operators.
 

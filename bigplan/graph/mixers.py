@@ -16,7 +16,9 @@ from bigplan.graph.attention import (
 )
 from bigplan.graph.operators import Collective, Operator
 from bigplan.graph.shape import RankShape
+from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, STATE_SPACE, Mixer
+from bigplan.spec.step import StepOp
 
 
 def _nothing(shape: RankShape) -> tuple[()]:
@@ -49,6 +51,21 @@ def _backward_bytes(shape: RankShape) -> int:
     return flash_gradients(shape) + widened + exchange_bytes(shape)
 
 
+def _into_mixer(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
+    """Before the first products: with sequence parallelism what they read is gathered.
+
+    `again`: a word after the name of that of the backward, which gathers inputs that are kept.
+    """
+    first, *_ = shape.steps(StepOp.PRODUCT)
+    return into_matrix(shape, f"{first.name} {again}".strip()) if first.saves or not again else ()
+
+
+def _out_of_mixer(shape: RankShape) -> tuple[Collective, ...]:
+    """In the backward: the sum over ranks of the gradient by what was gathered."""
+    first, *_ = shape.steps(StepOp.PRODUCT)
+    return out_of_matrix(shape, first.name, beside=f"{first.name} by weight")
+
+
 _MIXERS: Mapping[Mixer, Mixing] = {
     ATTENTION: Mixing(
         latent.into_heads,
@@ -59,22 +76,22 @@ _MIXERS: Mapping[Mixer, Mixing] = {
         exchanges,
     ),
     CONVOLUTION: Mixing(
-        convolution.into_convolution,
-        convolution.out_of_convolution,
+        _into_mixer,
+        _out_of_mixer,
         convolution.forward_bytes,
         convolution.backward_bytes,
         exchanges=convolution.exchanges,
     ),
     DELTA_RULE: Mixing(
-        delta_rule.into_rule,
-        delta_rule.out_of_rule,
+        _into_mixer,
+        _out_of_mixer,
         delta_rule.forward_bytes,
         delta_rule.backward_bytes,
         delta_rule.delta_rule,
     ),
     STATE_SPACE: Mixing(
-        state_space.into_space,
-        state_space.out_of_space,
+        _into_mixer,
+        _out_of_mixer,
         state_space.forward_bytes,
         state_space.backward_bytes,
         state_space.state_space,

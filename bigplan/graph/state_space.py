@@ -1,4 +1,4 @@
-"""A state space on one rank: what its ranks exchange, and what it moves, multiplies and takes.
+"""A state space on one rank: what it moves, multiplies and takes.
 
 Products and passes are those of runtime/state_space.py, plain torch, whose backward runs the
 forward again. On CUDA its gate and norm are generated kernels, unless ranks or groups share them.
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bigplan.graph.operators import Collective, Gemm, Operator, Stream
+from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
-from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import SPACE_CHUNK
 from bigplan.spec.mixers import STATE_SPACE, StateSpace
-from bigplan.spec.state_space_steps import INPUT
-from bigplan.spec.step import StepOp
 
 FP32 = 4  # bytes
 
@@ -79,7 +76,6 @@ STRIDED = 2.0
 # There the host takes as long for one of these kernels as for five others that are launched one
 # after the other (Gpu.launch_overhead): 17.1 ms for the 655 of a backward, each with autograd.
 LAUNCHED = 5
-NUMBER = 4  # bytes of a mean of squares, or of a projection, of each token
 
 
 def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
@@ -156,27 +152,6 @@ def _products_back(rank: _Rank) -> tuple[Gemm, ...]:
         Gemm("state space's reads by queries", c, n, wide, batches),
         Gemm("state space's reads by states", n, wide, c, batches),
     )
-
-
-def into_space(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
-    """As graph/convolution.py's `into_convolution`."""
-    first, *_ = shape.steps(StepOp.PRODUCT)
-    return into_matrix(shape, f"{INPUT} {again}".strip()) if first.saves or not again else ()
-
-
-def out_of_space(shape: RankShape) -> tuple[Collective, ...]:
-    """In the backward: the sum over ranks of the gradient by what was gathered."""
-    return out_of_matrix(shape, INPUT, beside=f"{INPUT} by weight")
-
-
-def wide_norm(shape: RankShape, *, back: bool) -> tuple[Collective, ...]:
-    """Sums of one number a token, where ranks share the norm's only group.
-
-    The backward runs the forward again.
-    """
-    if shape.tp == 1 or _rank(shape).space.groups > 1:
-        return ()
-    return (Collective("state_space norm", "all_reduce", NUMBER * shape.tokens, 1 + back),)
 
 
 def forward_bytes(shape: RankShape) -> int:

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from bigplan.graph.operators import Collective
 from bigplan.graph.shape import RankShape
-from bigplan.graph.state_space import NUMBER, wide_norm
 from bigplan.spec.mixers import STATE_SPACE
 from bigplan.spec.step import StepOp
 
+NUMBER = 4  # bytes of a mean of squares, or of a projection, of each token
+
 
 def wide_norms(shape: RankShape, *, back: bool = False) -> tuple[Collective, ...]:
-    """A sum of one number a token for queries and one for keys, forward and again backward."""
-    if shape.model.mixer == STATE_SPACE:
-        return wide_norm(shape, back=back)
-    if shape.tp == 1 or not shape.model.qk_norm_whole:
+    """Sums of one number a token, for queries and for keys, forward and again backward.
+
+    A state space has one norm, if of one group, and its backward runs the forward again.
+    """
+    nbytes = NUMBER * shape.tokens
+    if shape.tp == 1:
+        return ()
+    if (space := shape.model.state_space) is not None and shape.model.mixer == STATE_SPACE:
+        name = f"{STATE_SPACE} norm"
+        return (Collective(name, "all_reduce", nbytes, 1 + back),) if space.groups == 1 else ()
+    if not shape.model.qk_norm_whole:
         return ()
     wide = (step for step in shape.steps(StepOp.NORM) if step.reads[0].split)
-    return tuple(Collective(step.name, "all_reduce", NUMBER * shape.tokens) for step in wide)
+    return tuple(Collective(step.name, "all_reduce", nbytes) for step in wide)

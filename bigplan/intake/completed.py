@@ -10,8 +10,8 @@ from typing import Any
 from bigplan.capabilities import other_tools_refusal
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.graph import Recompute
-from bigplan.graph.space import splits_over_tensor_parallel
 from bigplan.graph.strategy import Strategy, chunk_blocks
+from bigplan.graph.strategy_space import splits_over_tensor_parallel
 from bigplan.intake.setup import ALL, Recomputation, Setup
 from bigplan.planner import Request
 from bigplan.solve.pins import LOSS_CHUNK, Pin, parse_pins

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from bigplan.launcher.record import Metric
 from bigplan.plan import Plan
-from bigplan.units import format_bytes, format_count, format_seconds
+from bigplan.units import format_bytes, format_count, format_seconds, rounded
 
 LINES = 15  # at most about so many lines a run where there is no terminal
 _GAP = "   "
@@ -146,7 +146,7 @@ def figures(metric: Metric, promise: Promise) -> Iterator[str]:
         yield f"validation {metric.validation_loss:.4f}"
     if metric.skipped:
         yield "skipped: overflow"
-    yield f"{format_count(_short(metric.tokens_per_second))} tokens/s"
+    yield f"{format_count(rounded(metric.tokens_per_second))} tokens/s"
     if metric.mfu is not None:
         yield f"MFU {100 * metric.mfu:.3g}%"
     yield f"step {_seconds(metric.seconds)} (predicted {_seconds(promise.seconds)})"
@@ -158,14 +158,9 @@ def figures(metric: Metric, promise: Promise) -> Iterator[str]:
 
 
 def _seconds(seconds: float) -> str:
-    return format_seconds(_short(seconds))
+    return format_seconds(rounded(seconds))
 
 
 def _bytes(nbytes: int) -> str:
     number, unit = format_bytes(nbytes).split()
-    return f"{_short(float(number)):g} {unit}"
-
-
-def _short(value: float) -> float:
-    """Three digits."""
-    return float(f"{value:.3g}")
+    return f"{rounded(float(number)):g} {unit}"

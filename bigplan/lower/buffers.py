@@ -139,10 +139,12 @@ def _rings(layout: StageLayout) -> Iterator[Buffer]:
 
 
 def _weight_rings(layout: StageLayout, name: str, layers: list[int]) -> Iterator[Buffer]:
-    count, table = layout.ring(name), layout.table
+    count, table = layout.rings.slots_of(name), layout.table
     if any(layout.visits(layer) for layer in layers):
         nbytes = full_parameter_bytes(layout, layers[0])
-        yield Buffer(f"slot.{layout.shared(name)}", Tier.GPU, nbytes, "slots", count, whole=True)
+        yield Buffer(
+            f"slot.{layout.rings.shared(name)}", Tier.GPU, nbytes, "slots", count, whole=True
+        )
     if any(table[layer].visits and layout.shards(layer, from_zero=3) for layer in layers):
         yield Buffer(f"shard.{name}", Tier.GPU, parameter_bytes(layout, layers[0]), "slots", count)
     if any(layout.stages_weights(layer) for layer in layers):
@@ -153,7 +155,7 @@ def _weight_rings(layout: StageLayout, name: str, layers: list[int]) -> Iterator
 def _gradient_rings(layout: StageLayout, name: str, layers: list[int]) -> Iterator[Buffer]:
     if any(layout.sums_apart(layer) for layer in layers):
         nbytes = full_gradient_bytes(layout, layers[0])
-        ring, count = layout.shared(name), layout.sum_ring(name)
+        ring, count = layout.rings.shared(name), layout.rings.sums_of(name)
         yield Buffer(f"sum.{ring}", Tier.GPU, nbytes, "slots", count, whole=True)
     if any(layout.stages_gradients(layer) for layer in layers):
         nbytes = owned_gradient_bytes(layout, layers[0])
@@ -179,7 +181,7 @@ def _activation_rings(layout: StageLayout, layers: list[int]) -> Iterator[Buffer
     for layer in layers:
         name, nbytes = layout.keeps(layer), kept_bytes(layout, layer)
         if layout.table[layer].activations is not Tier.GPU:
-            yield Buffer(f"act.{name}", Tier.GPU, nbytes, "slots", layout.slots, dynamic=True)
+            yield Buffer(f"act.{name}", Tier.GPU, nbytes, "slots", layout.rings.slots, dynamic=True)
         if layout.table[layer].activations is Tier.NVME:
             yield Buffer(f"stage.a.{name}", Tier.HOST, nbytes, "staging", STAGING)
 

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 
 from bigplan.graph.graph import Adapters, Graph, LayerKind
+from bigplan.layer_placement import LayerPlacement, pieces, stage_table
 from bigplan.lower.entries import streamed_chunk_bytes
 from bigplan.lower.position import Position
-from bigplan.placement import (
-    IN_CHUNKS,
-    LayerPlacement,
-    Placement,
-    Rings,
-    Share,
-    Tier,
-    pieces,
-    stage_table,
-)
-
-
-def shared_kinds(graph: Graph) -> tuple[str, ...]:
-    """Kinds that may share a slot and a sum: the first and the last layer's, used in turn."""
-    ends = graph.layers[0], graph.layers[-1]
-    alone = all(graph.layers.count(name) == 1 for name in ends)
-    return ends if graph.strategy.pp == 1 and alone else ()
+from bigplan.lower.rings import StageRings
+from bigplan.placement import IN_CHUNKS, Placement, Rings, Share, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +22,8 @@ class StageLayout:
     graph: Graph
     position: Position
     table: dict[int, LayerPlacement]
-    rings: Rings
+    rings: StageRings
     chunk: int  # bytes of NVMe optimizer state updated at a time, see Placement
-    counts: Mapping[str, int]  # layers of each kind
     captured: bool  # see Placement
     adapters: Adapters  # those of its layers
     rows: frozenset[int] = field(init=False)  # layers of which only rows leave host memory
@@ -123,9 +108,9 @@ class StageLayout:
         """The layout of `stage`."""
         table = stage_table(graph, placement, stage)
         counts = Counter(graph.layers[layer] for layer in table)
-        at, rings = Position.of(graph, stage), Rings.of(placement)
+        at, rings = Position.of(graph, stage), StageRings(graph, Rings.of(placement), counts)
         adapters = graph.adapters(table)
-        return cls(graph, at, table, rings, placement.chunk, counts, placement.captured, adapters)
+        return cls(graph, at, table, rings, placement.chunk, placement.captured, adapters)
 
     def kind(self, layer: int) -> LayerKind:
         """The layer's kind."""
@@ -165,7 +150,7 @@ class StageLayout:
         micro-batches in between are left out, too.
         """
         group = self.graph.strategy.accumulation_group
-        if self.slots < group:
+        if self.rings.slots < group:
             return {}
         last = {self.keeps(layer): layer for layer in self.turns["act"]}
         return {
@@ -195,23 +180,6 @@ class StageLayout:
         if at is Tier.HOST:
             return self.graph.units > 1 and not self.looked_up(layer)
         return at is Tier.NVME or self._updated_elsewhere(layer)
-
-    @property
-    def slots(self) -> int:
-        """Entries of a ring for parameters or activations."""
-        return self.rings.slots
-
-    def ring(self, name: str) -> int:
-        """Slots for a kind: no more than the stage has layers of it."""
-        return min(self.slots, self.counts[name])
-
-    def sum_ring(self, name: str) -> int:
-        """Gradient sums for a kind whose gradients leave."""
-        return min(self.rings.sums, self.counts[name])
-
-    def shared(self, name: str) -> str:
-        """Name of the kind's slots and sums: the model's first and last layer may share theirs."""
-        return "ends" if self.rings.shared_ends and name in shared_kinds(self.graph) else name
 
     def shards(self, layer: int, *, from_zero: int) -> bool:
         """Whether ZeRO splits a tensor kind, from stage `from_zero` on, over a zero group's ranks.

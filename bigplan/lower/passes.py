@@ -63,9 +63,9 @@ class Emitter:
                 yield from self._update_adapters()
         layers = list(position.chunks[unit.turn])
         visiting = [layer for layer in layers if layer in self.layout.visiting]
-        ahead = self.layout.slots
+        ahead = self.layout.rings.slots
         # The last layer gets its slot after the first layer left it.
-        if self.layout.rings.shared_ends:
+        if self.layout.rings.most.shared_ends:
             ahead = min(ahead, max(1, len(visiting) - 1))
         if position.stage > 0 and not visiting:
             # While the stage waits for its first micro-batch it can update all its layers. Behind a
@@ -96,7 +96,7 @@ class Emitter:
             for layer in layers
             if layer in self.layout.visiting and not self.layout.kind(layer).idle_backward
         ]
-        ahead = self.layout.slots
+        ahead = self.layout.rings.slots
         self._fetches = self._fetch_order(layers)
         for name, order in self._fetches.items():
             free = ahead - (self._group if name in self.layout.staying else 0)
@@ -243,7 +243,7 @@ class Emitter:
         turn, order = self._fetch_turn(layer), self._fetches.get(self.layout.keeps(layer), [])
         if turn is None:
             return []
-        return list(self._fetch(order, turn * self._group + number + self.layout.slots, unit))
+        return list(self._fetch(order, turn * self._group + number + self.layout.rings.slots, unit))
 
     def _fetch_turn(self, layer: int) -> int | None:
         """The layer's place among those fetched through its ring; -1: it stays, None: no place."""
@@ -290,7 +290,7 @@ class Emitter:
         It comes no later, because the layer after the next needs this entry of the sum ring. Where
         the ring has a single entry, or kinds share it, the next layer may need the entry.
         """
-        alone = self.layout.rings.sums == 1 or self.layout.rings.shared_ends
+        alone = self.layout.rings.most.sums == 1 or self.layout.rings.most.shared_ends
         reduction = [] if alone else _reduction(rest)
         yield from reduction
         yield from self.reduced
@@ -334,7 +334,7 @@ class Emitter:
         # While fetches are for the layer's own micro-batches, all micro-batches are alike.
         alone = self._fetch_turn(layer) is None
         first = int(fresh)
-        split = self._group if alone else max(first, self._group - self.layout.slots)
+        split = self._group if alone else max(first, self._group - self.layout.rings.slots)
         ahead = self._fetch_ahead(layer, first, unit)
         moved = [*(numbered(action, unit.base + first) for action in rest), *ahead]
         yield from _repeated(split - first, moved)

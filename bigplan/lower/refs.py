@@ -40,9 +40,9 @@ class Refs:
         if not self.layout.visits(layer):
             return parameter_home(layer)
         name, turn = self.layout.graph.layers[layer], self.layout.turns["slot"][layer]
-        ring = self.layout.shared(name)
+        ring = self.layout.rings.shared(name)
         content = parameter_home(layer).content
-        return Ref(f"slot.{ring}", content, turn % self.layout.ring(name))
+        return Ref(f"slot.{ring}", content, turn % self.layout.rings.slots_of(name))
 
     def tables(self, layer: int) -> Iterator[Ref]:
         """All parameters the layer reads: its own, and the first layer's where they are tied."""
@@ -72,8 +72,8 @@ class Refs:
         if not self.layout.sums_apart(layer):
             return gradient_home(layer)
         name, turn = self.layout.graph.layers[layer], self.layout.turns["sum"][layer]
-        ring = self.layout.shared(name)
-        return Ref(f"sum.{ring}", partial_gradients(layer), turn % self.layout.sum_ring(name))
+        ring = self.layout.rings.shared(name)
+        return Ref(f"sum.{ring}", partial_gradients(layer), turn % self.layout.rings.sums_of(name))
 
     def passing(self, layer: int, *, forward: bool) -> Ref:
         """The ring entry where compute leaves or finds a micro-batch's kept activations."""

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.operators import Attention
-from bigplan.profile.bench import DTYPES, Bench, rounded, source, threads
+from bigplan.profile.bench import DTYPES, Bench, source, threads
 from bigplan.profile.fit import fit_attention
 from bigplan.profile.load import grouped_heads
 from bigplan.spec.cluster import NodeGroup
+from bigplan.units import rounded
 
 HEAD = 128  # columns of a head; the efficiencies hold for heads of this width
 # Batch, tokens, heads. The lengths are those that models are trained at: at 1,024 tokens attention

@@ -155,8 +155,3 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def rounded(value: float) -> float:
-    """Round to three digits: a short measurement has no more."""
-    return float(f"{value:.3g}")

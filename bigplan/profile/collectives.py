@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import NamedTuple, TypeVar
 
-from bigplan.profile.bench import Bench, rounded, source
+from bigplan.profile.bench import Bench, source
 from bigplan.profile.budget import ReadClock, TimeBudget, median_seconds
 from bigplan.profile.exchange import (
     Work,
@@ -29,7 +29,7 @@ from bigplan.profile.fit import Exchange, Inside, fit_link
 from bigplan.profile.peers import Peer, Peers, Together
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.link import GpuLink, Network, Traffic
-from bigplan.units import format_bytes, format_seconds
+from bigplan.units import format_bytes, format_seconds, rounded
 
 KiB, MiB = 2**10, 2**20
 L = TypeVar("L", GpuLink, Network)

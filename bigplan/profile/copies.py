@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from bigplan.mechanics import PAGE
-from bigplan.profile.bench import Bench, rounded, source, threads
+from bigplan.profile.bench import Bench, source, threads
 from bigplan.profile.budget import ReadClock
 from bigplan.profile.fit import fit_transfer
 from bigplan.profile.load import event
 from bigplan.runtime.slab import Arena, Slab
 from bigplan.spec.cluster import NodeGroup
-from bigplan.units import format_bandwidth, format_bytes
+from bigplan.units import format_bandwidth, format_bytes, rounded
 
 MiB = 2**20
 SIZES = (MiB, 16 * MiB, 256 * MiB)

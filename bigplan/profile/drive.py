@@ -12,11 +12,11 @@ from torch import Tensor
 
 from bigplan.errors import InputError
 from bigplan.mechanics import PAGE
-from bigplan.profile.bench import Bench, rounded, source
+from bigplan.profile.bench import Bench, source
 from bigplan.runtime.disk import DiskFile
 from bigplan.runtime.slab import Slab, available_disk
 from bigplan.spec.cluster import NodeGroup
-from bigplan.units import format_bytes
+from bigplan.units import format_bytes, rounded
 
 MiB = 2**20
 MOST = 4 * 2**30  # bytes of the file: more than a drive's own cache

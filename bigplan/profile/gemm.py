@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.operators import Gemm
-from bigplan.profile.bench import DTYPES, Bench, rounded, source, threads
+from bigplan.profile.bench import DTYPES, Bench, source, threads
 from bigplan.profile.fit import fit_gemm, gemm_rate
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.gpu import Gpu
-from bigplan.units import format_flops
+from bigplan.units import format_flops, rounded
 
 # Linear layers as tokens, outputs, inputs: those of 8B and 13B models at a micro-batch's tokens, a
 # vocabulary, and a few narrow ones. K0 shows only where the inner dimension varies.

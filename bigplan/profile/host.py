@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bigplan.mechanics import CORES_BESIDE_COPIES
-from bigplan.profile.bench import Bench, rounded, source, threads
+from bigplan.profile.bench import Bench, source, threads
 from bigplan.profile.copies import Copier, CopyRates, by_way, copiers_of, copying
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.cores import Cores
@@ -22,7 +22,7 @@ from bigplan.runtime.native import Piece
 from bigplan.runtime.slab import Slab, typed
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.optimizer import Optimizer
-from bigplan.units import format_bandwidth, format_count
+from bigplan.units import format_bandwidth, format_count, rounded
 
 # AdamW's tensors take 4.5 GiB, a sum's 3 GiB. Of 1 GiB a server's 300 MiB of cache would hold
 # enough to flatter the rate.

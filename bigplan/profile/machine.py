@@ -13,7 +13,7 @@ import torch
 
 from bigplan.errors import InputError, PreflightError, WorkerError
 from bigplan.profile.attention import measure_attention
-from bigplan.profile.bench import DTYPES, Bench, rounded
+from bigplan.profile.bench import DTYPES, Bench
 from bigplan.profile.budget import ReadClock, TimeBudget
 from bigplan.profile.collectives import measure_collectives, start_peers
 from bigplan.profile.copies import measure_copies
@@ -29,7 +29,7 @@ from bigplan.profile.stream import measure_launch, measure_stream
 from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.detect.cluster import OVERHEADS, detect
 from bigplan.spec.detect.machine import FoundGpu, available_cores, find_gpus, visible_gpus
-from bigplan.units import format_bytes
+from bigplan.units import format_bytes, rounded
 
 QUICK_SECONDS = 45.0  # of measuring; starting torch and CUDA takes the rest of a minute
 THOROUGH_SECONDS = 280.0

@@ -21,9 +21,10 @@ from torch import Tensor
 from bigplan.cost.kernel import STEPS_IN_WARP
 from bigplan.errors import InputError, quoted
 from bigplan.kernels.probes import chase, exchange, nothing, powers, read
-from bigplan.profile.bench import rounded, source
+from bigplan.profile.bench import source
 from bigplan.profile.load import event
 from bigplan.spec.multiprocessor import Multiprocessor, find_multiprocessor, named_as
+from bigplan.units import rounded
 
 LINE = 128  # bytes that a load from memory brings at least
 WORDS = LINE // 4  # elements of 4 bytes in a line

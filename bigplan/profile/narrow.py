@@ -27,7 +27,7 @@ from bigplan.graph.operators import Collective, Operator
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower_stage
 from bigplan.placement import KindPlacement, Placement, StagePlacement
-from bigplan.profile.bench import Bench, rounded, source, threads
+from bigplan.profile.bench import Bench, source, threads
 from bigplan.program import Op
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context, layer_rows
@@ -42,6 +42,7 @@ from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.timeline import Timeline
+from bigplan.units import rounded
 
 LAYERS, MICRO_BATCHES = 4, 4
 LENGTH = 32  # tokens: at most 2 MFLOP an operator

@@ -13,12 +13,12 @@ from bigplan.cost.price import device_of
 from bigplan.graph.build import build_graph
 from bigplan.graph.operators import Stream
 from bigplan.graph.strategy import Strategy
-from bigplan.profile.bench import Bench, rounded, source, threads
+from bigplan.profile.bench import Bench, source, threads
 from bigplan.runtime.operators import RmsRule, rms_norm, rotary, swiglu
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
-from bigplan.units import format_bandwidth, format_bytes, format_seconds
+from bigplan.units import format_bandwidth, format_bytes, format_seconds, rounded
 
 GPU_BYTES = 2**30  # of a copied tensor: far beyond any L2 cache
 # A CPU is measured with a llama-style layer whose tensors of 1 and 2.75 MiB stay in caches. A copy

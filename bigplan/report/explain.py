@@ -21,7 +21,7 @@ from bigplan.report.stages import stages_of
 from bigplan.report.tables import bound_text
 from bigplan.report.text import bytes_text, listed, seconds_text, table
 from bigplan.report.today import engine_text
-from bigplan.units import format_bandwidth, format_count, format_flops
+from bigplan.units import format_bandwidth, format_count, format_flops, rounded
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,10 @@ COLUMNS: dict[str, Callable[[OperatorRow], str]] = {
     "time": lambda row: seconds_text(row.seconds) if row.seconds else "hidden",
     "bound": lambda row: SHORT.get(row.bound, row.bound),
     "FLOP": lambda row: (
-        format_flops(_short(row.flops)).removesuffix("FLOP/s") if row.flops else "-"
+        format_flops(rounded(row.flops)).removesuffix("FLOP/s") if row.flops else "-"
     ),
     "bytes": lambda row: bytes_text(row.nbytes) if row.nbytes else "-",
-    "FLOP/B": lambda row: "-" if row.intensity is None else f"{_short(row.intensity):g}",
+    "FLOP/B": lambda row: "-" if row.intensity is None else f"{rounded(row.intensity):g}",
     "of peak": lambda row: _share(row.of_peak),
     "TC": _cores,
     "tile": lambda row: _share(row.tile_lost),
@@ -183,14 +183,10 @@ def moves_table(rows: Sequence[OperatorRow]) -> Table:
                 f"{row.times:,}",
                 seconds_text(row.seconds),
                 bytes_text(row.nbytes) if row.nbytes else "-",
-                "-" if row.bandwidth is None else format_bandwidth(_short(row.bandwidth)),
+                "-" if row.bandwidth is None else format_bandwidth(rounded(row.bandwidth)),
                 row.bound,
             )
     return made
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.3g}")
 
 
 def efficiency_lines(found: Efficiency, monitor: str) -> Iterator[str]:
@@ -202,7 +198,7 @@ def efficiency_lines(found: Efficiency, monitor: str) -> Iterator[str]:
     yield f"  {found.mfu:.1%} of peak is the model's own arithmetic (MFU)"
     yield f"  {found.hfu:.1%} of peak with what is computed twice"
     yield (
-        f"  {format_bandwidth(_short(found.memory_bandwidth))} of device memory on average while "
+        f"  {format_bandwidth(rounded(found.memory_bandwidth))} of device memory on average while "
         f"kernels run, {found.memory_share:.0%} of nominal"
     )
     if found.narrow_loads:

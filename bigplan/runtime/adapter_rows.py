@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute
-from bigplan.placement import IN_CHUNKS, LayerPlacement, Share, Tier
+from bigplan.layer_placement import LayerPlacement
+from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import Program
 from bigplan.ranks import Coordinates
 from bigplan.runtime.pieces import LayerRows, Owner

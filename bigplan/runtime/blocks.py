@@ -13,48 +13,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.mechanics import repeats_heads
 from bigplan.runtime import (
-    alibi,
-    capped,
+    attention_mixer,
     convolution,
     delta_rule,
+    expert_mlp,
     generated,
-    isolated,
-    latent,
-    mixture,
-    narrow_values,
-    sinks,
     state_space,
 )
-from bigplan.runtime.attention import attention
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
-from bigplan.runtime.gated_heads import gated_by, heads_of
-from bigplan.runtime.in_blocks import Scores
-from bigplan.runtime.latent import How
-from bigplan.runtime.norms import (
-    norm_alone,
-    norm_of,
-    norm_rule,
-    norm_weights,
-    normed_whole,
-    rms_normed,
-    rms_rule,
-)
-from bigplan.runtime.operators import (
-    geglu,
-    rotary,
-    squared_relu,
-    swiglu,
-    unread_sum,
-)
+from bigplan.runtime.norms import norm_alone, norm_of, norm_rule, norm_weights
+from bigplan.runtime.operators import geglu, squared_relu, swiglu, unread_sum
 from bigplan.runtime.positions import Positions
 from bigplan.runtime.shared import gated_by_score
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.ways import PLAIN, Parameters, Ways
 from bigplan.runtime.words import Words, cross_entropy, own_rows
-from bigplan.spec.layers import SINKS, TABLE
-from bigplan.spec.mixers import CONVOLUTION, DELTA_RULE, OUTPUTS, STATE_SPACE
+from bigplan.spec.layers import TABLE
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, OUTPUTS, STATE_SPACE, Mixer
 from bigplan.spec.model import ModelSpec
 
 
@@ -151,7 +127,7 @@ def block(
     if model.norms != "after":
         # With one norm for both, the gradient beside it is the caller's.
         normed, x = norm_of(p, "input_norm", x, model, ways, over=not model.shared_norm)
-    mixed = _mixes(model)(p, normed, model, positions, ways)
+    mixed = _MIXERS[model.mixer](p, normed, model, positions, ways)
     if model.parallel_residual:
         if not model.shared_norm:
             normed, x = norm_of(p, "post_norm", x, model, ways)
@@ -161,7 +137,7 @@ def block(
     if model.experts:
         if model.shared_ffn:
             x = _shared(p, x, normed, model, ways)
-        return mixture.mlp(p, x, normed, model, ways.experts)
+        return expert_mlp.mlp(p, x, normed, model, ways.experts)
     inputs = _mlp_inputs(p, normed, model, ways)
     if not model.adds_products:
         return _closed_and_added(p, "down_proj", x, inputs, model, ways)
@@ -170,13 +146,12 @@ def block(
     return last(p, "down_proj", x, _activation(inputs, model, ways))
 
 
-def _mixes(model: ModelSpec) -> Callable[..., Tensor]:
-    others = {
-        CONVOLUTION: convolution.mixed,
-        DELTA_RULE: delta_rule.mixed,
-        STATE_SPACE: state_space.mixed,
-    }
-    return others.get(model.mixer, _attention)
+_MIXERS: Mapping[Mixer, Callable[..., Tensor]] = {
+    ATTENTION: attention_mixer.mixed,
+    CONVOLUTION: convolution.mixed,
+    DELTA_RULE: delta_rule.mixed,
+    STATE_SPACE: state_space.mixed,
+}
 
 
 def head_loss(
@@ -217,96 +192,6 @@ def logits(
     if model.logit_scale != 1:
         normed = normed * model.logit_scale
     return ways.linears(p, (table,), ranks.gathered(normed))[0]
-
-
-def _attention(
-    p: Parameters,
-    x: Tensor,
-    model: ModelSpec,
-    positions: Positions,
-    ways: Ways,
-) -> Tensor:
-    """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
-    tables, attends, bounds = positions
-    made = _latent_heads if model.latent_attention else _grouped_heads
-    q, k, v, *gates = made(p, x, model, positions, ways)
-    q, k, v = map(ways.context.whole_sequences, (q, k, v))
-    if repeats_heads(x.element_size(), model.heads, model.kv_heads):
-        groups = q.shape[2] // k.shape[2]
-        k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
-    window, by_kernel = attends.window, ways.kernels is not None
-    own = sinks.of_rank(p[SINKS], ways.context) if model.attention_sinks else None
-    if bounds is not None:
-        slopes = alibi.Biases(*tables).slopes if model.positions == "alibi" else None
-        scores = Scores(model.scale_of_scores, model.score_cap, window, slopes, bounds)
-        mixed = isolated.attention((q, k, v), scores, own, generated=by_kernel)
-    elif model.positions == "alibi":
-        biases = alibi.Biases(*tables)
-        mixed = alibi.attention(q, k, v, biases, window, generated=by_kernel)
-    elif model.score_cap is not None:
-        scores = Scores(model.scale_of_scores, model.score_cap, window)
-        mixed = capped.attention(q, k, v, scores, generated=by_kernel)
-    elif own is not None:
-        mixed = sinks.attention((q, k, v), own, window, model.scale_of_scores)
-    elif model.latent_attention is not None:
-        mixed = narrow_values.attention(q, k, v, model.scale_of_scores)
-    else:
-        mixed = attention(q, k, v, window, model.score_scale)
-    mixed = ways.context.own_tokens(mixed).flatten(2)
-    return gated_by(gates[0], mixed, ways.forget) if gates else mixed
-
-
-def _latent_heads(
-    p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
-) -> tuple[Tensor, ...]:
-    """Those of latent attention, whose latents have norms of their own."""
-
-    def norm(name: str, narrow: Tensor) -> Tensor:
-        return norm_of(p, name, narrow, model.of_latents, ways)[0]
-
-    again = (ways.again, ways.forget) if ways.again else None
-    how = How(ways.linears, ways.whole, norm, again, by_kernel=ways.kernels is not None)
-    return latent.heads(p, x, model, positions.tables, how)
-
-
-def _grouped_heads(
-    p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
-) -> tuple[Tensor, ...]:
-    """Queries, keys and values [b, s, heads, head_dim] of x, normed and turned; a gate if any."""
-    tables, attends = positions.tables, positions.attends
-    # Linear biases are for whole sequences, other tables for the tokens that this rank has.
-    parts = ways.context.group.size if model.positions == "alibi" else 1
-    shape = len(tables[0]) // parts, model.head_dim
-    q, *gates, k, v = ways.linears(p, heads_of(model), x)
-    if model.qk_norm_whole:
-        q = normed_whole(p, "q_norm", q, model, ways)
-        k = normed_whole(p, "k_norm", k, model, ways)
-    q, k, v = (_heads(y, *shape) for y in (q, k, v))
-    if not model.qk_norm_turned:
-        q, k = _normed_heads(p, q, k, model, ways)
-    if attends.rope_theta is not None:
-        turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
-        q, k = turned(q, *tables), turned(k, *tables)
-    if model.qk_norm_turned:
-        q, k = _normed_heads(p, q, k, model, ways)
-    return q, k, v, *gates
-
-
-def _normed_heads(
-    p: Parameters, q: Tensor, k: Tensor, model: ModelSpec, ways: Ways
-) -> tuple[Tensor, Tensor]:
-    """Queries and keys [b, s, heads, head_dim] by norms of each head, where the model has them."""
-    if not model.qk_norm or model.qk_norm_whole:
-        return q, k
-    rule = rms_rule(model)
-    q = rms_normed(q, p["q_norm.weight"], rule, ways.kernels)
-    return q, rms_normed(k, p["k_norm.weight"], rule, ways.kernels)
-
-
-def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:
-    """[..., heads * head_dim], the tokens of sequences of so many, as [b, s, heads, head_dim]."""
-    heads = x.shape[-1] // head_dim
-    return x.view(-1, length, heads, head_dim)
 
 
 def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple[Tensor, ...]:

@@ -10,8 +10,9 @@ from bigplan.placement import Tier
 from bigplan.program import Action
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.data import Prefetcher
+from bigplan.runtime.head import Losses
 from bigplan.runtime.kept import KeptActivations
-from bigplan.runtime.layers import Losses, layers_of
+from bigplan.runtime.layers import layers_of
 from bigplan.runtime.visit import Visit
 
 
@@ -55,7 +56,7 @@ class Compute:
         """Run a layer forward; leave its output and what it keeps, where the action keeps it."""
         context, number = self._context, action.layer
         for ref in action.writes:
-            context.memory.storages.pop(context.key(ref, action), None)
+            context.memory.storages.pop(context.entries.key(ref, action), None)
         layer, visit = self._layers[number], Visit(context, action)
         if visit.keeps:
             kept = KeptActivations(weights=visit.weights())
@@ -74,7 +75,7 @@ class Compute:
         kept = self.kept.pop((number, action.micro_batch))
         if kept.fetched and not kept.foreign:
             entry = find(action.frees, Holds.ACTIVATIONS)
-            context.memory.storages[context.key(entry, action)] = kept.fetched
+            context.memory.storages[context.entries.key(entry, action)] = kept.fetched
         if context.kind(number).idle_backward:
             return
         visit = Visit(context, action)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,17 +11,17 @@ from torch import Tensor
 from bigplan.content import ADAPTERS, Content, Holds
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.placement import IN_CHUNKS
-from bigplan.program import Action, Buffer, Program, Ref, entry
+from bigplan.program import Action, Program, Ref
 from bigplan.ranks import Coordinates
 from bigplan.runtime.adapter_rows import adapter_kind, adapter_parameters, adapter_rows
 from bigplan.runtime.context_parallel import ContextParallel
 from bigplan.runtime.documents import Documents
+from bigplan.runtime.entries import Entries
 from bigplan.runtime.expert_parallel import ExpertParallel
-from bigplan.runtime.group import RankGroup
 from bigplan.runtime.groups import Groups
-from bigplan.runtime.memory import Key, Memory
+from bigplan.runtime.memory import Memory
 from bigplan.runtime.moments import StoredState, View
-from bigplan.runtime.pieces import Box, LayerRows, Offsets, Owner, offsets_of
+from bigplan.runtime.pieces import LayerRows, Offsets, Owner, offsets_of
 from bigplan.runtime.tensor_parallel import TensorParallel
 from bigplan.spec.lora import Lora, adapters, stored
 from bigplan.spec.model import ModelSpec
@@ -44,11 +44,15 @@ class Context:
     rows: Mapping[int, LayerRows]
     groups: Groups
     adapters: LayerKind = field(init=False)  # the stage's; without tensors where all is trained
+    entries: Entries = field(init=False)  # of its buffers
     offsets: Mapping[int, Offsets] = field(init=False)  # by layer, of a borrowed one too
     documents: Documents | None = field(init=False)  # that are kept apart; None: they are not
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "adapters", adapter_kind(self.graph, self.program))
+        stages = adapter_kind(self.graph, self.program)
+        object.__setattr__(self, "adapters", stages)
+        of = self.graph, self.program, self.memory, self.rows, self.groups
+        object.__setattr__(self, "entries", Entries(*of, stages))
         layers = {*self.rows} | ({0} if self.graph.lends_table else set())
         found = {layer: offsets_of(self.kind(layer)) for layer in layers}
         object.__setattr__(self, "offsets", found)
@@ -99,7 +103,7 @@ class Context:
 
     def kind(self, layer: int) -> LayerKind:
         """The layer's kind."""
-        return self.adapters if layer == ADAPTERS else self.graph.kinds[self.graph.layers[layer]]
+        return self.entries.kind(layer)
 
     def state_bytes(self, layer: int, elements: int) -> int:
         """Bytes of the state of elements of the layer that are stored together."""
@@ -118,96 +122,9 @@ class Context:
         kind, element = self.graph.layers[layer], self.graph.sizes.parameter
         return stored(self.model, kind, self.training.lora, element)
 
-    def key(self, ref: Ref, action: Action) -> Key:
-        """The entry that `ref` names for the action's micro-batch."""
-        return entry(ref, self.program.buffers, action.micro_batch)
-
-    def home(self, content: Content) -> Key:
-        """The entry where the content is at home."""
-        return self._home(content).name, content.chunk
-
-    def _home(self, content: Content) -> Buffer:
-        home = self.program.home(content)
-        assert home is not None, f"{content} has no home"
-        return home
-
-    def bytes_of(self, ref: Ref, action: Action) -> Tensor:
-        """The entry's bytes."""
-        return self.memory.place(self.key(ref, action))
-
-    def flat(self, ref: Ref, action: Action, dtype: torch.dtype) -> Tensor:
-        """A layer's flat parameters or gradients in the entry."""
-        elements = self.kind(ref.content.layer).parameters
-        return self.memory.view(self.key(ref, action), dtype, elements)
-
-    def owned(
-        self, ref: Ref, action: Action, dtype: torch.dtype, piece: slice | None = None
-    ) -> list[Tensor]:
-        """What this rank owns of a layer's parameters or gradients in the entry, with filling.
-
-        It is a tensor for each of its ranges. `piece`: of its part, no more than that.
-        """
-        part, whole = self.rows[action.layer].part, self.program.buffers[ref.buffer].whole
-        return [
-            self.memory.view(
-                self.key(ref, action),
-                dtype,
-                len(own),
-                (own.start if whole else at) * dtype.itemsize,
-            )
-            for at, own in part.within(piece or slice(0, part.elements))
-        ]
-
-    def boxed(self, ref: Ref, action: Action, dtype: torch.dtype) -> Callable[[Box], Tensor]:
-        """What finds the rank's own elements of a layer's parameters or gradients in the entry."""
-        if self.program.buffers[ref.buffer].whole:
-            flat = self.flat(ref, action, dtype)
-            return lambda box: flat[box.in_layer]
-        elements = self.rows[action.layer].part.elements
-        part = self.memory.view(self.key(ref, action), dtype, elements)
-        return lambda box: part[box.in_part]
-
-    def has_whole(self, layer: int) -> bool:
-        """Whether all of the layer's parameters are at home on this rank, not its part alone."""
-        return self._home(Content(Holds.PARAMETERS, layer)).whole
-
-    def held(self, layer: int) -> list[tuple[int, range]]:
-        """Elements of the layer whose parameters this rank has at home, each range with its place.
-
-        Places are elements of the home, too.
-        """
-        if self.has_whole(layer):
-            return [(0, range(self.kind(layer).parameters))]
-        part = self.rows[layer].part
-        places = part.within(slice(0, part.elements))
-        each = zip(places, part.ranges, strict=True)
-        return [(place, own.tensors) for (place, _), own in each if own.real]
-
-    def shared_out(
-        self, ref: Ref, action: Action, dtype: torch.dtype
-    ) -> list[tuple[RankGroup, Tensor]]:
-        """The parts of all ranks, one behind the other, in an entry that holds them.
-
-        They come with the ranks that share them: of experts those that have the same.
-        """
-        assert self.program.buffers[ref.buffer].whole, ref
-        layer, groups = action.layer, self.groups
-        kind, key = self.kind(layer), self.key(ref, action)
-        elements = kind.padded(self.sharers(layer))
-        apart = kind.whole_experts
-        rest = self.memory.view(key, dtype, elements - apart, apart * dtype.itemsize)
-        if not apart:
-            return [(groups.shard, rest)]
-        experts = self.memory.view(key, dtype, apart)
-        return [(groups.expert_data, experts), (groups.shard, rest)]
-
-    def sharers(self, layer: int) -> int:
-        """Ranks that a layer is shared out to: of adapters each has all."""
-        return 1 if layer == ADAPTERS else self.graph.strategy.zero_ranks
-
     def batch(self, refs: Iterable[Ref], action: Action) -> Tensor:
         """Tokens and targets, int64 [2, micro_batch, length], in host memory."""
-        flat = self.bytes_of(find(refs, Holds.BATCH), action).view(torch.int64)
+        flat = self.entries.bytes_of(find(refs, Holds.BATCH), action).view(torch.int64)
         rows, length = self.graph.strategy.micro_batch, self.length
         return flat[: 2 * rows * length].view(2, rows, length)
 

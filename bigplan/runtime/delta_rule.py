@@ -32,9 +32,11 @@ from torch.autograd import Function
 from bigplan.mechanics import RULE_CHUNK as CHUNK
 from bigplan.mechanics import rule_in_kernels
 from bigplan.runtime.made_again import made_again
+from bigplan.runtime.operators import wide
 from bigplan.runtime.positions import Positions
+from bigplan.runtime.silu_convolution import silu_convolved
 from bigplan.runtime.ways import Parameters, Ways
-from bigplan.spec.delta_steps import (
+from bigplan.spec.delta_rule_steps import (
     DECAY_OFFSET,
     DECAYS,
     FILTERS,
@@ -49,7 +51,7 @@ from bigplan.spec.delta_steps import (
 from bigplan.spec.mixers import GatedDeltaRule
 from bigplan.spec.model import ModelSpec
 
-LENGTH_EPSILON = 1e-6  # added to the square of the length of queries and keys, likewise
+LENGTH_EPSILON = 1e-6  # added to the square of a length of queries and keys, as transformers does
 
 
 def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways) -> Tensor:
@@ -109,7 +111,7 @@ def gated(rule: GatedDeltaRule, epsilon: float, begins: Tensor | None, *inputs: 
     *vectors, gates, rates, decays = inputs[:6]
     *filters, log_decay, offset, weight = inputs[6:]
     convolved = (
-        F.silu(_convolved(x, own, begins)) for x, own in zip(vectors, filters, strict=True)
+        silu_convolved(x, own, begins=begins) for x, own in zip(vectors, filters, strict=True)
     )
     key_heads, width = vectors[0].shape[-1] // rule.key_dim, rule.value_dim
     q, k, v = (
@@ -117,14 +119,14 @@ def gated(rule: GatedDeltaRule, epsilon: float, begins: Tensor | None, *inputs: 
         for x, each in zip(convolved, (rule.key_dim, rule.key_dim, width), strict=True)
     )
     q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPSILON) for x in (q, k))
-    fades = -_wide(log_decay).exp() * F.softplus(_wide(decays) + _wide(offset))
+    fades = -wide(log_decay).exp() * F.softplus(wide(decays) + wide(offset))
     found = rates.sigmoid() if rule.rate_scale == 1 else rates.sigmoid() * rule.rate_scale
     rate, fade = (_by_head(x, key_heads, 1).squeeze(-1) for x in (found, fades))
     read = delta_rule(q * rule.key_dim**-0.5, k, v, (rate, fade), begins)
-    read = _wide(read.flatten(1, 2).transpose(1, 2).to(gates.dtype))  # as transformers rounds it
+    read = wide(read.flatten(1, 2).transpose(1, 2).to(gates.dtype))  # as transformers rounds it
     normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + epsilon)
     normed = weight * normed.to(gates.dtype)
-    gate = F.silu(_wide(torch.unflatten(gates, -1, (-1, width))))
+    gate = F.silu(wide(torch.unflatten(gates, -1, (-1, width))))
     return (normed * gate).to(gates.dtype).flatten(2)
 
 
@@ -189,26 +191,7 @@ def _hidden(
     return later | apart, within, apart[..., -1:, :].mT, within[..., -1:, :]
 
 
-def _convolved(x: Tensor, filters: Tensor, begins: Tensor | None) -> Tensor:
-    """The sum over the last taps tokens of x [b, s, c] times their channels' filters [c, taps]."""
-    taps, length = filters.shape[1], x.shape[1]
-    padded = F.pad(x, (0, 0, taps - 1, 0))
-    total = x * filters[:, -1]
-    within = None if begins is None else torch.arange(length, device=x.device) - begins
-    for tap in range(taps - 1):
-        shifted = padded[:, tap : tap + length]
-        if within is not None:
-            shifted = shifted * (within >= taps - 1 - tap)[..., None]
-        total = torch.addcmul(total, shifted, filters[:, tap])
-    return total
-
-
 def _by_head(x: Tensor, key_heads: int, width: int) -> Tensor:
     """[b, s, heads * width] in fp32 as [b, key heads, heads of each, s, width]."""
     heads = torch.unflatten(x, -1, (key_heads, -1, width))
-    return _wide(heads.permute(0, 2, 3, 1, 4))
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In fp32, or wider where it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide(heads.permute(0, 2, 3, 1, 4))

@@ -155,7 +155,7 @@ class Executor:
         ordered = self._context.device.type == "cpu" or on_gpu == (action.lane in ON_STREAMS)
         if not ordered:
             torch.cuda.current_stream().synchronize()
-        self._context.memory.poison(self._context.key(ref, action))
+        self._context.memory.poison(self._context.entries.key(ref, action))
         if not ordered:
             torch.cuda.current_stream().synchronize()
 

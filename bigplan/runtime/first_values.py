@@ -21,7 +21,7 @@ from bigplan.runtime import four_bits
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.hf_weights import HfFolder
 from bigplan.runtime.peft_import import PeftFolder
-from bigplan.spec import delta_steps, state_space_steps
+from bigplan.spec import delta_rule_steps, state_space_steps
 from bigplan.spec.four_bits import is_packed, packed_columns
 from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import inputs_of
@@ -35,9 +35,14 @@ FirstValues = Callable[[str, int, Parameter, Rectangle], Tensor]
 
 # Decays of heads: of a gated delta rule as in transformers, of a state space as in Mamba-2's own
 # code (state-spaces/mamba, Mamba2: A_init_range, dt_min, dt_max).
-DECAYS = {delta_steps.LOG_DECAY: (0.01, 16.0), state_space_steps.LOG_DECAY: (1.0, 16.0)}
+DECAYS = {delta_rule_steps.LOG_DECAY: (0.01, 16.0), state_space_steps.LOG_DECAY: (1.0, 16.0)}
 TIME_STEPS = 0.001, 0.1  # of a state space's heads, uniform in their logarithms, likewise
-ONES = (delta_steps.DECAY_OFFSET, delta_steps.NORM, state_space_steps.NORM, state_space_steps.SKIP)
+ONES = (
+    delta_rule_steps.DECAY_OFFSET,
+    delta_rule_steps.NORM,
+    state_space_steps.NORM,
+    state_space_steps.SKIP,
+)
 STD = 0.02  # of every matrix, as in GPT-2 and Llama
 # Elements that are drawn from one seed. A block takes 55 us of Python, in which other threads wait,
 # and 5 ms to draw, in which they do not: about 100 cores can do it side by side. A rectangle that

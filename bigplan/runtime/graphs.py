@@ -129,7 +129,8 @@ class Graphs:
         """Capture the pass, and run it."""
         dynamic, kind = self._context.memory.dynamic, BETWEEN[action.op]
         source, result = (
-            self._context.key(find(refs, kind), action) for refs in (action.reads, action.writes)
+            self._context.entries.key(find(refs, kind), action)
+            for refs in (action.reads, action.writes)
         )
         given, graph = dynamic[source], torch.cuda.CUDAGraph()
         assert isinstance(given, Tensor)

@@ -66,7 +66,7 @@ def fill_first(context: Context, first: FirstValues, layers: Iterable[int] | Non
 def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
     """Parameters together with the master copies of the same elements, then those without one."""
     sizes, dtype = context.graph.sizes, context.parameter_dtype
-    held = context.held(layer)
+    held = context.entries.held(layer)
     left = [elements for _, elements in held]
     with _placed(context, layer, Content(Holds.PARAMETERS, layer)) as place:
         parameters = [_StoredRange.at_home(*one, place, dtype) for one in held]
@@ -131,7 +131,7 @@ def without(ranges: Iterable[range], others: Iterable[range]) -> Iterator[range]
 @contextmanager
 def _placed(context: Context, layer: int, content: Content) -> Iterator[Tensor]:
     """Where a home is filled; tensors that live on disk are written there at the end."""
-    key = context.home(content)
+    key = context.entries.home(content)
     place = context.memory.place(passage(context, layer, key))
     yield place
     if context.memory.on_disk(key):
@@ -150,7 +150,7 @@ def passage(context: Context, layer: int, key: Key) -> Key:
 
 def load(context: Context, content: Content) -> Tensor:
     """The bytes at the content's home, in host memory, padding included."""
-    key = context.home(content)
+    key = context.entries.home(content)
     if context.memory.on_disk(key):
         pages = aligned_empty(align_up(context.memory.buffers[key[0]].nbytes, PAGE))
         context.memory.read(key, pages)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-from bigplan.runtime import mixture
+from bigplan.runtime import routed_rows
 from bigplan.runtime.adapters import adapted_linear
 from bigplan.runtime.mixture import ForgetRouted, Matrix, Routed
 from bigplan.runtime.products import Products
@@ -175,17 +175,17 @@ class KeptActivations:
             whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
             tokens: Any = self._pack(whole)
             if dispatch.away:
-                again = _RecomputedTensor(partial(mixture.came, dispatch, by), [tokens])
+                again = _RecomputedTensor(partial(routed_rows.came, dispatch, by), [tokens])
                 self._forget(routed.came, again)
-                weights = partial(mixture.weights, dispatch)
+                weights = partial(routed_rows.weights, dispatch)
                 self.forget(routed.weights, weights, routed.by_token, chosen, order)
                 tokens = self._pack(again)
             places = [self._pack(one) for one in (chosen, order)]
-            read = partial(mixture.read, dispatch, by, grouped)
+            read = partial(routed_rows.read, dispatch, by, grouped)
             rows = _RecomputedTensor(read, [tokens, *places])
             outputs = zip((routed.gate, routed.up), matrices, routed.adapters, strict=True)
             for output, (matrix, *biases), own in outputs:
-                given = partial(mixture.given, dispatch, grouped, own)
+                given = partial(routed_rows.given, dispatch, grouped, own)
                 self.forget(output, given, rows, matrix, chosen, order, *biases)
 
         return forget

@@ -6,8 +6,8 @@ visit says where they are. So one object serves all layers of its kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +21,9 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.generated import library_for
-from bigplan.runtime.kept import KeptActivations, differentiate
+from bigplan.runtime.head import Head, Losses
+from bigplan.runtime.kept import KeptActivations
+from bigplan.runtime.leaves import differentiated, leaf_of, leaves_of, without
 from bigplan.runtime.matrices import AS_STORED, Matrices
 from bigplan.runtime.positions import Positions, Sharing, position_tables
 from bigplan.runtime.products import Products
@@ -50,15 +52,6 @@ class Layer(Protocol):
 
     def backward(self, visit: Visit, kept: KeptActivations) -> Tensor | None:
         """Add to the gradients; the one by the input [b, s, h]. None: no layer is before."""
-
-
-@dataclass(slots=True)
-class Losses:
-    """The loss of a step, in parts, and the factors of its gradients."""
-
-    parts: list[Tensor] = field(default_factory=list)  # their sum is the mean over the targets
-    share: float = 0.0  # weight of one target in the step's mean, over all ranks
-    scale: float = 1.0  # factor of gradients, not of reported losses
 
 
 def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
@@ -131,8 +124,9 @@ class Embedding:
             return x
         if self.frozen:
             return self._normed(visit, x)
-        leaves = _leaves(visit.parameters(), in_product=True)  # rows are added to the tables' sums
-        kept.parameters = _differentiated(leaves)
+        # Rows are added to the tables' sums.
+        leaves = leaves_of(visit.parameters(), in_product=True)
+        kept.parameters = differentiated(leaves)
         return kept.record(lambda x: blocks.embedding_norm(leaves, x, model, self._ways), x)
 
     def evaluate(self, visit: Visit) -> Tensor:
@@ -161,7 +155,7 @@ class Embedding:
         if self._model.embedding_norm:
             kept.weights = visit.weights()
             gradient, by_norm = kept.gradients(gradient)
-            kept.sums.add(_without(by_norm, self._elsewhere))
+            kept.sums.add(without(by_norm, self._elsewhere))
         gradient = blocks.scaled(gradient, self._model)
         tables = blocks.looked_up(tokens, self._model, self._context, visit.begins)
         words = tables.pop(TABLE)
@@ -242,7 +236,7 @@ class Block:
         visit.open(kept.sums)
         by_input, gradients = kept.gradients(gradient)
         elsewhere = self._ranks.counted_elsewhere(adapted_steps(self._model, BLOCK, self.lora))
-        kept.sums.add(_without(gradients, elsewhere))
+        kept.sums.add(without(gradients, elsewhere))
         kept.sums.close(elsewhere | self._untrained)
         return by_input
 
@@ -262,10 +256,10 @@ class Block:
         """
         leaves = dict(parameters)
         if self.lora is None:
-            leaves = _leaves(parameters, in_product=self._in_product)
+            leaves = leaves_of(parameters, in_product=self._in_product)
             leaves |= {name: parameters[name] for name in self._untrained}
-            leaves |= {name: _leaf(parameters[name]) for name in self._filters}
-        kept.parameters = _differentiated(leaves)
+            leaves |= {name: leaf_of(parameters[name]) for name in self._filters}
+        kept.parameters = differentiated(leaves)
         kept.constants = self._constants
         model, ways = self._model, self._ways(kept, recompute)
         positions = self._positions._replace(bounds=bounds)
@@ -292,120 +286,3 @@ class Block:
         if recompute is Recompute.MLP:
             ways = ways._replace(widening=kept.products_again(products))
         return ways
-
-
-class Head:
-    """Final norm, scores of all words and loss. It does all its work in its backward."""
-
-    frozen = False  # then its backward gives the gradient by its input alone
-
-    def __init__(
-        self,
-        context: Context,
-        batches: Batches,
-        losses: Losses,
-        *,
-        in_product: bool,
-        kernels: Library | None = None,
-    ) -> None:
-        """As in Block."""
-        self._kernels = kernels
-        self._model, self._batches, self._losses = context.model, batches, losses
-        self._chunk, self._tied = context.graph.loss_chunk, context.graph.tied
-        self._in_product, self._ranks = in_product, context.tensor_parallel
-        self._elsewhere = self._ranks.counted_elsewhere(self._model.steps("head"))
-
-    def forward(self, visit: Visit, kept: KeptActivations) -> None:
-        """Keeps the input."""
-        kept.saved = [visit.hidden()]
-
-    @torch.no_grad()
-    def evaluate(self, visit: Visit) -> None:
-        """The loss alone."""
-        x, targets, parameters = visit.hidden(), self._batches.targets(visit), self._tables(visit)
-        for mine, wanted in self._chunks(targets):
-            piece = x.flatten(0, -2)[mine]
-            self._loss(parameters, piece, wanted, PLAIN._replace(kernels=self._kernels))
-
-    def backward(self, visit: Visit, kept: KeptActivations) -> Tensor:
-        """Loss and its gradients, a chunk of tokens at a time: never all logits at once."""
-        x, targets = kept.kept_input(), self._batches.targets(visit)
-        # Gathered tokens stay until the backward, which follows at once: products see no ranks.
-        sums, parameters = kept.sums if self._in_product else None, self._tables(visit)
-        products = Products(ONE, sums, self._kernels, frozen=self.frozen)
-        if not self.frozen:
-            parameters = _leaves(parameters, in_product=self._in_product)
-        visit.open(kept.sums)
-        by_input = torch.empty_like(x)
-        for mine, wanted in self._chunks(targets):
-            piece = x.flatten(0, -2)[mine]
-            by_piece, gradients = self._piece(parameters, piece, wanted, products)
-            by_input.flatten(0, -2)[mine] = by_piece
-            kept.sums.add(_without(gradients, self._elsewhere))
-        kept.sums.close()  # positions get no gradient here
-        return by_input
-
-    def _chunks(self, targets: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Tokens of this rank, with the targets of all ranks' that come together."""
-        theirs = targets.view(self._ranks.parts, -1)
-        some = max(1, self._chunk // self._ranks.parts)
-        for start in range(0, theirs.shape[1], some):
-            mine = slice(start, start + some)
-            yield mine, theirs[:, mine].flatten()
-
-    def _piece(
-        self, parameters: dict[str, Tensor], x: Tensor, targets: Tensor, products: Products
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The gradients by one chunk, and those by the parameters that no product adds up."""
-        x, leaves, ways = _leaf(x), _differentiated(parameters), products.ways
-        share = self._losses.share * self._losses.scale
-        if self._kernels is not None and self._ranks.alone:  # its kernel multiplies by the share
-            one = generated.scale_of(share, x.device)
-            rule = generated.LossRule(self._kernels, one, self._model.logit_cap)
-            ways = ways._replace(loss=partial(generated.cross_entropy, rule))
-        with torch.enable_grad():
-            loss = self._loss(parameters, x, targets, ways)
-        scale = torch.full_like(loss, share)
-        by_x, *gradients = differentiate([loss], [x, *leaves.values()], [scale])
-        return by_x, dict(zip(leaves, gradients, strict=True))
-
-    def _loss(
-        self,
-        parameters: dict[str, Tensor],
-        x: Tensor,
-        targets: Tensor,
-        ways: Ways,
-    ) -> Tensor:
-        """Sum of the losses of x [tokens, h]; their part of the mean goes to the step's."""
-        loss = blocks.head_loss(parameters, x, targets, self._model, ways, self._ranks)
-        self._losses.parts.append(loss.detach() * self._losses.share)
-        return loss
-
-    def _tables(self, visit: Visit) -> dict[str, Tensor]:
-        """The layer's parameters, with the embedding's table where they share it."""
-        parameters = visit.parameters()
-        if self._tied:
-            parameters[TABLE] = visit.parameters(1)[TABLE]
-        return parameters
-
-
-def _without(gradients: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tensor]:
-    return {name: gradient for name, gradient in gradients.items() if name not in names}
-
-
-def _leaves(views: Mapping[str, Tensor], *, in_product: bool) -> dict[str, Tensor]:
-    """Parameters for autograd to differentiate by, but for matrices that products add up."""
-    return {
-        name: view if in_product and view.dim() == 2 else _leaf(view)
-        for name, view in views.items()
-    }
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    """The same memory, for autograd to differentiate by."""
-    return tensor.detach().requires_grad_()
-
-
-def _differentiated(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters that autograd gives gradients of."""
-    return {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}

@@ -32,7 +32,11 @@ class StagedRows(NamedTuple):
     @classmethod
     def of(cls, context: Context, ref: Ref, action: Action) -> StagedRows:
         """What `ref` names for the action's micro-batch."""
-        view, key, kind = context.memory.view, context.key(ref, action), context.kind(action.layer)
+        view, key, kind = (
+            context.memory.view,
+            context.entries.key(ref, action),
+            context.kind(action.layer),
+        )
         batch, length = context.graph.strategy.micro_batch, context.length
         # Tokens come first: after any number of 16-bit rows 8-byte numbers may lie across words.
         tokens = view(key, torch.int64, batch * length)
@@ -53,7 +57,7 @@ class StagedRows(NamedTuple):
 def look_up(context: Context, action: Action) -> None:
     """Copy the rows for a micro-batch's tokens out of the layer's tables."""
     tokens = context.batch(action.reads, action)[0]
-    flat = context.flat(action.reads[0], action, context.parameter_dtype)
+    flat = context.entries.flat(action.reads[0], action, context.parameter_dtype)
     tables, entry = (
         context.views(flat, action.layer),
         StagedRows.of(context, action.writes[0], action),
@@ -85,7 +89,7 @@ def send_home(context: Context, action: Action, gradient: Tensor, tokens: Tensor
 def add_up(context: Context, action: Action) -> None:
     """Add a micro-batch's gradients to their sum in host memory; a step's first clear it."""
     entry, total = StagedRows.of(context, action.reads[0], action), action.writes[0]
-    sums = context.views(context.flat(total, action, context.gradient_dtype), action.layer)
+    sums = context.views(context.entries.flat(total, action, context.gradient_dtype), action.layer)
     if total not in action.reads:
         for table in sums.values():
             table.zero_()

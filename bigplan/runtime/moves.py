@@ -19,7 +19,9 @@ def move(
     context: Context, turns: Turns, kept: Callable[[Action], KeptActivations], action: Action
 ) -> None:
     """Copy what the action reads to where it writes. `kept`: activations of its micro-batch."""
-    source, target = (context.key(refs[0], action) for refs in (action.reads, action.writes))
+    source, target = (
+        context.entries.key(refs[0], action) for refs in (action.reads, action.writes)
+    )
     memory = context.memory
     if memory.on_disk(source):
         memory.read(source, memory.place(target))
@@ -43,7 +45,10 @@ def _copy(context: Context, action: Action) -> None:
     is_gradient = action.op is Op.GRAD_OUT
     dtype = context.gradient_dtype if is_gradient else context.parameter_dtype
     part = context.rows[action.layer].moved(action.share)
-    both = (context.owned(refs[0], action, dtype, part) for refs in (action.reads, action.writes))
+    both = (
+        context.entries.owned(refs[0], action, dtype, part)
+        for refs in (action.reads, action.writes)
+    )
     for source, target in zip(*both, strict=True):
         target.copy_(source, non_blocking=True)
 
@@ -55,7 +60,7 @@ def send(context: Context, action: Action) -> None:
     """
     (ref,) = action.reads
     if context.program.buffers[ref.buffer].dynamic:
-        values = context.memory.dynamic[context.key(ref, action)]
+        values = context.memory.dynamic[context.entries.key(ref, action)]
         assert isinstance(values, Tensor)
     else:
         values = _table(context, ref, action)
@@ -65,7 +70,7 @@ def send(context: Context, action: Action) -> None:
 def _table(context: Context, ref: Ref, action: Action) -> Tensor:
     is_parameters = ref.content.kind is Holds.PARAMETERS
     dtype = context.parameter_dtype if is_parameters else context.gradient_dtype
-    return context.flat(ref, action, dtype)
+    return context.entries.flat(ref, action, dtype)
 
 
 def receive(context: Context, compute: torch.cuda.Stream | None, action: Action) -> None:
@@ -80,7 +85,7 @@ def receive(context: Context, compute: torch.cuda.Stream | None, action: Action)
     if compute is not None:  # who lets go of it does not wait until it is read
         values.record_stream(compute)
     context.groups.receive(ref.content.kind, values)
-    context.memory.dynamic[context.key(ref, action)] = values
+    context.memory.dynamic[context.entries.key(ref, action)] = values
 
 
 def mean_loss(losses: list[Tensor], groups: Groups) -> float:
@@ -99,7 +104,7 @@ def tensor_reduce(context: Context, action: Action) -> None:
     All ranks take part at once: each group of sharing ranks has a separate place in the sum.
     """
     group = context.groups.tensor
-    total = context.flat(action.reads[0], action, context.gradient_dtype)
+    total = context.entries.flat(action.reads[0], action, context.gradient_dtype)
     for holders, part in context.kind(action.layer).repeated.items():
         mine = total[part.start : part.stop]
         if holders == group.size:
@@ -116,8 +121,8 @@ def reduce(context: Context, action: Action) -> None:
 
     A zero group sums its own ranks' alone.
     """
-    scatters = context.sharers(action.layer) > 1
-    for group, total in context.shared_out(action.reads[0], action, context.gradient_dtype):
+    scatters = context.entries.sharers(action.layer) > 1
+    for group, total in context.entries.shared_out(action.reads[0], action, context.gradient_dtype):
         if scatters:
             group.reduce_scatter(total)
         else:  # of adapters each rank of each zero group has all
@@ -131,7 +136,7 @@ def sum_replicas(context: Context, action: Action) -> None:
     It runs on the lane of `reduce` and `gather`, so on every rank the collectives of both
     communicators begin in the order of the program, one after the other on one stream.
     """
-    for mine in context.owned(action.reads[0], action, context.gradient_dtype):
+    for mine in context.entries.owned(action.reads[0], action, context.gradient_dtype):
         context.groups.replica.all_reduce(mine)
 
 
@@ -140,8 +145,8 @@ def gather(context: Context, action: Action) -> None:
     (source,), (target,) = action.reads, action.writes
     dtype = context.parameter_dtype
     parts = zip(
-        context.shared_out(target, action, dtype),
-        context.owned(source, action, dtype),
+        context.entries.shared_out(target, action, dtype),
+        context.entries.owned(source, action, dtype),
         strict=True,
     )
     for (group, whole), mine in parts:

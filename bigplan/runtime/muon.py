@@ -54,7 +54,7 @@ class MuonUpdates:
 
     def gathers(self, layer: int) -> bool:
         """Whether ranks bring a layer's directions together, those with padding alone, too."""
-        sharers = self._context.sharers(layer)
+        sharers = self._context.entries.sharers(layer)
         return sharers > 1 and bool(self._context.kind(layer).orthogonalised)
 
     def run(
@@ -90,7 +90,7 @@ class MuonUpdates:
         for box, values in inputs:
             own[box.in_part] = values
             boxes.append(box)
-        layer_of_all = own.new_empty(context.kind(layer).padded(context.sharers(layer)))
+        layer_of_all = own.new_empty(context.kind(layer).padded(context.entries.sharers(layer)))
         context.groups.update.all_gather(layer_of_all, own)
         for box in boxes:
             start, high, wide = rows.offsets[box.tensor]

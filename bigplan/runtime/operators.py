@@ -38,6 +38,11 @@ def kernels_for(x: Tensor) -> bool:
     return x.is_cuda and has_triton() and not _left_out
 
 
+def wide(x: Tensor) -> Tensor:
+    """In fp32, or wider where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class RmsRule(NamedTuple):
     """What an RMSNorm adds to the mean of squares, and whether it multiplies by 1 + weight."""
 

@@ -17,7 +17,8 @@ from typing import NamedTuple, Self
 from bigplan.content import Content
 from bigplan.graph.graph import LayerKind
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import IN_CHUNKS, ON_CPU, LayerPlacement, Share, pieces
+from bigplan.layer_placement import LayerPlacement, pieces
+from bigplan.placement import IN_CHUNKS, ON_CPU, Share
 from bigplan.ranks import Coordinates
 from bigplan.rectangle import Rectangle, cut, held
 from bigplan.spec.step import Parameter

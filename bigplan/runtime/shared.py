@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from bigplan.runtime.expert_mlp import Weighted
 from bigplan.runtime.experts import RowOperators
-from bigplan.runtime.mixture import Weighted
 
 
 def gated_by_score(

@@ -27,7 +27,7 @@ from bigplan.mechanics import SPACE_CHUNK as CHUNK
 from bigplan.runtime import generated
 from bigplan.runtime.generated import NormRule
 from bigplan.runtime.made_again import made_again
-from bigplan.runtime.operators import RmsRule
+from bigplan.runtime.operators import RmsRule, wide
 from bigplan.runtime.positions import Positions
 from bigplan.runtime.silu_convolution import silu_convolved
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
@@ -90,10 +90,10 @@ def gated(space: StateSpace, norm: Norm, *inputs: Tensor) -> Tensor:
     groups = keys.shape[-1] // space.state
     values = torch.unflatten(values, -1, (groups, -1, space.head_dim))
     keys, queries = (torch.unflatten(x, -1, (groups, -1)) for x in (keys, queries))
-    steps = F.softplus(_wide(steps) + _wide(offset))
+    steps = F.softplus(wide(steps) + wide(offset))
     if space.least_step or space.most_step is not None:
         steps = steps.clamp(space.least_step, space.most_step)
-    fades = -_wide(log_decay).exp() * steps
+    fades = -wide(log_decay).exp() * steps
     steps, fades = (torch.unflatten(x, -1, (groups, -1)) for x in (steps, fades))
     read = state_space(values, steps, fades, keys, queries)
     read = torch.addcmul(read, skip.view(groups, -1, 1), values)
@@ -159,11 +159,6 @@ def _gated_and_normed(
         return wide_norm(x, weight, RmsRule(norm.epsilon), norm.ranks.group)
     if kernels is not None and one:
         return generated.normed(NormRule(kernels, "rmsnorm", norm.epsilon), x, weight)
-    parts = _wide(torch.unflatten(x, -1, (space.groups // norm.ranks.group.size, -1)))
+    parts = wide(torch.unflatten(x, -1, (space.groups // norm.ranks.group.size, -1)))
     normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + norm.epsilon)
-    return (normed.flatten(2) * _wide(weight)).to(x.dtype)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In fp32, or wider where it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return (normed.flatten(2) * wide(weight)).to(x.dtype)

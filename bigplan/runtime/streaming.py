@@ -36,7 +36,7 @@ class StreamedChunk:
     def of(cls, context: Context, action: Action) -> StreamedChunk:
         """The chunk that an action brings, updates or takes back."""
         ref = next(ref for ref in (*action.reads, *action.writes) if ref.buffer == "stream")
-        boxes, key = context.rows[action.layer].boxes(ref.content), context.key(ref, action)
+        boxes, key = context.rows[action.layer].boxes(ref.content), context.entries.key(ref, action)
         elements, sizes = sum(box.count for box in boxes), context.graph.sizes
         state = context.state_bytes(action.layer, elements)
         gradients = align_up(state, ALIGNMENT)
@@ -71,7 +71,7 @@ def state_out(context: Context, turns: Turns, action: Action) -> None:
 
 
 def _at_home(context: Context, action: Action, visit: StreamedChunk, home: Ref) -> Tensor:
-    return context.memory.view(context.key(home, action), torch.uint8, visit.state.numel())
+    return context.memory.view(context.entries.key(home, action), torch.uint8, visit.state.numel())
 
 
 def _sides(
@@ -80,7 +80,7 @@ def _sides(
     """Rows in the entry, with what finds them among what the rank owns in host memory."""
     both = {Holds.GRADIENTS: visit.gradients, Holds.PARAMETERS: visit.weights}
     return [
-        (rows, context.boxed(ref, action, rows.dtype))
+        (rows, context.entries.boxed(ref, action, rows.dtype))
         for ref in refs
         for rows in (both[ref.content.kind],)
         if context.program.buffers[ref.buffer].tier is Tier.HOST

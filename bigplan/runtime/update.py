@@ -72,7 +72,7 @@ class Update:
     def norm(self, action: Action) -> None:
         """Square sum of what this rank counts of a layer's final gradients, in fp32."""
         context = self._context
-        owned = context.owned(action.reads[0], action, context.gradient_dtype)
+        owned = context.entries.owned(action.reads[0], action, context.gradient_dtype)
         both = zip(owned, context.rows[action.layer].part.ranges, strict=True)
         every = [gradients[: own.counted] for gradients, own in both]
         if every[0].is_cuda:  # adds in a tree, which loses nothing to length
@@ -108,7 +108,7 @@ class Update:
         context, squares = self._context, torch.zeros(len(self._context.graph.layers)).double()
         for layer, square in found.items():
             spread = context.kind(layer).ep > 1  # each rank counts what it has first
-            if spread or context.groups.at.data < context.sharers(layer):
+            if spread or context.groups.at.data < context.entries.sharers(layer):
                 # The adapters of a stage count in the place of its first layer.
                 squares[min(context.program.layers) if layer == ADAPTERS else layer] = square
         return context.groups.sum_of_all(squares)
@@ -142,14 +142,14 @@ class Update:
             rows = {gradients: _in_piece(visit.gradients), weights: _in_piece(visit.weights)}
         for ref in (*action.reads, *action.writes):
             if (side := ref.content.kind) in sides:
-                rows[side] = context.boxed(ref, action, sides[side])
+                rows[side] = context.entries.boxed(ref, action, sides[side])
         if not context.graph.sizes.state:
             boxes = context.rows[layer].chunks[share][0]
             state = StoredState((), (), None)
             return _Operands(boxes, state, rows[gradients], rows[weights])
         ref = find(action.reads, Holds.STATE)
         boxes = context.rows[layer].boxes(ref.content)
-        view = partial(context.memory.view, context.key(ref, action))
+        view = partial(context.memory.view, context.entries.key(ref, action))
         state = context.state_of(layer, view, sum(box.count for box in boxes))
         return _Operands(boxes, state, rows[gradients], rows[weights])
 
@@ -210,9 +210,9 @@ class Update:
         # The gradient of a lent table comes back whole, and so is the sum that it is added to.
         whole = all(context.program.buffers[ref.buffer].whole for ref in refs)
         if whole:
-            both = [[context.flat(ref, action, context.gradient_dtype)] for ref in refs]
+            both = [[context.entries.flat(ref, action, context.gradient_dtype)] for ref in refs]
         else:
-            both = [context.owned(ref, action, context.gradient_dtype) for ref in refs]
+            both = [context.entries.owned(ref, action, context.gradient_dtype) for ref in refs]
         for part, total in zip(*both, strict=True):
             if len(action.reads) == 1:  # the first of a step
                 total.copy_(part)

@@ -52,7 +52,7 @@ class Visit(NamedTuple):  # one for every action: a dataclass takes three times 
 
     def weights(self) -> Tensor:
         """The layer's flat parameters as bytes (uint8), where they are now."""
-        return self.context.bytes_of(self.action.reads[0], self.action)
+        return self.context.entries.bytes_of(self.action.reads[0], self.action)
 
     def parameters(self, number: int = 0) -> dict[str, Tensor]:
         """The layer's tensors by name; number 1: those of the layer whose table it shares.
@@ -60,7 +60,7 @@ class Visit(NamedTuple):  # one for every action: a dataclass takes three times 
         Where the model is frozen, number 1 of a block are its adapters, if it has some.
         """
         source = self.action.reads[number]
-        flat = self.context.flat(source, self.action, self.context.parameter_dtype)
+        flat = self.context.entries.flat(source, self.action, self.context.parameter_dtype)
         return self._views(source, flat)
 
     @property
@@ -81,7 +81,7 @@ class Visit(NamedTuple):  # one for every action: a dataclass takes three times 
         context, action = self.context, self.action
         for total in action.writes:
             if total.content.kind in SUMS:
-                flat, fresh = context.flat(total, action, context.gradient_dtype), False
+                flat, fresh = context.entries.flat(total, action, context.gradient_dtype), False
                 if total not in action.reads and total.content.layer == ADAPTERS:
                     flat.zero_()
                 elif total not in action.reads:
@@ -107,11 +107,11 @@ class Visit(NamedTuple):  # one for every action: a dataclass takes three times 
     def leave(self, kind: Holds, tensor: Tensor) -> None:
         """Leave the layer's output, or the gradient by its input."""
         context, action = self.context, self.action
-        context.memory.dynamic[context.key(find(action.writes, kind), action)] = tensor
+        context.memory.dynamic[context.entries.key(find(action.writes, kind), action)] = tensor
 
     def _dynamic(self, kind: Holds) -> Tensor:
         context, action = self.context, self.action
-        tensor = context.memory.dynamic[context.key(find(action.reads, kind), action)]
+        tensor = context.memory.dynamic[context.entries.key(find(action.reads, kind), action)]
         assert isinstance(tensor, Tensor)
         return tensor
 

@@ -26,7 +26,7 @@ def weights(context: Context) -> Iterator[tuple[int, Tensor]]:
     for layer in context.program.layers:
         elements = context.kind(layer).parameters
         values = load(context, Content(Holds.PARAMETERS, layer))
-        if not context.has_whole(layer):
+        if not context.entries.has_whole(layer):
             part = context.rows[layer].part.elements * dtype.itemsize
             values = _together(context, layer, values[:part])
         yield layer, values[: elements * dtype.itemsize].view(dtype)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bigplan.content import ADAPTERS, Holds
 from bigplan.cost import Costs
-from bigplan.cost.price import GpuWaits, KindCost
+from bigplan.cost.costs import GpuWaits, KindCost
 from bigplan.cost.rates import Rates
 from bigplan.graph.graph import Graph
 from bigplan.placement import Share

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute
-from bigplan.lower.layout import shared_kinds
+from bigplan.lower.rings import shared_kinds
 from bigplan.placement import Rings, Tier
 
 ROOMY = Rings()

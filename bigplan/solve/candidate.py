@@ -9,8 +9,8 @@ from math import inf
 
 from bigplan.cost import Costs, price
 from bigplan.graph.graph import Graph
-from bigplan.graph.space import Ends
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import Ends
 from bigplan.lower import lower, lower_buffers, lower_steady
 from bigplan.placement import Placement, Rings, Tier, may_capture
 from bigplan.program import Program

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from bigplan.errors import InputError
-from bigplan.graph.space import Space, StrategyFamily
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import Space, StrategyFamily
 from bigplan.solve.candidate import Candidate, Pricing, Workload
 from bigplan.solve.pins import Pin
 from bigplan.units import counted

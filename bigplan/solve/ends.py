@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from bigplan.cost.price import KindCost
+from bigplan.cost.costs import KindCost
 from bigplan.graph.graph import LayerKind
 from bigplan.solve.stage_times import StageTimes
 

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bigplan.capabilities import muon_refusal, spread_refusal
+from bigplan.capabilities import muon_refusal, spread_refusal, tensor_parallel_refusal
 from bigplan.errors import InputError
 from bigplan.graph.build import loss_chunks
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind
-from bigplan.graph.space import Space
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import Space
 from bigplan.mechanics import MOST_GRAPHS
-from bigplan.placement import (
-    CHUNK,
-    KindPlacement,
-    Placement,
-    StagePlacement,
-    Tier,
-    may_capture,
-)
+from bigplan.placement import CHUNK, KindPlacement, Placement, StagePlacement, Tier, may_capture
 from bigplan.solve.candidate import Workload
 from bigplan.solve.decisions import decided
 from bigplan.solve.stage import StageClass, stage_classes
@@ -36,6 +29,7 @@ def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
     """Raise InputError that names the first value with which no strategy is left."""
     model, training, nodes = workload.model, workload.training, workload.nodes
     why = spread_refusal(model, training, dict(strategy))
+    why = why or tensor_parallel_refusal(model, strategy.tp)
     if why := why or muon_refusal(training, dict(strategy)):
         raise InputError(f"strategy.{why}")
     fixed: dict[str, int] = {"cp": strategy.cp}  # which a search may not have tried by itself

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from bigplan.cost.price import Costs
+from bigplan.cost.costs import Costs
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.muon import workspace
 from bigplan.lower.entries import (

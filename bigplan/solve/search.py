@@ -21,8 +21,8 @@ from math import inf
 
 from bigplan.effort import Effort
 from bigplan.errors import InfeasibleError, InputError
-from bigplan.graph.space import StrategyFamily
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import StrategyFamily
 from bigplan.placement import Rings
 from bigplan.solve.bounds import cheap_bound, family_bound, lacks_room, saved_by_groups
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, verified

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
+from bigplan.spec.combinations import check_attention, check_factors, check_latent, check_norms
 from bigplan.spec.experts import check_experts
 from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.latent import LatentAttention
@@ -21,7 +22,7 @@ from bigplan.spec.mixers import (
     check_mixers,
     mixers_of,
 )
-from bigplan.spec.pattern import BlockAttention, expanded, of_blocks, shares_of
+from bigplan.spec.pattern import BlockAttention, of_blocks, shares_of
 from bigplan.spec.rope_scaling import RopeScaling
 from bigplan.spec.routing import Routing
 
@@ -183,10 +184,9 @@ class Architecture(Spec):
                 "state `head_dim`, or change one of them"
             )
         check_experts(self)
-        self._check_pattern()
-        self._check_sinks()
-        self._check_norms()
-        self._check_latent()
+        check_attention(self)
+        check_norms(self)
+        check_latent(self)
         check_mixers(self)
         if self.heads % self.kv_heads:
             raise InputError(
@@ -203,126 +203,13 @@ class Architecture(Spec):
                 "`rope_scaling` changes rotary angles, but `positions` is "
                 f"{self.positions}; remove it"
             )
-        self._check_factors()
+        check_factors(self)
         if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
             raise InputError(
                 f"`head_dim` {self.head_dim} times `rotary_fraction` {self.rotary_fraction:g} is "
                 f"{self.rotary_width} columns, but rope rotates pairs; use an even number of them"
             )
         return self
-
-    def _check_factors(self) -> None:
-        scaling = self.rope_scaling
-        if scaling is None or scaling.name != "longrope":
-            return
-        pairs = self.rotary_width // 2
-        for key in ("short_factors", "long_factors"):
-            if len(getattr(scaling, key)) != pairs:
-                raise InputError(
-                    f"`rope_scaling` has {len(getattr(scaling, key))} `{key}`, but rope turns "
-                    f"{pairs} pairs of a head's columns; state one for each"
-                )
-
-    def _check_pattern(self) -> None:
-        local = expanded(self.attention_pattern, self.layers)
-        own = {
-            "sliding_window": self.sliding_window is not None,
-            "local_rope_theta": self.local_rope_theta is not None,
-            "global_rope": not self.global_rope,
-        }
-        if self.positions != "rope" and (own["local_rope_theta"] or own["global_rope"]):
-            raise InputError(
-                "`local_rope_theta` and `global_rope` are of rope, but `positions` is "
-                f"{self.positions}; remove them"
-            )
-        if not local:  # without a window all blocks are global
-            keys = ("local_rope_theta", *(("global_rope",) if own["sliding_window"] else ()))
-            if needless := [f"`{key}`" for key in keys if own[key]]:
-                raise InputError(
-                    f"{' and '.join(needless)} without `attention_pattern`, which says which "
-                    "blocks are local and which global; state it, or remove them"
-                )
-            return
-        if len({run.partition(" ")[2] for run in self.attention_pattern}) == 1:
-            raise InputError(
-                f"`attention_pattern` {', '.join(self.attention_pattern)} makes all blocks alike; "
-                "remove it"
-            )
-        if not any(own.values()):
-            raise InputError(
-                "`attention_pattern` without what local and global blocks differ in; state "
-                "`sliding_window`, `local_rope_theta` or `global_rope`, or remove it"
-            )
-
-    def _check_sinks(self) -> None:
-        unlike = {
-            f"positions: {self.positions}": self.positions == "alibi",
-            "score_cap": self.score_cap is not None,
-            "latent_attention": self.latent_attention is not None,
-        }
-        found = [f"`{name}`" for name, there in unlike.items() if there]
-        if self.attention_sinks and found:
-            raise InputError(
-                f"`attention_sinks` with {' and '.join(found)}, whose kernels take no sinks; "
-                "remove one"
-            )
-
-    def _check_norms(self) -> None:
-        beside = [key for key in ("parallel_residual", "experts") if getattr(self, key)]
-        if self.norms != "before" and beside:
-            raise InputError(
-                f"`norms` {self.norms} with `{beside[0]}`, whose norms stand before; change one"
-            )
-        alone = [key for key in ("parallel_residual", "shared_gate") if getattr(self, key)]
-        if self.residual_scale != 1 and alone:
-            raise InputError(
-                f"`residual_scale` {self.residual_scale:g} with `{alone[0]}`, whose results are "
-                "added as they are; remove one"
-            )
-        if self.head_bias and self.tied_embeddings:
-            raise InputError("`head_bias` with `tied_embeddings`, which have none; remove one")
-        if self.shared_norm and not self.parallel_residual:
-            raise InputError(
-                "`shared_norm` without `parallel_residual`: MLPs that come after attention have a "
-                "norm of their own; state it, or remove `shared_norm`"
-            )
-        if self.qk_norm_whole and not self.qk_norm:
-            raise InputError("`qk_norm_whole` without `qk_norm`; state it, or remove this")
-        if self.qk_norm_turned and (
-            not self.qk_norm or self.qk_norm_whole or self.positions != "rope"
-        ):
-            raise InputError(
-                "`qk_norm_turned` is of `qk_norm` of each head with `positions: rope`; state "
-                "these, or remove it"
-            )
-        if self.embedding_scale != 1 and self.positions == "learned":
-            raise InputError(
-                f"`embedding_scale` {self.embedding_scale:g} with `positions: learned`, which are "
-                "not scaled; remove one"
-            )
-        changed = [key for key in ("score_scale", "score_cap") if getattr(self, key) is not None]
-        if changed and self.positions == "alibi":
-            raise InputError(
-                f"`{changed[0]}` with `positions: alibi`, whose scores have their own form; "
-                "remove one"
-            )
-
-    def _check_latent(self) -> None:
-        if self.latent_attention is None:
-            return
-        unlike = {
-            f"`norm: {self.norm}`": self.norm != "rmsnorm",
-            "`norm_plus_one`": self.norm_plus_one,
-            f"`positions: {self.positions}`": self.positions != "rope",
-            f"`rotary_fraction` {self.rotary_fraction:g}": self.rotary_fraction != 1,
-            "`qkv_bias`": self.qkv_bias,
-            "`qk_norm`": self.qk_norm,
-            "`attention_gate`": self.attention_gate,
-            "`score_cap`": self.score_cap is not None,
-            "`sliding_window`": self.sliding_window is not None,
-            "`attention_pattern`": bool(self.attention_pattern),
-        }
-        self.latent_attention.check((self.heads, self.kv_heads, self.head_dim), unlike)
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:

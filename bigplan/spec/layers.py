@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.convolution_steps import convolution
-from bigplan.spec.delta_steps import delta_rule
+from bigplan.spec.delta_rule_steps import delta_rule
 from bigplan.spec.latent_heads import latent_heads
 from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, STATE_SPACE, Mixer
 from bigplan.spec.state_space_steps import state_space

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bigplan.graph.space import (
+from bigplan.graph.strategy import Strategy, chunk_blocks
+from bigplan.graph.strategy_space import (
     MAX_MICRO_BATCH_TOKENS,
     Space,
     balanced_ends,
@@ -13,7 +14,6 @@ from bigplan.graph.space import (
     splits_over_context_parallel,
     splits_over_tensor_parallel,
 )
-from bigplan.graph.strategy import Strategy, chunk_blocks
 from bigplan.spec.catalog import find_model
 from bigplan.spec.training import Training
 

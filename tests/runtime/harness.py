@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bigplan.content import Content, Holds
-from bigplan.placement import LayerPlacement, stage_table
+from bigplan.layer_placement import LayerPlacement, stage_table
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import load
@@ -130,7 +130,7 @@ def own_state(context: Context) -> State:
     """The same without asking other ranks: NaN for parameters, too, where one has them alone."""
     found = {}
     for layer in context.program.layers:
-        held, dtype = context.held(layer), context.parameter_dtype
+        held, dtype = context.entries.held(layer), context.parameter_dtype
         home = load(context, Content(Holds.PARAMETERS, layer))
         weights = torch.full((context.kind(layer).parameters,), torch.nan, dtype=dtype)
         for at, elements in held:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -42,6 +43,14 @@ SEVERAL_KINDS: dict[str, object] = {
     "convolution": {"taps": 3},
     "mixer_pattern": ("1 convolution", "1 attention"),
 }
+# Blocks with a state space, which do not split sequences, beside others.
+STATE_SPACE: dict[str, object] = {
+    "state_space": {"heads": 16, "head_dim": 4, "state": 16},
+    "mixer_pattern": ("1 state_space", "1 attention"),
+    "residual_scale": 0.3,
+    "positions": "none",
+}
+OF_STATE_SPACE = ("dp2-zero3", "tp2", "pp2-vpp2")  # layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +104,23 @@ def layouts(ranks: int) -> dict[str, Strategy]:
     }
 
 
-def plans(ranks: int, *, clip_norm: float | None) -> dict[str, Plan]:
-    """One training under every layout: frozen blocks on the GPU, in host memory or on a drive."""
+def plans(
+    ranks: int, *, clip_norm: float | None, parts: Mapping[str, object] | None = None
+) -> dict[str, Plan]:
+    """One training under every layout: frozen blocks on the GPU, in host memory or on a drive.
+
+    `parts`: of a model in place of the usual one; with a state space, layouts that it has.
+    """
     found = {}
     ways = list(Recompute)
+    several = parts or (SEVERAL_KINDS if ranks == 4 else {})
     for number, (name, strategy) in enumerate(layouts(ranks).items()):
         tier = (Tier.GPU, Tier.HOST, Tier.NVME)[number % 3]
         if strategy.shards > 1 and not strategy.zero:
             tier = Tier.GPU  # what is not sharded does not leave
         recompute = ways[number % len(ways)]
-        several = SEVERAL_KINDS if ranks == 4 else {}
+        if "state_space" in several and name not in OF_STATE_SPACE:
+            continue
         model = tiny_model(layers=4, tied_embeddings=ranks == 4, **several)
         every = {"targets": possible_targets(model)} if several else {}
         training = tiny_training(4, clip_norm=clip_norm, lora=LORA | every)

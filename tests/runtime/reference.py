@@ -55,7 +55,8 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.graph import Graph
-from bigplan.placement import LayerPlacement, Tier
+from bigplan.layer_placement import LayerPlacement
+from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime import blocks, positions, products
 from bigplan.runtime.data import BatchSource, data_path

@@ -392,7 +392,8 @@ def pipelines(ranks: int) -> dict[str, Plan]:
                 other = tiny_model(layers=3, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
         if ranks == 2 and layout.vpp > 1:  # chunks of unlike blocks
-            for part, fields in (("beside", BESIDE), ("lfm2", LFM2), ("qwen3-next", QWEN3_NEXT)):
+            unlike = ("beside", BESIDE), ("lfm2", LFM2), ("qwen3-next", QWEN3_NEXT)
+            for part, fields in (*unlike, ("granite-4", GRANITE_4)):
                 other = tiny_model(layers=5, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
         if ranks > 2 and (layout.zero == 1 or layout.tp * layout.vpp > 2 or layout.first_blocks):

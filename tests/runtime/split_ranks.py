@@ -11,8 +11,8 @@ import torch
 from hypothesis import strategies as st
 
 from bigplan.graph.build import build_graph
-from bigplan.graph.space import splits_over_context_parallel
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import splits_over_context_parallel
 from bigplan.lower import lower_stage
 from bigplan.placement import KindPlacement, Placement, StagePlacement
 from bigplan.plan import Plan, digest, graph_of

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.graph import Recompute
-from bigplan.graph.space import splits_over_tensor_parallel
+from bigplan.graph.strategy_space import splits_over_tensor_parallel
 from bigplan.runtime import blocks
 from bigplan.runtime.adapters import side_by_side
 from bigplan.runtime.kept import KeptActivations

@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.operators import Gemm, Operator
-from bigplan.graph.space import splits_over_tensor_parallel
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import splits_over_tensor_parallel
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.positions import Sharing, position_tables

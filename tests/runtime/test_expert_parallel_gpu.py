@@ -15,7 +15,7 @@ from torch.multiprocessing.spawn import spawn
 
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
-from bigplan.runtime import generated, mixture
+from bigplan.runtime import expert_mlp, generated
 from bigplan.runtime.expert_parallel import ExpertParallel
 from bigplan.runtime.group import ALONE, RankGroup
 from bigplan.runtime.mixture import EXPERTS, ROUTER, Mixture
@@ -78,7 +78,7 @@ class _Case(NamedTuple):
         rows = generated.rows_of(library, varying=group.size > 1)
         how = Mixture(sums=sums, gated=True, rows=rows, spread=ExpertParallel(group))
         leaves = x.requires_grad_(), normed.requires_grad_()
-        output = mixture.mlp(p, *leaves, self.model, how)
+        output = expert_mlp.mlp(p, *leaves, self.model, how)
         found = torch.autograd.grad(output, leaves, gradient)
         return [output.detach(), *found, *(sums.totals[name] for name in p)]
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.runtime import experts, mixture
+from bigplan.runtime import expert_mlp, experts
 from bigplan.runtime.mixture import DOWN, GATE, ROUTER, UP, Mixture
 from bigplan.runtime.sums import Sums
 from bigplan.spec.model import ModelSpec
@@ -68,7 +68,7 @@ class _Case(NamedTuple):
 
     def run(self, how: Mixture, sums: Sums | None = None) -> list[Tensor]:
         """Output, gradients by leaves; those of matrices come from `sums` if there are some."""
-        output = mixture.mlp(self.p, self.x, self.normed, self.model, how)
+        output = expert_mlp.mlp(self.p, self.x, self.normed, self.model, how)
         leaves = self.leaves if sums is None else self.leaves[:2]
         found = [output, *torch.autograd.grad(output, leaves, self.by_output)]
         return found if sums is None else [*found, *(sums.totals[name] for name in self.p)]

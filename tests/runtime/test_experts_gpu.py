@@ -16,7 +16,7 @@ from bigplan.graph.build import graph_of_shape
 from bigplan.graph.experts import inner_bytes
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
-from bigplan.runtime import experts, generated, mixture
+from bigplan.runtime import expert_mlp, experts, generated
 from bigplan.runtime.mixture import EXPERTS, Mixture
 from bigplan.runtime.sums import Sums
 from bigplan.spec.catalog import find_cluster
@@ -122,7 +122,7 @@ def _passes(case: _Case, model: ModelSpec, how: Mixture) -> Callable[[], list[Te
     def run() -> list[Tensor]:
         for total in case.sums.totals.values():
             total.zero_()
-        output = mixture.mlp(case.p, case.x, case.normed, model, how)
+        output = expert_mlp.mlp(case.p, case.x, case.normed, model, how)
         with torch.autograd.set_multithreading_enabled(False):
             found = torch.autograd.grad(output, [case.x, case.normed], case.gradient)
         return [output.detach(), *found, *case.sums.totals.values()]
@@ -187,7 +187,7 @@ def test_a_backward_needs_no_more_than_was_counted(
     case = _Case.of(model)
     how = _mixture(case, gated=gated, low=low)
     _passes(case, model, how)()
-    output = mixture.mlp(case.p, case.x, case.normed, model, how)
+    output = expert_mlp.mlp(case.p, case.x, case.normed, model, how)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -27,8 +27,8 @@ from bigplan.graph.activations import BlockShape, saved_values
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Gemm, Operator
-from bigplan.graph.space import splits_over_tensor_parallel
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import splits_over_tensor_parallel
 from bigplan.mechanics import repeats_heads
 from bigplan.runtime import blocks, positions
 from bigplan.runtime.kept import KeptActivations

@@ -28,7 +28,7 @@ from bigplan.spec.training import ValidationSpec
 from tests.examples import examples
 from tests.runtime.harness import context_of, started
 from tests.runtime.lora_loop import LoraLoop
-from tests.runtime.lora_ranks import LORA, frozen, plans, run_rank
+from tests.runtime.lora_ranks import LORA, STATE_SPACE, frozen, plans, run_rank
 from tests.runtime.lora_ranks import STEPS as OF_RANKS
 from tests.runtime.plans import models, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.processes import start
@@ -169,11 +169,17 @@ def test_any_plan_trains_adapters_as_a_plain_loop_does(found: Plan) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("ranks", "clip_norm"), [(2, None), (4, 1e-3)])
+@pytest.mark.parametrize(
+    ("ranks", "clip_norm", "parts"), [(2, None, {}), (4, 1e-3, {}), (2, 1e-3, STATE_SPACE)]
+)
 def test_ranks_train_as_one_does_and_go_on_under_another_split(
-    ranks: int, clip_norm: float | None, tmp_path: Path, subtests: pytest.Subtests
+    ranks: int,
+    clip_norm: float | None,
+    parts: dict[str, object],
+    tmp_path: Path,
+    subtests: pytest.Subtests,
 ) -> None:
-    every = plans(ranks, clip_norm=clip_norm)
+    every = plans(ranks, clip_norm=clip_norm, parts=parts)
     (tmp_path / "plans").write_bytes(pickle.dumps(every))
     start(run_rank, tmp_path, ranks)
     loop = LoraLoop(next(iter(every.values())))

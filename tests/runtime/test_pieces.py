@@ -14,7 +14,8 @@ from bigplan.content import Content, Holds
 from bigplan.graph.graph import LayerKind, Recompute, Tensor
 from bigplan.graph.shape import local_tensor
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import IN_CHUNKS, LayerPlacement, Share, Tier, pieces
+from bigplan.layer_placement import LayerPlacement, pieces
+from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.ranks import Coordinates
 from bigplan.rectangle import Rectangle, all_of, held
 from bigplan.runtime.pieces import Box, LayerRows, Owner

@@ -20,14 +20,15 @@ from torch import Tensor
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Collective, Operator
-from bigplan.graph.space import splits_over_tensor_parallel
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import splits_over_tensor_parallel
 from bigplan.runtime import kept as kept_module
 from bigplan.runtime import positions
 from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.group import ALONE, RankGroup
+from bigplan.runtime.head import Head, Losses
 from bigplan.runtime.kept import KeptActivations
-from bigplan.runtime.layers import Block, Embedding, Head, Layer, Losses
+from bigplan.runtime.layers import Block, Embedding, Layer
 from bigplan.runtime.operators import capped
 from bigplan.runtime.pieces import Owner
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel

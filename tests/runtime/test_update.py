@@ -59,7 +59,7 @@ def _inject(monkeypatch: pytest.MonkeyPatch, bad: dict[int, float], layer: int =
         plain(self, action)
         if action.layer == layer and action.micro_batch == 1 and self.step in bad:
             context = self._context
-            total = context.flat(action.writes[0], action, context.gradient_dtype)
+            total = context.entries.flat(action.writes[0], action, context.gradient_dtype)
             _, tensor, *_ = context.views(total, layer).values()
             tensor.view(-1)[3] = bad[self.step]
 

@@ -13,8 +13,8 @@ from bigplan.cost.price import price
 from bigplan.errors import InputError
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
-from bigplan.graph.space import Space
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import Space
 from bigplan.lower import lower, lower_buffers, lower_steady
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.simulate import simulate

@@ -11,7 +11,7 @@ import pytest
 
 from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
-from bigplan.graph.space import StrategyFamily
+from bigplan.graph.strategy_space import StrategyFamily
 from bigplan.lower import lower_steady
 from bigplan.placement import Rings, Tier
 from bigplan.program import Program

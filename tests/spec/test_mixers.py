@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from bigplan.capabilities import native_refusal
-from bigplan.graph.space import splits_over_tensor_parallel
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import splits_over_tensor_parallel
 from bigplan.spec.catalog import find_model
 from bigplan.spec.mixers import StateSpace
 from bigplan.spec.model import ModelSpec

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from bigplan.cost.price import Costs
+from bigplan.cost.costs import Costs
 from bigplan.cost.process import block_of, locked_bytes
 from bigplan.engines.deepspeed.config import accumulated_in
 from bigplan.engines.deepspeed.decisions import Decisions

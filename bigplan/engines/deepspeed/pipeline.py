@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from bigplan.cost.price import Costs
+from bigplan.cost.costs import Costs
 from bigplan.engines.deepspeed.memory import StageHoldings
 from bigplan.engines.deepspeed.price import Phase, PricedStep, StagePricing
 from bigplan.program import Lane, Op

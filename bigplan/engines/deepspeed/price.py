@@ -24,8 +24,8 @@ from itertools import groupby
 from math import inf
 from typing import NamedTuple
 
+from bigplan.cost.costs import Costs
 from bigplan.cost.framework import DEEPSPEED, NATIVE
-from bigplan.cost.price import Costs
 from bigplan.cost.rates import ADAM_BYTES
 from bigplan.cost.step import UPDATE_BYTES, hidden_by
 from bigplan.engines.deepspeed.memory import GRADIENT, StageHoldings

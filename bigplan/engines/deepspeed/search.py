@@ -9,7 +9,8 @@ from functools import cached_property
 from itertools import groupby
 from math import inf
 
-from bigplan.cost.price import Costs, price
+from bigplan.cost.costs import Costs
+from bigplan.cost.price import price
 from bigplan.engines.deepspeed.config import accumulated_in
 from bigplan.engines.deepspeed.decisions import Decisions
 from bigplan.engines.deepspeed.memory import StageHoldings, memory_use
@@ -21,8 +22,8 @@ from bigplan.engines.shortage import too_large
 from bigplan.errors import InputError
 from bigplan.graph.build import build_graph, loss_chunks
 from bigplan.graph.graph import Graph
-from bigplan.graph.space import Ends, Space, StrategyFamily
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import Ends, Space, StrategyFamily
 from bigplan.placement import Placement, Tier
 from bigplan.plan import MemoryUse
 from bigplan.planner import Request

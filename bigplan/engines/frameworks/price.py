@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bigplan.cost.band import error_band
+from bigplan.cost.costs import Costs
 from bigplan.cost.memory import BASE_BYTES, FRAGMENTS, stage_memory
-from bigplan.cost.price import Costs, memory_of_torch
+from bigplan.cost.price import memory_of_torch
 from bigplan.cost.process import block_of, locked_bytes
 from bigplan.cost.run import PricedRun
 from bigplan.cost.step import Execution, framework_step, stage_counts

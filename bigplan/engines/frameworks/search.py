@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from bigplan.cost.price import Costs, price
+from bigplan.cost.costs import Costs
+from bigplan.cost.price import price
 from bigplan.cost.run import PricedRun, graph_of
 from bigplan.engines.frameworks.price import PricedWay
 from bigplan.engines.frameworks.tool import Tool
@@ -15,8 +16,8 @@ from bigplan.engines.frameworks.way import Way
 from bigplan.engines.shortage import too_large
 from bigplan.errors import InputError
 from bigplan.graph.graph import Graph, Recompute
-from bigplan.graph.space import Ends, Space, StrategyFamily
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy_space import Ends, Space, StrategyFamily
 from bigplan.placement import Tier
 from bigplan.planner import Request
 from bigplan.solve.pins import Pin, parse_pins

@@ -14,8 +14,8 @@ from bigplan.capabilities import WITH_EXPERTS, expert_parallel_refusal, other_to
 from bigplan.cost.framework import FSDP, MEGATRON_CORE, Framework
 from bigplan.engines.frameworks.way import Way
 from bigplan.graph.graph import Recompute
-from bigplan.graph.space import divisors
 from bigplan.graph.strategy import Strategy, chunk_blocks
+from bigplan.graph.strategy_space import divisors
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.rope_scaling import RopeScaling
 from bigplan.spec.training import Training

@@ -165,7 +165,7 @@ def state_images(context: Context, layer: int) -> tuple[Image, ...]:
             else:
                 parts = _parts(context, kinds, elements)
                 spans = tuple(_spans(context, layer, boxes, parts))
-            home = context.home(Content(Holds.STATE, layer, share, chunk))
+            home = context.entries.home(Content(Holds.STATE, layer, share, chunk))
             nbytes = context.state_bytes(layer, elements)
             images.append(Image(home, spans, nbytes))
     return tuple(images)
@@ -221,7 +221,7 @@ def parameter_images(
     There is an image for each range, also where all of it is filling. Its offset is for parameters
     of fp32, the only ones that are stored as they are.
     """
-    held, home = context.held(layer), context.home(Content(Holds.PARAMETERS, layer))
+    held, home = context.entries.held(layer), context.entries.home(Content(Holds.PARAMETERS, layer))
     found = []
     for wanted in [own for _, own in held] if ranges is None else ranges:
         boxes = tuple(context.rows[layer].boxes_of(wanted))

@@ -75,7 +75,7 @@ class Saver:
         if self.error or action.layer not in self._files:
             return
         try:
-            self._write(action.layer, self._context.key(action.reads[0], action))
+            self._write(action.layer, self._context.entries.key(action.reads[0], action))
         except OSError as error:
             self._fail(error)
 
@@ -191,7 +191,7 @@ class Saver:
 def _is_own(context: Context, layer: int) -> bool:
     """Whether no other rank has the same state of the layer."""
     shards = context.graph.strategy.shards
-    return 1 < context.sharers(layer) == shards or context.kind(layer).ep > 1
+    return 1 < context.entries.sharers(layer) == shards or context.kind(layer).ep > 1
 
 
 def _own(context: Context, layers: Iterable[int]) -> dict[int, LayerFile]:
@@ -207,7 +207,7 @@ def _share(context: Context, layers: Sequence[int]) -> dict[int, LayerFile]:
     Where machines share no folder, each place keeps all that its ranks hold.
     """
     strategy, at, apart = context.graph.strategy, context.groups.at, context.groups.apart
-    sharers = max((context.sharers(layer) for layer in layers), default=1)
+    sharers = max((context.entries.sharers(layer) for layer in layers), default=1)
     alike = range(at.data % sharers, strategy.shards, sharers)
     split = strategy.tp > 1 or sharers > 1
     number = _written_by(at, strategy, alike) if split else None

@@ -29,6 +29,7 @@ from bigplan.spec.gpu import Gpu
 from bigplan.spec.link import GpuLink
 from bigplan.spec.mixed import worst, worst_gpu
 from bigplan.spec.part import MachinePart
+from bigplan.units import rounded
 
 # GPUs that no shipped cluster has, and the GPU whose clusters have the same boards.
 _SAME_BOARDS = {"Tesla V100-SXM2-16GB": "Tesla V100-SXM2-32GB"}
@@ -79,7 +80,7 @@ def detect(
     fallback = load_document(Path(__file__).with_name("fallback.yaml"), Fallback)
     today = f"measured here by bigplan detect, {date.today().isoformat()}"
     memory, cores = available_memory(), available_cores()
-    copy = _rounded(probe_copy(cores))
+    copy = rounded(probe_copy(cores))
     if cpu_devices is not None:
         gpus = ()
     elif gpus is None:
@@ -100,11 +101,6 @@ def detect(
     )
 
 
-def _rounded(value: float) -> float:
-    """Three digits: a short measurement has no more."""
-    return float(f"{value:.3g}")
-
-
 def _whole_mib(size: int) -> int:
     return max(size >> 20, 1) << 20
 
@@ -114,7 +110,7 @@ def _host(memory: int, cores: int, copy: float, today: str) -> Host:
         memory=memory,
         memory_bandwidth=copy,
         cores=cores,
-        adam_rate=_rounded(copy / _ADAM_BYTES),
+        adam_rate=rounded(copy / _ADAM_BYTES),
         sources={
             "memory": f"{today}: a part of the memory that is available, leaving room for others",
             "memory_bandwidth": f"{today}: copy with {cores} threads, reads and writes",
@@ -131,10 +127,10 @@ def _nvme(folder: Path, today: str) -> Nvme | None:
     measured = f"{today}: 96 MiB with 4 threads, {rates.how}"
     return Nvme(
         capacity=_whole_mib(shutil.disk_usage(folder).free // 2),
-        read=_rounded(rates.read),
-        write=_rounded(rates.write),
+        read=rounded(rates.read),
+        write=rounded(rates.write),
         drives=1,
-        latency=_rounded(rates.latency),
+        latency=rounded(rates.latency),
         path=str(folder),
         sources={
             "capacity": f"{today}: half of what is free",
@@ -150,7 +146,7 @@ def _cpu_group(
     devices: int, fallback: Fallback, host: Host, nvme: Nvme | None, today: str
 ) -> NodeGroup:
     gemm = probe_gemm()
-    peak = _rounded(gemm.peak / devices)
+    peak = rounded(gemm.peak / devices)
     shared = f"divided by {devices} devices" if devices > 1 else "all cores"
     overheads, told = _overheads(fallback.cpu, devices, host.cores)
     launch, launched = overheads["launch_overhead"], told["launch_overhead"]
@@ -161,9 +157,9 @@ def _cpu_group(
             "memory": _whole_mib(host.memory // (2 * devices)),
             "peak_flops": {"bf16": peak / 2, "fp32": peak},
             "multiprocessors": max(1, host.cores // devices),
-            "memory_bandwidth": _rounded(host.memory_bandwidth / devices),
-            "gemm_half_k": _rounded(gemm.half_k),
-            "adam_rate": _rounded(host.adam_rate / devices),
+            "memory_bandwidth": rounded(host.memory_bandwidth / devices),
+            "gemm_half_k": rounded(gemm.half_k),
+            "adam_rate": rounded(host.adam_rate / devices),
         }
         | overheads,
         {
@@ -197,7 +193,7 @@ OVERHEADS = ("launch_overhead", "operator_overhead", "action_overhead")
 def _overheads(cpu: Gpu, devices: int, cores: int) -> tuple[dict[str, float], dict[str, str]]:
     """Launch times of CPU devices: those that outnumber the cores take turns on them."""
     times = max(1.0, devices / cores)
-    values = {name: _rounded(getattr(cpu, name) * times) for name in OVERHEADS}
+    values = {name: rounded(getattr(cpu, name) * times) for name in OVERHEADS}
     how = f", x {devices}/{cores}: {devices} devices take turns on {cores} core(s)"
     return values, {name: cpu.sources[name] + how * (times > 1) for name in OVERHEADS}
 

@@ -26,6 +26,7 @@ GATE_UP, DOWN = "gate_up_proj", "down_proj"  # parameters of a module of experts
 MATRICES: Mapping[str, tuple[str, ...]] = {GATE_UP: OF_SENT, DOWN: (RETURNING,)}
 # What files call modules that transformers 5 has by other names.
 _RENAMED = {".block_sparse_moe.": ".mlp."}
+_OF_GRANITE = ".input_linear.weight"  # beside its router; there transformers 5 has `experts`
 
 
 class ExpertPlace(NamedTuple):
@@ -60,6 +61,8 @@ class ExpertPlace(NamedTuple):
 def expert_module(family: str, model: ModelSpec, layer: int) -> str:
     """The module of a layer's experts in transformers."""
     (first, *_) = _stored(family, model, layer, OF_SENT[0])
+    if first.tensor.endswith(_OF_GRANITE):
+        return first.tensor.removesuffix(_OF_GRANITE) + ".experts"
     module = first.tensor.rpartition(".experts.")[0] + ".experts"
     for old, new in _RENAMED.items():
         module = module.replace(old, new)

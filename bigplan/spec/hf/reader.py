@@ -87,6 +87,16 @@ class ConfigReader:
             raise self._wrong(key, value, "an object")
         return value
 
+    def places(self, key: str, blocks: int) -> list[int]:
+        """A list with numbers of blocks, of so many; none where the key is null."""
+        value = self.get(key)
+        if value is None:
+            return []
+        whole = isinstance(value, list) and all(type(place) is int for place in value)
+        if not whole or not {*value} <= {*range(blocks)}:
+            self.refuse(key, f"numbers of blocks, from 0 to {blocks - 1}")
+        return list(value)
+
     def name(self) -> str:
         """What the config calls the model, if anything."""
         names = (self.config.get(key) for key in ("_name_or_path", "name"))

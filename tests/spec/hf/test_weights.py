@@ -8,7 +8,7 @@ import pytest
 
 from bigplan.spec import state_space_steps as space
 from bigplan.spec.catalog import find_model
-from bigplan.spec.delta_steps import DECAY_OFFSET, LOG_DECAY
+from bigplan.spec.delta_rule_steps import DECAY_OFFSET, LOG_DECAY
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.weights import Stored, hf_tensors, stored
 from bigplan.spec.layers import ROUTER_BIAS

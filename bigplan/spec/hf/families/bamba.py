@@ -21,10 +21,10 @@ from bigplan.spec.hf.families.mamba import (
     read_state_space,
     write_state_space,
 )
+from bigplan.spec.hf.families.mixers import attention_at, mixer_fields
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.mixers import ATTENTION, STATE_SPACE
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.pattern import compact_words
 
 _PLACES = "attn_layer_indices"
 
@@ -33,18 +33,9 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     if reader.get("z_loss_coefficient"):
         reader.refuse("z_loss_coefficient", "0: the loss is the cross-entropy alone")
     own = read_attention_bias(reader) | {"mlp_bias": reader.flag("mlp_bias")}
-    return read_llama_like(reader) | own | _read_mixers(reader)
-
-
-def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
-    blocks, places = reader.count("num_hidden_layers"), reader.get(_PLACES) or []
-    if not isinstance(places, list) or not {*places} <= {*range(blocks)}:
-        reader.refuse(_PLACES, f"numbers of blocks, from 0 to {blocks - 1}")
-    mixers = [ATTENTION if block in places else STATE_SPACE for block in range(blocks)]
-    if STATE_SPACE not in mixers:
-        return {}
-    pattern = compact_words(mixers) if places else []
-    return {"state_space": read_state_space(reader), "mixer_pattern": pattern}
+    mixers = attention_at(reader, _PLACES, STATE_SPACE)
+    space = mixer_fields(mixers, STATE_SPACE, lambda: read_state_space(reader))
+    return read_llama_like(reader) | own | space
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:

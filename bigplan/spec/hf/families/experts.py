@@ -83,7 +83,7 @@ def read_dense(reader: ConfigReader) -> dict[str, Any]:
     """Which blocks have no experts, as Qwen's files say it: some of the first."""
     if reader.count("decoder_sparse_step") != 1:
         reader.refuse("decoder_sparse_step", "1: experts in all blocks but first ones")
-    dense = reader.get("mlp_only_layers") or []
+    dense = reader.places("mlp_only_layers", reader.count("num_hidden_layers"))
     if dense != list(range(len(dense))):
         reader.refuse("mlp_only_layers", "first blocks, such as [0, 1], or an empty list")
     if not dense:

@@ -22,10 +22,10 @@ from bigplan.spec.hf.families.mamba import (
     read_state_space,
     write_state_space,
 )
+from bigplan.spec.hf.families.mixers import mixer_fields
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.mixers import ATTENTION, STATE_SPACE
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.pattern import compact_words
 
 _WORDS = {
     "attention": ATTENTION,
@@ -57,10 +57,7 @@ def _read_mlps(reader: ConfigReader) -> dict[str, Any]:
 def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
     blocks = reader.count("num_hidden_layers")
     mixers = kinds_of_blocks(reader, _WORDS, blocks) or [STATE_SPACE] * blocks
-    if STATE_SPACE not in mixers:
-        return {}
-    pattern = compact_words(mixers) if ATTENTION in mixers else []
-    return {"state_space": read_state_space(reader), "mixer_pattern": pattern}
+    return mixer_fields(mixers, STATE_SPACE, lambda: read_state_space(reader))
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from bigplan.spec.hf.families.llama import (
     read_llama_like,
     write_llama_like,
 )
+from bigplan.spec.hf.families.mixers import attention_at, mixer_fields
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.mixers import ATTENTION, CONVOLUTION, OUTPUTS, ShortConvolution
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.pattern import compact_words
 
 _WORDS = {"full_attention": ATTENTION, "conv": CONVOLUTION}
 _TYPES = {mixer: word for word, mixer in _WORDS.items()}
@@ -39,17 +39,14 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 def read_mixers(reader: ConfigReader) -> dict[str, Any]:
     """Which blocks have attention, by `layer_types` or else `full_attn_idxs`, and the others."""
-    blocks, places = reader.count("num_hidden_layers"), reader.get("full_attn_idxs")
-    mixers = kinds_of_blocks(reader, _WORDS, blocks)
-    if not mixers and places is not None:
-        if not isinstance(places, list) or not {*places} <= {*range(blocks)}:
-            reader.refuse("full_attn_idxs", f"numbers of blocks, from 0 to {blocks - 1}")
-        mixers = [ATTENTION if block in places else CONVOLUTION for block in range(blocks)]
-    if CONVOLUTION not in mixers:
-        return {}
-    taps, bias = reader.count("conv_L_cache"), reader.flag("conv_bias")
-    pattern = compact_words(mixers) if ATTENTION in mixers else []
-    return {"convolution": {"taps": taps, "bias": bias}, "mixer_pattern": pattern}
+    mixers = kinds_of_blocks(reader, _WORDS, reader.count("num_hidden_layers"))
+    if not mixers and reader.get("full_attn_idxs") is not None:
+        mixers = attention_at(reader, "full_attn_idxs", CONVOLUTION)
+    return mixer_fields(mixers, CONVOLUTION, lambda: _read_convolution(reader))
+
+
+def _read_convolution(reader: ConfigReader) -> dict[str, Any]:
+    return {"taps": reader.count("conv_L_cache"), "bias": reader.flag("conv_bias")}
 
 
 def write_mixers(model: ModelSpec) -> dict[str, Any]:

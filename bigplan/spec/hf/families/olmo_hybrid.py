@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.delta_steps import DECAYS, FILTERS, GATES, KEYS, NORM, QUERIES, RATES, VALUES
+from bigplan.spec.delta_rule_steps import DECAYS, FILTERS, GATES, KEYS, NORM, QUERIES, RATES, VALUES
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
@@ -15,12 +15,7 @@ from bigplan.spec.hf.families.llama import (
     read_llama_like,
     write_llama_like,
 )
-from bigplan.spec.hf.families.qwen3_next import (
-    MIXER_KEYS,
-    MIXER_TENSORS,
-    read_mixers,
-    write_mixers,
-)
+from bigplan.spec.hf.families.qwen3_next import MIXER_KEYS, MIXER_TENSORS, read_mixers, write_mixers
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.mixers import DELTA_RULE, OUTPUTS
 from bigplan.spec.model import ModelSpec

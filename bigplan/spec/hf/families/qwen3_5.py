@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.delta_steps import DECAYS, GATES, KEYS, QUERIES, RATES, VALUES
+from bigplan.spec.delta_rule_steps import DECAYS, GATES, KEYS, QUERIES, RATES, VALUES
 from bigplan.spec.hf.families.experts import DENSE, ROUTER_KEYS, read_router, write_router
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
 from bigplan.spec.hf.families.llama import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.delta_steps import (
+from bigplan.spec.delta_rule_steps import (
     DECAY_OFFSET,
     DECAYS,
     FILTERS,
@@ -33,11 +33,11 @@ from bigplan.spec.hf.families.llama import (
     read_llama_like,
     write_llama_like,
 )
+from bigplan.spec.hf.families.mixers import mixer_fields
 from bigplan.spec.hf.families.shared_experts import QWEN2_MOE
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.mixers import ATTENTION, DELTA_RULE, OUTPUTS, GatedDeltaRule
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.pattern import compact_words
 
 _WORDS = {"full_attention": ATTENTION, "linear_attention": DELTA_RULE}
 _TYPES = {mixer: word for word, mixer in _WORDS.items()}
@@ -76,11 +76,9 @@ def read_mixers(reader: ConfigReader) -> dict[str, Any]:
     mixers = kinds_of_blocks(reader, _WORDS, blocks) or [
         DELTA_RULE if (block + 1) % every else ATTENTION for block in range(blocks)
     ]
-    if DELTA_RULE not in mixers:
-        return {}
-    rule = {field: reader.count(key) for field, key in _RULE.items()}
-    pattern = compact_words(mixers) if ATTENTION in mixers else []
-    return {"delta_rule": rule, "mixer_pattern": pattern}
+    return mixer_fields(
+        mixers, DELTA_RULE, lambda: {field: reader.count(key) for field, key in _RULE.items()}
+    )
 
 
 def write_mixers(model: ModelSpec) -> dict[str, Any]:

@@ -209,26 +209,33 @@ class Space:
 
 
 def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
-    """Whether `tp` divides heads, channels and the MLP's width, and key-value heads or is divided.
+    """Whether so many ranks have equal parts of all that they share out (undivided)."""
+    return not undivided(model, tp)
 
-    Of a delta rule, `tp` divides key heads, of a state space heads and, of several, groups. Where
-    there are fewer key-value heads than ranks, neighbouring ranks hold the same head. Each rank
-    adds the last biases of its part of the experts.
+
+def undivided(model: ModelSpec, tp: int) -> tuple[str, ...]:
+    """What `tp` ranks have no equal parts of, each as name and number.
+
+    `tp` divides heads, channels and the MLP's width, and key-value heads or is divided: where
+    there are fewer key-value heads than ranks, neighbouring ranks hold the same head. Of a delta
+    rule it divides key heads, of a state space heads and, of several, groups. Each rank adds the
+    last biases of its part of the experts.
     """
-    repeats = tp % model.kv_heads == 0
-    heads = model.heads % tp == 0 and (repeats or model.kv_heads % tp == 0)
-    biased = model.experts if model.mlp_bias else 0
-    channels = 0 if model.convolution is None else model.hidden
-    keys = 0 if model.delta_rule is None else model.delta_rule.key_heads
-    own = (biased, channels, keys, *_of_space(model))
-    return heads and not any(width % tp for width in (*model.inner_widths, *own))
-
-
-def _of_space(model: ModelSpec) -> tuple[int, ...]:
-    """Heads of a state space, and groups; ranks may all have the only one."""
-    if (space := model.state_space) is None:
-        return ()
-    return (space.heads,) if space.groups == 1 else (space.heads, space.groups)
+    names = ("ffn", "shared_ffn", "dense_ffn")
+    shared_out = {"heads": model.heads, **dict(zip(names, model.inner_widths, strict=True))}
+    if model.mlp_bias:
+        shared_out["experts"] = model.experts
+    if model.convolution is not None:
+        shared_out["hidden"] = model.hidden
+    if model.delta_rule is not None:
+        shared_out["delta_rule.key_heads"] = model.delta_rule.key_heads
+    if (space := model.state_space) is not None:
+        shared_out["state_space.heads"] = space.heads
+        shared_out["state_space.groups"] = 0 if space.groups == 1 else space.groups
+    odd = {name: width for name, width in shared_out.items() if width % tp}
+    if tp % model.kv_heads and model.kv_heads % tp:
+        odd["kv_heads"] = model.kv_heads
+    return tuple(f"{name} {width}" for name, width in odd.items())
 
 
 def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:

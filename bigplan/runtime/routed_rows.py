@@ -1,0 +1,202 @@
+"""Tokens at their experts: the router's choice, the rows that come, and their gate and up.
+
+As an autograd function it saves what bigplan/spec/layers.py says: the MLP's input, the routers'
+scores, and two numbers and a weight for each row. Tensor-parallel ranks gather all tokens before
+the router, all choose alike, and have a part of each expert. Expert-parallel ranks have some
+experts each (expert_parallel.py): gate, up and weights are of the tokens that come to a rank, which
+are saved, too, because it takes an exchange to have them again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.autograd import Function
+
+from bigplan.runtime import expert_biases, experts
+from bigplan.runtime.expert_adapters import ExpertAdapters
+from bigplan.runtime.expert_parallel import Dispatch
+from bigplan.runtime.experts import Places, RowOperators
+from bigplan.runtime.grouped import Grouped
+from bigplan.runtime.mixture import (
+    GATE,
+    GATE_BIAS,
+    ROUTER,
+    UP,
+    UP_BIAS,
+    Entering,
+    ForgetRouted,
+    Mixture,
+    Routed,
+    by_experts,
+    by_matrix,
+)
+from bigplan.spec.model import ModelSpec
+
+
+class Passed(NamedTuple):
+    """What is no tensor, or trained by others, as functions pass it on."""
+
+    mixture: Mixture
+    model: ModelSpec
+    adapters: Entering
+
+
+def came(dispatch: Dispatch, operators: RowOperators, x: Tensor) -> Tensor:
+    """The tokens [., h] that experts get, of all tokens x [..., h]."""
+    return dispatch.came(operators, x.flatten(0, -2))()
+
+
+def sent(dispatch: Dispatch, operators: RowOperators, tokens: Tensor, *places: Tensor) -> Tensor:
+    """The rows [rows, h] of tokens [..., h] that came."""
+    return operators.sent(tokens.flatten(0, -2), dispatch.here(Places(*places)))
+
+
+def weights(dispatch: Dispatch, values: Tensor, *places: Tensor) -> Tensor:
+    """The weights of rows of tokens that came."""
+    return dispatch.weights(values, Places(*places))
+
+
+def read(
+    dispatch: Dispatch, operators: RowOperators, grouped: Grouped, tokens: Tensor, *places: Tensor
+) -> Tensor:
+    """The rows of tokens [..., h] that came, as first products read them."""
+    return sent(dispatch, operators, grouped.read(tokens.flatten(0, -2)), *places)
+
+
+def given(
+    dispatch: Dispatch,
+    grouped: Grouped,
+    adapters: ExpertAdapters | None,
+    rows: Tensor,
+    weight: Tensor,
+    *others: Tensor,
+) -> Tensor:
+    """What a first matrix of experts [f * experts, h] makes of rows that are read: [rows, f].
+
+    `others`: the rows' places, and all experts' biases where they have some.
+    """
+    chosen, order, *biases = others
+    places = Places(chosen, order)
+    ends = dispatch.ends(places)
+    found = grouped.entering(rows, weight, ends)
+    for bias in biases:
+        expert_biases.add_biases_(found, unit_vectors(dispatch, places, bias), bias)
+    if adapters is not None:
+        adapters.add_to(found, rows, ends)
+    return found
+
+
+def unit_vectors(dispatch: Dispatch, places: Places, bias: Tensor) -> Tensor:
+    """Of the rows that this rank's experts get, among all experts that `bias` is of."""
+    here = dispatch.here(places)
+    return expert_biases.unit_vectors(here, bias.shape[1], bias.dtype, dispatch.first)
+
+
+class RoutedRows(Function):
+    """Gate and up of the rows of x, their weights, their ways and their places."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        passed: Passed,
+        forget: ForgetRouted | None,
+        x: Tensor,
+        bias: Tensor | None,
+        *weights: Any,
+    ) -> tuple[Tensor | Dispatch | None, ...]:
+        ctx.set_materialize_grads(False)
+        mixture, model, adapters = passed
+        router, gate, up, score_bias, *biases = weights
+        whole = mixture.ranks.gather(x)().flatten(0, -2)
+        scores = experts.router_scores(whole, router, model.routed_by, score_bias)
+        by_token, places = experts.route(
+            scores,
+            model.experts_per_token,
+            normalised=model.router_normalised,
+            routing=model.weighted_by,
+            bias=bias,
+        )
+        ctx.mark_non_differentiable(*places)
+        dispatch = mixture.spread.dispatch(places, model.experts)
+        ctx.passed, ctx.dispatch, ctx.shape = passed, dispatch, x.shape
+        coming = dispatch.came(mixture.rows, whole)
+        by_row, tokens = dispatch.weights(by_token, places), coming()
+        del coming
+        asked = not mixture.frozen or any(adapters)
+        kept = x if asked else None, tokens if dispatch.away else None
+        ctx.save_for_backward(*kept, scores, *places, router, gate, up, biases[0])
+        rows = read(dispatch, mixture.rows, mixture.grouped, tokens, *places)
+        matrices = ((gate,), (up,)) if biases[0] is None else ((gate, biases[0]), (up, biases[1]))
+        opened, beside = (
+            given(dispatch, mixture.grouped, own, rows, weight, *places, *bias)
+            for own, (weight, *bias) in zip(adapters, matrices, strict=True)
+        )
+        if forget is not None:
+            routed = Routed(tokens, opened, beside, by_row, by_token, places, dispatch, adapters)
+            forget(x, matrices, routed)
+        # Last biases are weighted where their tokens are.
+        own = by_token if dispatch.away and model.mlp_bias else None
+        return (opened, beside, by_row, own, dispatch, *places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        x, kept, scores, chosen, order, router, gate, up, bias = ctx.saved_tensors
+        mixture, model, adapters = ctx.passed
+        dispatch, places = ctx.dispatch, Places(chosen, order)
+        again, ends = None if x is None else mixture.ranks.gather(x), dispatch.ends(places)
+        del x
+        by_gate, by_up, by_weights, by_own, *_ = gradients
+        grouped = mixture.grouped
+        rows = grouped.leaving(grouped.read(by_gate), gate, ends)
+        beside = grouped.leaving(grouped.read(by_up), up, ends)
+        for own, by_output, total in zip(adapters, (by_gate, by_up), (rows, beside), strict=True):
+            if own is not None:
+                own.add_by_input(total, by_output, ends)
+        by_input = dispatch.combined(mixture.rows, rows, places, beside)
+        del rows, beside
+        by_token = dispatch.returned(by_weights, places)
+        by_scores = experts.by_scores(
+            scores,
+            places,
+            by_token if by_own is None else by_token + by_own,
+            _balance(mixture, model, places),
+            normalised=model.router_normalised,
+            routing=model.weighted_by,
+        ).to(router.dtype)
+
+        def by_factors(tokens: Tensor) -> list[Tensor | None]:
+            if mixture.frozen:
+                return [None, None]
+            rows = grouped.read_again(sent(dispatch, mixture.rows, tokens, *places), ends)
+            named = ((GATE, gate), by_gate), ((UP, up), by_up)
+            return [by_experts(mixture, one, (by, rows), ends) for one, by in named]
+
+        # What other ranks' experts give comes beside these products.
+        by_matrices = [None, None] if kept is None or mixture.frozen else by_factors(kept)
+        summed = mixture.ranks.sum(by_input().addmm_(by_scores, router))
+        if again is None:
+            return None, None, summed().view(ctx.shape), *[None] * 7
+        whole = again().flatten(0, -2)
+        if mixture.frozen:
+            rows = sent(dispatch, mixture.rows, whole, *places)
+            for own, by_output in zip(adapters, (by_gate, by_up), strict=True):
+                if own is not None:
+                    own.add_gradients(by_output, rows, ends, mixture.rows.put)
+            return None, None, summed().view(ctx.shape), *[None] * 7
+        by_router = by_matrix(mixture.sums, ROUTER, by_scores, whole)
+        if kept is None:
+            by_matrices = by_factors(whole)
+        by_biases = [by_scores.sum(0) if ctx.needs_input_grad[7] else None, None, None]
+        if bias is not None:
+            vectors = unit_vectors(dispatch, places, bias)
+            named = (GATE_BIAS, by_gate), (UP_BIAS, by_up)
+            by_biases[1:] = [by_matrix(mixture.sums, name, one, vectors) for name, one in named]
+        return None, None, summed().view(ctx.shape), None, by_router, *by_matrices, *by_biases
+
+
+def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:
+    if mixture.balance is None:
+        return None
+    return experts.balance_gradient(places, model.experts, mixture.balance())

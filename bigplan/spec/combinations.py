@@ -1,0 +1,139 @@
+"""Which fields of a model may be together: those of its attention, its norms and its factors.
+
+Those of experts are in experts.py, those of mixers in mixers.py. Each check takes an Architecture,
+typed as Any because that module imports this one, and raises InputError.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bigplan.errors import InputError
+from bigplan.spec.pattern import expanded
+
+
+def check_attention(model: Any) -> None:
+    """Local and global blocks, and sinks."""
+    _check_pattern(model)
+    _check_sinks(model)
+
+
+def check_factors(model: Any) -> None:
+    """Longrope has a factor for each pair of columns."""
+    scaling = model.rope_scaling
+    if scaling is None or scaling.name != "longrope":
+        return
+    pairs = model.rotary_width // 2
+    for key in ("short_factors", "long_factors"):
+        if len(getattr(scaling, key)) != pairs:
+            raise InputError(
+                f"`rope_scaling` has {len(getattr(scaling, key))} `{key}`, but rope turns "
+                f"{pairs} pairs of a head's columns; state one for each"
+            )
+
+
+def _check_pattern(model: Any) -> None:
+    """Local and global blocks differ in something, and all of it is said."""
+    local = expanded(model.attention_pattern, model.layers)
+    own = {
+        "sliding_window": model.sliding_window is not None,
+        "local_rope_theta": model.local_rope_theta is not None,
+        "global_rope": not model.global_rope,
+    }
+    if model.positions != "rope" and (own["local_rope_theta"] or own["global_rope"]):
+        raise InputError(
+            "`local_rope_theta` and `global_rope` are of rope, but `positions` is "
+            f"{model.positions}; remove them"
+        )
+    if not local:  # without a window all blocks are global
+        keys = ("local_rope_theta", *(("global_rope",) if own["sliding_window"] else ()))
+        if needless := [f"`{key}`" for key in keys if own[key]]:
+            raise InputError(
+                f"{' and '.join(needless)} without `attention_pattern`, which says which "
+                "blocks are local and which global; state it, or remove them"
+            )
+        return
+    if len({run.partition(" ")[2] for run in model.attention_pattern}) == 1:
+        raise InputError(
+            f"`attention_pattern` {', '.join(model.attention_pattern)} makes all blocks alike; "
+            "remove it"
+        )
+    if not any(own.values()):
+        raise InputError(
+            "`attention_pattern` without what local and global blocks differ in; state "
+            "`sliding_window`, `local_rope_theta` or `global_rope`, or remove it"
+        )
+
+
+def _check_sinks(model: Any) -> None:
+    """Kernels of some attention take no sinks."""
+    unlike = {
+        f"positions: {model.positions}": model.positions == "alibi",
+        "score_cap": model.score_cap is not None,
+        "latent_attention": model.latent_attention is not None,
+    }
+    found = [f"`{name}`" for name, there in unlike.items() if there]
+    if model.attention_sinks and found:
+        raise InputError(
+            f"`attention_sinks` with {' and '.join(found)}, whose kernels take no sinks; remove one"
+        )
+
+
+def check_norms(model: Any) -> None:
+    """Norms and factors stand where the model has what they are of."""
+    beside = [key for key in ("parallel_residual", "experts") if getattr(model, key)]
+    if model.norms != "before" and beside:
+        raise InputError(
+            f"`norms` {model.norms} with `{beside[0]}`, whose norms stand before; change one"
+        )
+    alone = [key for key in ("parallel_residual", "shared_gate") if getattr(model, key)]
+    if model.residual_scale != 1 and alone:
+        raise InputError(
+            f"`residual_scale` {model.residual_scale:g} with `{alone[0]}`, whose results are "
+            "added as they are; remove one"
+        )
+    if model.head_bias and model.tied_embeddings:
+        raise InputError("`head_bias` with `tied_embeddings`, which have none; remove one")
+    if model.shared_norm and not model.parallel_residual:
+        raise InputError(
+            "`shared_norm` without `parallel_residual`: MLPs that come after attention have a "
+            "norm of their own; state it, or remove `shared_norm`"
+        )
+    if model.qk_norm_whole and not model.qk_norm:
+        raise InputError("`qk_norm_whole` without `qk_norm`; state it, or remove this")
+    if model.qk_norm_turned and (
+        not model.qk_norm or model.qk_norm_whole or model.positions != "rope"
+    ):
+        raise InputError(
+            "`qk_norm_turned` is of `qk_norm` of each head with `positions: rope`; state "
+            "these, or remove it"
+        )
+    if model.embedding_scale != 1 and model.positions == "learned":
+        raise InputError(
+            f"`embedding_scale` {model.embedding_scale:g} with `positions: learned`, which are "
+            "not scaled; remove one"
+        )
+    changed = [key for key in ("score_scale", "score_cap") if getattr(model, key) is not None]
+    if changed and model.positions == "alibi":
+        raise InputError(
+            f"`{changed[0]}` with `positions: alibi`, whose scores have their own form; remove one"
+        )
+
+
+def check_latent(model: Any) -> None:
+    """Latent attention has no place for some parts."""
+    if model.latent_attention is None:
+        return
+    unlike = {
+        f"`norm: {model.norm}`": model.norm != "rmsnorm",
+        "`norm_plus_one`": model.norm_plus_one,
+        f"`positions: {model.positions}`": model.positions != "rope",
+        f"`rotary_fraction` {model.rotary_fraction:g}": model.rotary_fraction != 1,
+        "`qkv_bias`": model.qkv_bias,
+        "`qk_norm`": model.qk_norm,
+        "`attention_gate`": model.attention_gate,
+        "`score_cap`": model.score_cap is not None,
+        "`sliding_window`": model.sliding_window is not None,
+        "`attention_pattern`": bool(model.attention_pattern),
+    }
+    model.latent_attention.check((model.heads, model.kv_heads, model.head_dim), unlike)
