@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 
@@ -36,6 +36,8 @@ class Emitter:
     whole: list[Action] = field(default_factory=list)
     adapted: bool = False  # a backward has begun the sum of adapters' gradients
     _fetches: dict[str, list[int]] = field(default_factory=dict)  # of this backward pass
+    # What was made before, of micro-batch 0: the passes of a step differ in their numbers alone.
+    _made: dict[tuple[object, ...], list[Action]] = field(default_factory=dict)
     refs: Refs = field(init=False)
     last_on_cpu: int = field(init=False)  # layer that the CPU updates at least in part
     following: dict[int, int] = field(init=False)  # by layer, the stage's next one
@@ -77,7 +79,7 @@ class Emitter:
             if layer == 0 and unit.opens:
                 yield from lend(self.layout)
             if layer == position.loss and not self.evaluates:
-                yield from self._loss(layer, unit)
+                yield from self._backward_layer(layer, unit)
             else:
                 yield from self._forward_layer(layer, unit)
             if layer in visiting:
@@ -193,30 +195,26 @@ class Emitter:
             full = full_parameter_bytes(layout, layer)
             yield Action(Op.GATHER, Lane.COMM, layer, (source,), (slot,), amount=full)
 
+    def _once(self, make: Callable[[], Iterable[Action]], *key: object) -> list[Action]:
+        """The actions that `make` gives, made once for the key."""
+        if key not in self._made:
+            self._made[key] = list(make())
+        return self._made[key]
+
     def _forward_layer(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
-        keeps = not self.evaluates
         beside = bool(self.pending) and self.pending[0] <= self.last_on_cpu
-        body = [
-            *micro_batch.data(self.refs, layer),
-            *micro_batch.look_up(self.refs, layer),
-            *micro_batch.receive(self.refs, layer, forward=True),
-            micro_batch.forward(self.refs, layer, keeps=keeps),
-            *(micro_batch.save(self.refs, layer, beside_update=beside) if keeps else ()),
-            *micro_batch.send(self.refs, layer, forward=True),
-        ]
+        body = self._once(lambda: self._forward(layer, beside), "forward", layer, beside)
         yield from _repeated(self._group, [numbered(action, unit.base) for action in body])
 
-    def _loss(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
-        before = [
-            *micro_batch.data(self.refs, layer),
-            *micro_batch.receive(self.refs, layer, forward=True),
-            micro_batch.forward(self.refs, layer),
-        ]
-        yield from self._backward_and_gradients(layer, before, unit)
-
-    def _backward_layer(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
-        before = [*micro_batch.receive(self.refs, layer, forward=False)]
-        yield from self._backward_and_gradients(layer, before, unit)
+    def _forward(self, layer: int, beside_update: bool) -> Iterator[Action]:
+        refs, keeps = self.refs, not self.evaluates
+        yield from micro_batch.data(refs, layer)
+        yield from micro_batch.look_up(refs, layer)
+        yield from micro_batch.receive(refs, layer, forward=True)
+        yield micro_batch.forward(refs, layer, keeps=keeps)
+        if keeps:
+            yield from micro_batch.save(refs, layer, beside_update=beside_update)
+        yield from micro_batch.send(refs, layer, forward=True)
 
     def _fetch_order(self, layers: list[int]) -> dict[str, list[int]]:
         """By ring, the layers whose activations a backward pass fetches, in its order."""
@@ -231,7 +229,9 @@ class Emitter:
         """The item-th fetch of a ring in the pass: layer by layer, micro-batches within a layer."""
         place, number = divmod(item, self._group)
         if place < len(order):
-            for action in micro_batch.fetch(self.refs, order[place]):
+            layer = order[place]
+            fetched = self._once(lambda: micro_batch.fetch(self.refs, layer), "fetch", layer)
+            for action in fetched:
                 yield numbered(action, unit.base + number)
 
     def _fetch_ahead(self, layer: int, number: int, unit: AccumulationGroup) -> list[Action]:
@@ -252,10 +252,9 @@ class Emitter:
             return -1
         return order.index(layer) if layer in order else None
 
-    def _backward_and_gradients(
-        self, layer: int, before: list[Action], unit: AccumulationGroup
-    ) -> Iterator[Instruction]:
-        yield from self._backward_each(layer, before, unit)
+    def _backward_layer(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
+        """The layer's backward, of the last layer with its forward, and what gradients do then."""
+        yield from self._backward_each(layer, unit)
         if self.layout.kind(layer).frozen:
             return
         total = self.refs.gradient_sum(layer)
@@ -298,11 +297,20 @@ class Emitter:
         self.reduced = rest[len(reduction) :] if reduction else []
         yield from () if reduction else rest
 
-    def _backward_each(
-        self, layer: int, before: list[Action], unit: AccumulationGroup
-    ) -> Iterator[Instruction]:
+    def _backward(self, layer: int, adds_to: list[Ref], *, adds: bool) -> Iterator[Action]:
+        """A micro-batch's backward with its messages; the last layer's forward comes before it."""
+        refs, is_loss = self.refs, layer == self.layout.position.loss
+        if is_loss:
+            yield from micro_batch.data(refs, layer)
+        yield from micro_batch.receive(refs, layer, forward=is_loss)
+        if is_loss:
+            yield micro_batch.forward(refs, layer)
+        yield micro_batch.backward(refs, layer, adds_to)
+        yield from micro_batch.send(refs, layer, forward=False)
+        yield from micro_batch.rows_home(refs, layer, adds=adds)
+
+    def _backward_each(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
         """Backward of every micro-batch; the first one writes the gradient sum if it is new."""
-        sent = list(micro_batch.send(self.refs, layer, forward=False))
         graph = self.layout.graph
         # Where one stage has both ends of a tied model, the last layer has begun the table's sum.
         shared = graph.tied and not graph.lends_table and layer == 0
@@ -315,14 +323,14 @@ class Emitter:
             self.adapted |= fresh
         if fresh:
             started = [] if unit.first else table
-            after = [*sent, *micro_batch.rows_home(self.refs, layer, adds=False)]
-            start = [*before, micro_batch.backward(self.refs, layer, started), *after]
+            start = self._once(
+                lambda: self._backward(layer, started, adds=False), "start", layer, unit.first
+            )
             yield from (numbered(action, unit.base) for action in start)
             yield from self._fetch_ahead(layer, 0, unit)
             if self._group == 1:
                 return
-        after = [*sent, *micro_batch.rows_home(self.refs, layer, adds=True)]
-        rest = [*before, micro_batch.backward(self.refs, layer, sums), *after]
+        rest = self._once(lambda: self._backward(layer, sums, adds=True), "rest", layer)
         # While fetches are for the layer's own micro-batches, all micro-batches are alike.
         alone = self._fetch_turn(layer) is None
         first = int(fresh)

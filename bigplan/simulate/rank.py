@@ -5,7 +5,7 @@ The order is the runtime's (bigplan/order.py), kept as times instead of action n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bigplan.content import Content
@@ -16,12 +16,10 @@ from bigplan.order import EntryPlaces, TimeWaits, Uses
 from bigplan.program import LINKS, Action, Lane, Op, Program, Repeat, walk
 from bigplan.simulate.link import BusyLink
 from bigplan.simulate.moment import Moment
-from bigplan.simulate.seconds import action_seconds
+from bigplan.simulate.seconds import Prices
 from bigplan.timeline import Event
 
-PricedAction = tuple[
-    int, float, Uses, Content | None, Action
-]  # lane, seconds, uses, content of a message
+Step = tuple[int, Uses, Content | None, Action]  # lane, uses, content of a message
 Message = tuple[Content, int]  # of a micro-batch
 Mail = dict[Message, float]  # when it has arrived
 LANES = {lane: index for index, lane in enumerate(Lane)}
@@ -29,20 +27,19 @@ LANES = {lane: index for index, lane in enumerate(Lane)}
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Steps, each with its micro-batch, `count` times; micro-batches advance by `stride`."""
+    """Steps, each with its micro-batch and seconds on its lane, `count` times.
+
+    Micro-batches advance by `stride` each time.
+    """
 
     count: int
     stride: int
-    steps: list[tuple[PricedAction, int]]
+    steps: list[tuple[Step, int, float]]
 
-    def priced(self, seconds: Callable[[Action], float]) -> Segment:
-        """The same at other prices."""
-        known: dict[int, PricedAction] = {}
-        for step, _ in self.steps:
-            if id(step) not in known:
-                lane, _, uses, message, action = step
-                known[id(step)] = lane, seconds(action), uses, message, action
-        return Segment(self.count, self.stride, [(known[id(s)], n) for s, n in self.steps])
+    def priced(self, prices: Prices) -> Segment:
+        """The same steps at these prices."""
+        steps = [(step, number, prices.seconds(step[-1])) for step, number, _ in self.steps]
+        return Segment(self.count, self.stride, steps)
 
 
 @dataclass(slots=True)
@@ -93,8 +90,8 @@ class Rank:
 
     def _repeat(self, segment: Segment, base: int) -> Iterator[None]:
         clocks, waits, links = self.clocks, self.waits, self.links
-        for step, offset in segment.steps:
-            lane, seconds, uses, message, action = step
+        for step, offset, seconds in segment.steps:
+            lane, uses, message, action = step
             number = base + offset
             reads, changes = uses.always or uses.at(number)
             ready = clocks[lane]
@@ -143,7 +140,8 @@ def ranks_of(
 ) -> list[Rank]:
     """A rank per program, at the start of its step; events are added to `events`."""
     mail: Mail = {}
-    ranks = [_rank(program, (graph, costs), mail) for program in programs]
+    prices = Prices(graph, costs)
+    ranks = [_rank(program, prices, mail) for program in programs]
     for rank in ranks:
         rank.events, rank.traced = events, traced
     return ranks
@@ -152,14 +150,11 @@ def ranks_of(
 def priced_anew(ranks: Sequence[Rank], graph: Graph, costs: Costs) -> list[Rank]:
     """The ranks again at the start of their step, at other prices."""
     mail: Mail = {}
-
-    def seconds(action: Action) -> float:
-        return action_seconds(action, graph, costs)
-
+    prices = Prices(graph, costs)
     return [
         Rank(
             stage=rank.stage,
-            segments=[segment.priced(seconds) for segment in rank.segments],
+            segments=[segment.priced(prices) for segment in rank.segments],
             waits=TimeWaits(rank.waits.count, 0.0, max),
             mail=mail,
             links=_links(rank.segments),
@@ -169,25 +164,23 @@ def priced_anew(ranks: Sequence[Rank], graph: Graph, costs: Costs) -> list[Rank]
     ]
 
 
-def _rank(program: Program, prices: tuple[Graph, Costs], mail: Mail) -> Rank:
-    places, priced = EntryPlaces(program.buffers), dict[int, PricedAction]()
+def _rank(program: Program, prices: Prices, mail: Mail) -> Rank:
+    places, segments = EntryPlaces(program.buffers), list[Segment]()
+    known: dict[int, Step] = {}  # by an action's identity
 
-    def step(action: Action) -> PricedAction:
-        found = priced.get(id(action))
-        if found is None:
-            found = priced[id(action)] = _step(action, places, action_seconds(action, *prices))
-        return found
+    def priced(action: Action, number: int) -> tuple[Step, int, float]:
+        if (step := known.get(id(action))) is None:
+            step = known[id(action)] = _step(action, places)
+        return step, number, prices.seconds(action)
 
-    segments: list[Segment] = []
     for instruction in program.step:
         if isinstance(instruction, Repeat):
-            body = [(step(action), number) for action, number in walk(instruction.body)]
+            body = [priced(action, number) for action, number in walk(instruction.body)]
             segments.append(Segment(instruction.count, instruction.stride, body))
         else:
             if not segments or segments[-1].count > 1:
                 segments.append(Segment(1, 0, []))
-            once = _step(instruction, places, action_seconds(instruction, *prices))
-            segments[-1].steps.append((once, instruction.micro_batch))
+            segments[-1].steps.append(priced(instruction, instruction.micro_batch))
     return Rank(
         stage=program.stage,
         segments=segments,
@@ -200,7 +193,7 @@ def _rank(program: Program, prices: tuple[Graph, Costs], mail: Mail) -> Rank:
 
 def _links(segments: Sequence[Segment]) -> dict[int, BusyLink]:
     """The links that several of the lanes use."""
-    lanes = {step[0] for segment in segments for step, _ in segment.steps}
+    lanes = {step[0] for segment in segments for step, *_ in segment.steps}
     shared: dict[int, BusyLink] = {}
     for lane, other in LINKS.items():
         if LANES[lane] in lanes:
@@ -208,8 +201,8 @@ def _links(segments: Sequence[Segment]) -> dict[int, BusyLink]:
     return shared
 
 
-def _step(action: Action, places: EntryPlaces, seconds: float) -> PricedAction:
+def _step(action: Action, places: EntryPlaces) -> Step:
     message = None
     if action.op in (Op.SEND, Op.RECV):
         message = (action.reads if action.op is Op.SEND else action.writes)[0].content
-    return LANES[action.lane], seconds, places.uses(action), message, action
+    return LANES[action.lane], places.uses(action), message, action

@@ -21,7 +21,7 @@ def _main_segment(rank: Rank) -> int | None:
     """The repeated forward and backward passes, if there are enough of them to be worth it."""
     sizes = [len(segment.steps) * (segment.count - 1) for segment in rank.segments]
     longest = max(range(len(sizes)), key=sizes.__getitem__)
-    ops = {step[-1].op for step, _ in rank.segments[longest].steps}
+    ops = {step[-1].op for step, *_ in rank.segments[longest].steps}
     return longest if ops >= {Op.FORWARD, Op.BACKWARD} else None
 
 
@@ -43,14 +43,14 @@ class _Steady:
         """The lanes and places that the main segment's steps name."""
         assert rank.main is not None
         segment = rank.segments[rank.main]
-        every = [uses for (_, _, uses, _, _), _ in segment.steps]
+        every = [step[1] for step, *_ in segment.steps]
         moving = {(a, n) for uses in every for a, _, n in uses.moving_reads + uses.moving_changes}
         ring = {a + i: (a, n) for a, n in moving for i in range(n)}
         changed = {place for uses in every for place in uses.changes} | set(ring)
         return cls(
             rank,
             segment.stride,
-            sorted({step[0] for step, _ in segment.steps}),
+            sorted({step[0] for step, *_ in segment.steps}),
             any(uses.sets_pace for uses in every),
             sorted(changed),
             sorted(changed | {place for uses in every for place in uses.reads}),

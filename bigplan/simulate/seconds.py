@@ -70,6 +70,28 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
     return seconds
 
 
+class Prices:
+    """Seconds of a graph's actions at its costs; actions that are alike are priced once.
+
+    Layers of a kind have alike actions, so a program of thousands has some tens of prices.
+    """
+
+    def __init__(self, graph: Graph, costs: Costs) -> None:
+        self._graph, self._costs = graph, costs
+        self._known: dict[tuple[object, ...], float] = {}
+
+    def seconds(self, action: Action) -> float:
+        """What `action_seconds` says, by all that it reads."""
+        op, lane, layer, reads, _, _, amount, _, recompute, share, beside_update = action
+        kind = None if layer == ADAPTERS else self._graph.layers[layer]
+        message = reads[0].content.kind if op is Op.SEND else None
+        key = op, lane, kind, amount, recompute, share, beside_update, message
+        seconds = self._known.get(key)
+        if seconds is None:
+            seconds = self._known[key] = action_seconds(action, self._graph, self._costs)
+        return seconds
+
+
 def _update_waits(action: Action, kind: KindCost, rates: Rates) -> float:
     """Seconds for which the GPU waits until the host has launched a layer's resident update."""
     if action.share is not Share.GPU:
@@ -134,12 +156,12 @@ def total_seconds(programs: Sequence[Program], graph: Graph, costs: Costs) -> To
     """What `simulate`'s events add up to, without them."""
     worst: dict[str, float] = {}
     ops: dict[Op, float] = defaultdict(float)
-    serial = 0.0
+    serial, prices = 0.0, Prices(graph, costs)
     for program in programs:
         lanes: dict[Lane, float] = defaultdict(float)
         for action, times in counted(program.step):
             if action.op is not Op.FREE:
-                seconds = times * action_seconds(action, graph, costs)
+                seconds = times * prices.seconds(action)
                 lanes[resource(action.lane)] += seconds
                 ops[action.op] += seconds
         worst.update({k.value: v for k, v in lanes.items() if v > worst.get(k, -1.0)})

@@ -11,7 +11,7 @@ from bigplan.cost import Costs, price
 from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Strategy
 from bigplan.graph.strategy_space import Ends
-from bigplan.lower import lower, lower_steady
+from bigplan.lower import lower, lower_buffers, lower_steady
 from bigplan.placement import Placement, Rings, Tier, may_capture
 from bigplan.program import Program
 from bigplan.simulate import Totals, steps_seconds, total_seconds
@@ -263,16 +263,16 @@ def _simulated(candidate: Candidate, placement: Placement, below: float) -> Tria
     costs = candidate.costs
     if placement.captured:
         placement = placement.model_copy(update={"captured": False})
-    fit = partial(_fit, costs)
-    programs = lower_steady(candidate.graph, placement, fit)
-    if programs is None:
-        return inf
+    fit, programs = partial(_fit, costs), None
     if candidate.capturing(placement):
+        if not fit(lower_buffers(candidate.graph, placement)):
+            return inf
         captured = placement.model_copy(update={"captured": True})
-        others = lower_steady(candidate.graph, captured, fit)
-        if others is not None:
-            placement, programs = captured, others
-    if candidate.captured and not placement.captured:
+        programs = lower_steady(candidate.graph, captured, fit)
+        placement = placement if programs is None else captured
+    if programs is None:
+        programs = lower_steady(candidate.graph, placement, fit)
+    if programs is None or (candidate.captured and not placement.captured):
         return inf
     capacity = capacity_beside(programs, costs)
     if candidate.loss is not None:

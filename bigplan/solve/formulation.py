@@ -59,9 +59,10 @@ def formulate(
     If memory holds fewer rings (`least`) than times count on (`most`), the relaxation is below
     plans with any number of rings between the two.
     """
-    every = [StageTimes(stage, costs) for stage in stage_classes(graph, most, least)]
+    stages = stage_classes(graph, most, least)
+    every = [StageTimes(stage, costs) for stage in stages]
     return replace(
-        untimed(graph, costs, most, least),
+        _untimed(stages, costs),
         times=(
             *_times(every, costs),
             *(row for times in every for row in lane_rows(times)),
@@ -72,7 +73,10 @@ def formulate(
 
 def untimed(graph: Graph, costs: Costs, most: Rings = ROOMY, least: Rings | None = None) -> Problem:
     """The same with steps of no time, which says what fits, in half of the time or less."""
-    stages = stage_classes(graph, most, least)
+    return _untimed(stage_classes(graph, most, least), costs)
+
+
+def _untimed(stages: tuple[StageClass, ...], costs: Costs) -> Problem:
     return Problem(
         variables=tuple(v for s in stages for v in (*variables(s), *size_variables(s))),
         rules=tuple(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby, product
 
@@ -36,8 +36,19 @@ class StageClass(AlikeStages):
     ring or a staging area exists. A decision without a choice is a constant.
     """
 
+    # Where layers are, as was asked before: rules and rows ask some ten times.
+    _placed: dict[tuple[str, str, Tier], Linear] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
+
     def tensor(self, kind: LayerKind, tensor: str, tier: Tier) -> Linear:
         """Layers of the kind whose `tensor` is on `tier`; frozen ones have parameters alone."""
+        key = kind.name, tensor, tier
+        if key not in self._placed:
+            self._placed[key] = self._tensor(kind, tensor, tier)
+        return self._placed[key]
+
+    def _tensor(self, kind: LayerKind, tensor: str, tier: Tier) -> Linear:
         on_disk = tensor == "optimizer" and tier is Tier.NVME
         if tensor not in tensors_of(kind) or (on_disk and kind.orthogonalised):
             return Linear()
@@ -59,6 +70,12 @@ class StageClass(AlikeStages):
 
     def policy(self, kind: LayerKind, recompute: Recompute, tier: Tier) -> Linear:
         """Layers of the kind with this policy for activations."""
+        key = kind.name, recompute, tier
+        if key not in self._placed:
+            self._placed[key] = self._policy(kind, recompute, tier)
+        return self._placed[key]
+
+    def _policy(self, kind: LayerKind, recompute: Recompute, tier: Tier) -> Linear:
         if not kind.stores_activations:
             plain = recompute is Recompute.NONE and tier is Tier.GPU
             return Linear(constant=float(self.count(kind) if plain else 0))
