@@ -54,6 +54,8 @@ def arguments(plan: Plan) -> Iterator[str]:
     yield f"--seed {training.seed}"
     if training.precision != "fp32":
         yield f"--{training.precision}"
+    if training.fp8_gemms:
+        yield "--fp8-format hybrid"  # E4M3 forward, E5M2 for gradients
     if training.gradient_precision == "fp32" and training.precision == "bf16":
         yield "--accumulate-allreduce-grads-in-fp32"
     if training.gradient_precision == "bf16":

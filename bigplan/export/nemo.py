@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.export.megatron import _lost as lost_by_megatron
-from bigplan.export.written import Blocks, WrittenConfig, heading, lost_groups
+from bigplan.export.written import Blocks, WrittenConfig, heading, lost_eight_bits, lost_groups
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
 
@@ -55,6 +55,7 @@ def _lost(plan: Plan) -> Iterator[str]:
     if strategy.zero > 1:
         yield f"ZeRO {strategy.zero}: the distributed optimizer (1) is written"
     yield from lost_groups(plan)
+    yield from lost_eight_bits(plan)
     if strategy.first_blocks or strategy.last_blocks:
         yield "stages of different numbers of blocks"
     if blocks.state_away:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.engines.frameworks.tool import unlike_torchtitan, whole_beside_others
-from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all, lost_groups
+from bigplan.export.written import (
+    Blocks,
+    WrittenConfig,
+    heading,
+    lost_by_all,
+    lost_eight_bits,
+    lost_groups,
+)
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
@@ -169,5 +176,6 @@ def _lost_arithmetic(plan: Plan) -> Iterator[str]:
         yield f"{training.optimizer.name}: AdamW is written"
     if training.precision == "fp16":
         yield "fp16: bf16 is written"
+    yield from lost_eight_bits(plan)
     if training.gradient_precision != "fp32":
         yield f"gradients in {training.gradient_precision}: in fp32"

@@ -114,8 +114,15 @@ def lost_groups(plan: Plan) -> Iterator[str]:
         yield f"ZeRO over groups of {ranks} ranks: over all is written"
 
 
+def lost_eight_bits(plan: Plan) -> Iterator[str]:
+    """Products in fp8, of tools that are not told of them."""
+    if plan.training.fp8_gemms:
+        yield f"products in fp8: in {plan.training.precision}"
+
+
 def lost_without_context(plan: Plan) -> Iterator[str]:
-    """The same of tools that are given no context parallelism."""
+    """What tools that know neither context parallelism nor fp8 from their file do not do."""
     yield from lost_by_all(plan)
+    yield from lost_eight_bits(plan)
     if plan.strategy.cp > 1:
         yield f"context parallelism of {plan.strategy.cp}"

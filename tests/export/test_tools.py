@@ -52,7 +52,7 @@ MEGATRON = {
         "optimizer",
     ],
     *["sgd-momentum", "clip-grad", "seed", "bf16", "fp16", "accumulate-allreduce-grads-in-fp32"],
-    *["grad-reduce-in-bf16", "tp-comm-overlap", "window-size"],
+    *["fp8-format", "grad-reduce-in-bf16", "tp-comm-overlap", "window-size"],
     *["context-parallel-size", "cp-comm-type", "num-experts", "expert-model-parallel-size"],
     *["expert-tensor-parallel-size", "moe-router-topk", "moe-ffn-hidden-size", "moe-grouped-gemm"],
     *["moe-router-pre-softmax", "moe-router-load-balancing-type", "moe-aux-loss-coeff"],
@@ -286,6 +286,16 @@ def test_context_parallelism_is_told_to_tools_that_have_it() -> None:
     assert any("torchtitan shards them" in each for each in titan.lost)
     for tool in ("fsdp2", "accelerate", "deepspeed"):
         assert "context parallelism of 4" in TOOLS[tool](plan).lost
+
+
+def test_products_in_fp8_are_written_or_listed(plans: dict[str, Plan]) -> None:
+    plan = plans["pipeline"]
+    in_eight = plan.training.model_copy(update={"fp8_gemms": True})
+    plan = plan.model_copy(update={"training": in_eight})
+    assert options(one_file(TOOLS["megatron"](plan)))["fp8-format"] == "hybrid"
+    for tool in TOOLS.keys() - {"megatron"}:
+        assert "products in fp8: in bf16" in TOOLS[tool](plan).lost
+        assert "products in fp8: in bf16" not in TOOLS[tool](plans["pipeline"]).lost
 
 
 def test_torchtitan_has_no_window() -> None:
