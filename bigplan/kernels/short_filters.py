@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bigplan.kernels.delta_rule_programs import put
 from bigplan.mechanics import FILTERED_TOKENS as ROWS
 
 WARPS = 4
@@ -35,13 +36,6 @@ def _rows(x, first, length, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     inside = (first + row >= 0) & (first + row < length)
     at = x + tl.cast(first, tl.int64) * columns + (row[:, None] * columns + column[None, :])
     return tl.load(at, mask=inside[:, None], other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _put(x, value, first, length, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    at = x + tl.cast(first, tl.int64) * columns + (row[:, None] * columns + column[None, :])
-    tl.store(at, value.to(x.dtype.element_ty), mask=(first + row < length)[:, None])
 
 
 @triton.jit
@@ -73,7 +67,7 @@ def _filtered(
     value = total * tl.sigmoid(total)
     if UNIT:
         value = value * (tl.rsqrt(tl.sum(value * value, 1) + epsilon) * scale)[:, None]
-    _put(out + here, value, first, length, columns, ROWS, WIDTH)
+    put(out + here, value, first, length, columns, ROWS, WIDTH)
 
 
 @triton.jit(do_not_specialize=("length", "heads"))
@@ -101,7 +95,7 @@ def _by_sums(
         along = tl.sum(unit * by_value, 1)[:, None]
         by_value = (by_value - unit * along) * (factor * scale)
     by_sum = by_value * share * (1.0 + total * (1.0 - share))
-    _put(by_sums + here, by_sum, first, length, columns, ROWS, WIDTH)
+    put(by_sums + here, by_sum, first, length, columns, ROWS, WIDTH)
     if ASKED:
         row = batch * tl.num_programs(0) + block
         to = by_filters + (row.to(tl.int64) * columns + head * WIDTH) * TAPS
@@ -123,7 +117,7 @@ def _by_tokens(
     for tap in tl.static_range(TAPS):
         later = _rows(by_sums + here, first + (TAPS - 1) - tap, length, columns, ROWS, WIDTH)
         total += later * _filter(filters, tap, TAPS, WIDTH)
-    _put(by_x + here, total, first, length, columns, ROWS, WIDTH)
+    put(by_x + here, total, first, length, columns, ROWS, WIDTH)
 
 
 def filtered(x: Tensor, filters: Tensor, heads: Heads) -> Tensor:
