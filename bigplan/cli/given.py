@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from bigplan.cli.options import ExperimentOptions, keys, numbers
+from bigplan.cli.options import ExperimentOptions, keys, lists, numbers
 from bigplan.errors import InputError, quoted, shortened
 from bigplan.spec.experiment import Experiment, TierName, load_experiment, make_experiment
 from bigplan.spec.files.document import load_data, parse_scalar
@@ -28,7 +28,9 @@ def overrides_of(options: ExperimentOptions) -> dict[str, object]:
     overrides: dict[str, object] = {}
     for name, key in keys().items():
         value = None if name in _APART else getattr(options, name)
-        if value is not None:
+        if value is not None and name in lists():
+            overrides[key] = [word.strip() for word in value.split(",")]
+        elif value is not None:
             # Text is read as YAML later; quoting keeps "off" or "a: b" as they are.
             quoted_text = isinstance(value, str) and name not in numbers()
             overrides[key] = json.dumps(value) if quoted_text else value

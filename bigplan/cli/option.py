@@ -26,8 +26,8 @@ def option_of(
     """An option for a dotted key of an experiment, named after the key's last word.
 
     A value that is one of a few words shows these words, as in the schema. A number stays as it was
-    typed: what is wrong with it is told as in a file, and some numbers may have a unit. The help
-    says where the runtime accepts only the default.
+    typed: what is wrong with it is told as in a file, and some numbers may have a unit. A list of
+    words has commas between them. The help says where the runtime accepts only the default.
     """
     name, annotation = key.rpartition(".")[2], field_of(key).annotation
     number = is_number(annotation)
@@ -39,7 +39,9 @@ def option_of(
         metavar=metavar or "|".join(choices(annotation)) or ("N" if number else None),
         autocompletion=known,
     )
-    made.key, made.number = key, number  # which options.keys and options.numbers read
+    many = any(get_origin(part) is tuple for part in get_args(annotation))
+    # Which options.keys, options.numbers and options.lists read.
+    made.key, made.number, made.many = key, number, many
     return made
 
 

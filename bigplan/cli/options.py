@@ -122,3 +122,9 @@ def keys() -> Mapping[str, str]:
 def numbers() -> frozenset[str]:
     """The options whose text is read as a number, as in a file."""
     return frozenset(name for name, option in _made().items() if option.number)
+
+
+@cache
+def lists() -> frozenset[str]:
+    """The options whose text is a list of words with commas between them."""
+    return frozenset(name for name, option in _made().items() if option.many)

@@ -240,9 +240,20 @@ class PlanOptions:
         str | None,
         _option(
             "training.lora.rank",
-            "Train low-rank adapters (LoRA) of this rank alone, of all products of the blocks.",
+            "Train low-rank adapters (LoRA) of this rank alone.",
             STEP,
             flag="--lora-rank",
+        ),
+    ] = None
+    lora_targets: Annotated[
+        str | None,
+        _option(
+            "training.lora.targets",
+            "Products that have adapters, such as q_proj,v_proj (default: all of the blocks but "
+            "experts').",
+            STEP,
+            "NAME,...",
+            flag="--lora-targets",
         ),
     ] = None
     lora_alpha: Annotated[
@@ -252,6 +263,15 @@ class PlanOptions:
             "Adapters count alpha / rank (default: 2 x rank).",
             STEP,
             flag="--lora-alpha",
+        ),
+    ] = None
+    lora_rank_stabilised: Annotated[
+        bool | None,
+        _option(
+            "training.lora.rank_stabilised",
+            "Adapters count alpha / sqrt(rank) in place of alpha / rank (default: no).",
+            STEP,
+            flag="--lora-rank-stabilised/--no-lora-rank-stabilised",
         ),
     ] = None
     lora_weights: Annotated[

@@ -8,11 +8,12 @@ import pytest
 from pydantic import BaseModel
 
 from bigplan.cli.given import experiment_of, plan_options_given, run_options_given
-from bigplan.cli.options import ExperimentOptions, keys, numbers
+from bigplan.cli.options import ExperimentOptions, keys, lists, numbers
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.experiment import Experiment
 from bigplan.spec.files.problems import models_in
+from bigplan.spec.lora import Lora
 from bigplan.spec.model import ModelSpec
 from tests.cli.conftest import Run
 
@@ -169,8 +170,6 @@ def test_the_optimizer_and_its_schedule() -> None:
 # Written in a file alone: a file is where they have room.
 FILE_ONLY = {
     "training.optimizer.groups",
-    "training.lora.targets",
-    "training.lora.rank_stabilised",
     "training.loss_scale.growth_interval",
     "training.loss_scale.factor",
     "training.validation.data",
@@ -211,6 +210,29 @@ def test_options_take_what_the_schema_does() -> None:
             assert bool in parts(hints[name]), name
     numeric = {n for n, key in keys().items() if {int, float} & parts(known[key])}
     assert numbers() == numeric
+
+
+def test_a_list_has_commas_between_its_words() -> None:
+    assert lists() == {"lora_targets"}
+    options = replace(
+        _WHAT, lora_rank="8", lora_targets="q_proj, v_proj", lora_rank_stabilised=True
+    )
+    lora = experiment_of(None, options).resolved_training().lora
+    assert lora == Lora(rank=8, targets=("q_proj", "v_proj"), rank_stabilised=True)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ("q_prj,v_proj", r"lora.targets has 'q_prj', .* did you mean 'q_proj'\?"),
+        ("q_proj,", "lora.targets has '', but blocks of"),
+        ("v_proj,v_proj", "lora.targets names a product twice"),
+    ],
+)
+def test_its_words_are_told_as_in_a_file(targets: str, message: str) -> None:
+    options = replace(_WHAT, lora_rank="8", lora_targets=targets)
+    with pytest.raises(InputError, match=message):
+        experiment_of(None, options).resolved_training()
 
 
 def parts(annotation: Any) -> set[Any]:
