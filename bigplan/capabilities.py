@@ -10,7 +10,7 @@ from math import prod
 from bigplan.graph.strategy import Strategy
 from bigplan.graph.strategy_space import undivided
 from bigplan.spec.gpu import Gpu
-from bigplan.spec.lora import expert_targets, trained
+from bigplan.spec.lora import trained
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.moments import sharing_scales
 from bigplan.spec.training import Training
@@ -153,11 +153,6 @@ def spread_refusal(model: ModelSpec, training: Training, fixed: Mapping[str, obj
     ep = int(str(fixed.get("ep", 1)))
     if ep == 1 or (why := expert_parallel_refusal(ep, model, "native")):
         return None if ep == 1 else why
-    if targets := expert_targets(training.lora):
-        return (
-            f"ep {ep}: adapters on experts ({', '.join(targets)}) are not spread over ranks; leave "
-            "ep out, or leave them out of lora.targets"
-        )
     if fixed.get("replicas"):
         return f"ep {ep}: unlike nodes with unequal micro-batches spread no experts; use ep 1"
     if model.experts % ep:

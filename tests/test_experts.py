@@ -141,14 +141,20 @@ def test_what_does_not_go_with_spread_experts_is_refused(
         spread(**settings)
 
 
-def test_frozen_experts_are_spread_without_adapters_of_theirs() -> None:
-    def asked(*targets: str) -> Request:
-        training = TRAINING.model_copy(update={"lora": Lora(rank=4, targets=targets)})
-        return Request(ROUTED, training, find_cluster("hgx-h200"), {"ep": 2}, engine="native")
+def test_frozen_experts_are_spread_with_adapters_of_theirs() -> None:
+    """A rank has those of its experts, and sums fewer gradients."""
 
-    assert make_plan(asked("q_proj")).strategy.ep == 2
-    with pytest.raises(RefusedError, match=r"adapters on experts .* are not spread"):
-        make_plan(asked("q_proj", "experts.up_proj"))
+    def asked(ep: int, *targets: str) -> Plan:
+        training = TRAINING.model_copy(update={"lora": Lora(rank=4, targets=targets)})
+        machine = find_cluster("hgx-h200")
+        return make_plan(Request(ROUTED, training, machine, {"ep": ep}, engine="native"))
+
+    assert asked(2, "q_proj").strategy.ep == 2
+    whole, some = (asked(ep, "q_proj", "experts.up_proj") for ep in (1, 2))
+    of_one, of_two = (graph_of(found).adapters(range(3)) for found in (whole, some))
+    experts = sum(tensor.elements for _, tensor in of_one.tensors if tensor.experts)
+    assert (of_one.whole_experts, of_two.whole_experts) == (0, experts // 2)
+    assert of_one.elements - of_two.elements == experts // 2
 
 
 def test_a_plan_file_with_a_split_that_spreads_no_experts_is_refused(tmp_path: Path) -> None:

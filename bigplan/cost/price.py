@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -31,7 +31,7 @@ from bigplan.cost.host import host_seconds, update_launch
 from bigplan.cost.muon import orthogonalise_seconds
 from bigplan.cost.process import PAGE_TABLES, process_bytes, room
 from bigplan.cost.rates import rates_of
-from bigplan.graph.graph import Graph, LayerKind, Recompute
+from bigplan.graph.graph import Adapters, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import WIDENED_ELEMENTS
@@ -97,7 +97,10 @@ def _adapters(graph: Graph, training: Training, nodes: NodeGroup, framework: Fra
     return KindCost(
         0.0,
         0.0,
-        reduce=sum(all_reduce(most.elements * reduced, group) for group in _summing(graph, nodes)),
+        reduce=sum(
+            all_reduce(elements * reduced, group)
+            for elements, group in _summing(graph.strategy, most, nodes)
+        ),
         tensor_reduce=_summed(
             most.repeated, graph.strategy.tp, graph.sizes.gradient, groups.tensor
         ),
@@ -107,10 +110,18 @@ def _adapters(graph: Graph, training: Training, nodes: NodeGroup, framework: Fra
     )
 
 
-def _summing(graph: Graph, nodes: NodeGroup) -> tuple[Group, ...]:
-    """The groups that sum whole gradients in turn: of zero groups, and of their replicas."""
-    strategy = graph.strategy
-    return shard_group(strategy, nodes), replica_group(strategy, nodes)
+def _summing(
+    strategy: Strategy, adapters: Adapters, nodes: NodeGroup
+) -> Iterator[tuple[int, Group]]:
+    """Elements whose gradients are summed, and the groups that sum them in turn.
+
+    These are zero groups and their replicas; of experts that are spread, who has the same.
+    """
+    rest = adapters.elements - adapters.whole_experts
+    if adapters.whole_experts:
+        yield adapters.whole_experts, expert_data_group(strategy, nodes)
+    yield rest, shard_group(strategy, nodes)
+    yield rest, replica_group(strategy, nodes)
 
 
 def _largest_tensor(graph: Graph, gpu: Gpu) -> int:
@@ -254,10 +265,9 @@ def _passes(
     return forward, backward, again
 
 
-def _summed(repeated: Mapping[int, range], tp: int, element: int, group: Group) -> float:
+def _summed(repeated: Iterable[tuple[int, range]], tp: int, element: int, group: Group) -> float:
     """Seconds to sum gradients of parameters that several tensor-parallel ranks hold whole."""
-    parts = repeated.items()
-    return sum(all_reduce(tp // n * len(part) * element, group) for n, part in parts)
+    return sum(all_reduce(tp // n * len(part) * element, group) for n, part in repeated)
 
 
 def device_of(nodes: NodeGroup, training: Training, framework: Framework) -> Device:

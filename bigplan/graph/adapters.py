@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from bigplan.graph import expert_adapters
 from bigplan.graph.graph import Tensor
 from bigplan.graph.operators import Gemm, Operator, Stream
-from bigplan.graph.shape import RankShape, local_tensor
+from bigplan.graph.shape import RankShape, held_tensor, local_tensor
 from bigplan.spec.lora import adapters
 from bigplan.spec.step import LayerStep
 
@@ -25,7 +25,7 @@ def adapters_of(product: str) -> str:
 
 def local_adapters(shape: RankShape) -> tuple[Tensor, ...]:
     """The adapters of one block on one rank, in the order of a forward."""
-    return tuple(local_tensor(p, shape.tp) for p in adapters(shape.model, shape.training.lora))
+    return tuple(held_tensor(shape, p) for p in adapters(shape.model, shape.training.lora))
 
 
 def adapter_products(

@@ -100,9 +100,9 @@ class LayerKind:
     others: int = field(init=False)  # elements of all other tensors
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
     unit: int = field(init=False)  # elements: the flat layer is cut at multiples of it
-    # Ranges of elements that several tensor-parallel ranks hold, by the number of ranks. Each rank
-    # has the part of their gradients that its tokens or heads add.
-    repeated: Mapping[int, range] = field(init=False)
+    # Ranges of elements that several tensor-parallel ranks hold, each with the number of ranks. A
+    # rank has the part of their gradients that its tokens or heads add.
+    repeated: tuple[tuple[int, range], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         elements = sum(tensor.elements for tensor in self.tensors)
@@ -112,7 +112,7 @@ class LayerKind:
         # A unit divides every row, so no cut lies within the elements that a kernel loads at once.
         unit = gcd(WIDEST_CUT, *(tensor.columns for tensor in self.tensors))
         object.__setattr__(self, "unit", lcm(unit, self.scaled))
-        object.__setattr__(self, "repeated", dict(_repeated(self.tensors)))
+        object.__setattr__(self, "repeated", tuple(_repeated(self.tensors)))
 
     def owned(self, ranks: int) -> int:
         """Elements of the flat layer that each of `ranks` owns: equal parts, in whole units.
@@ -175,18 +175,28 @@ def _repeated(tensors: Iterable[Tensor]) -> Iterator[tuple[int, range]]:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """A stage's adapters as one flat tensor, those that most tensor-parallel ranks hold last."""
+    """A stage's adapters as one flat tensor: of experts that are spread over `ep` ranks first.
+
+    Of these and of the rest those that most tensor-parallel ranks hold are last.
+    """
 
     tensors: tuple[tuple[int, Tensor], ...]  # each with its layer
+    ep: int = 1
     elements: int = field(init=False)
-    repeated: Mapping[int, range] = field(init=False)  # as in LayerKind
+    whole_experts: int = field(init=False)  # as in LayerKind
+    repeated: tuple[tuple[int, range], ...] = field(init=False)  # likewise
 
     def __post_init__(self) -> None:
-        ordered = tuple(sorted(self.tensors, key=lambda each: each[1].holders))
+        ordered = tuple(sorted(self.tensors, key=lambda each: self._order(each[1])))
         flat = [tensor for _, tensor in ordered]
+        spread = sum(tensor.elements for tensor in flat if self.ep > 1 and tensor.experts)
         object.__setattr__(self, "tensors", ordered)
         object.__setattr__(self, "elements", sum(tensor.elements for tensor in flat))
-        object.__setattr__(self, "repeated", dict(_repeated(flat)))
+        object.__setattr__(self, "whole_experts", spread)
+        object.__setattr__(self, "repeated", tuple(_repeated(flat)))
+
+    def _order(self, tensor: Tensor) -> tuple[bool, int]:
+        return self.ep > 1 and not tensor.experts, tensor.holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +296,8 @@ class Graph:
     def adapters(self, layers: Iterable[int]) -> Adapters:
         """The adapters of a stage's layers."""
         return Adapters(
-            tuple((layer, t) for layer in layers for t in self.kinds[self.layers[layer]].adapters)
+            tuple((layer, t) for layer in layers for t in self.kinds[self.layers[layer]].adapters),
+            self.strategy.ep,
         )
 
     @property

@@ -194,7 +194,8 @@ def local_tensor(parameter: Parameter, tp: int) -> Tensor:
 
 def _some_experts(parameter: Parameter, tp: int, ep: int) -> Tensor:
     """A parameter of experts as a rank holds it of `ep` that share them out, and `tp` each one."""
-    return Tensor(parameter.name, *parameter.local(tp, ep), experts=parameter.experts // ep)
+    holders = parameter.holders(tp)
+    return Tensor(parameter.name, *parameter.local(tp, ep), holders, parameter.experts // ep)
 
 
 def held_tensor(shape: RankShape, parameter: Parameter) -> Tensor:

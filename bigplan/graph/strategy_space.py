@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bigplan.graph.strategy import WIDEST_CUT, Cut, Strategy
 from bigplan.spec.layers import BLOCK
-from bigplan.spec.lora import expert_targets, packs
+from bigplan.spec.lora import packs, stored
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.moments import sharing_scales
 from bigplan.spec.training import Training
@@ -81,12 +81,11 @@ class Space:
         """
         each = self.gpus_per_node // tp
         for ep in self._tried("ep", divisors(shards)) if self.spreads else (1,):
-            trained = ep == 1 or not expert_targets(self.training.lora)
             placed = "ep" in self.fixed or each % ep == 0 or ep % each == 0
             whole = shards % ep == 0 and spreads_experts(
                 self.model, self.training, (shards, tp), ep
             )
-            if trained and placed and whole:
+            if placed and whole:
                 yield ep
 
     def _splits_of_tokens(self) -> Iterator[tuple[int, int]]:
@@ -260,7 +259,8 @@ def spreads_experts(model: ModelSpec, training: Training, ranks: tuple[int, int]
     if not model.experts or model.experts % ep:
         return False
     shards, tp = ranks
-    elements = sum(prod(p.local(tp, ep)) for p in model.kinds()[BLOCK] if p.experts)
+    every = stored(model, BLOCK, training.lora, training.compute_bytes)
+    elements = sum(prod(p.local(tp, ep)) for p in every if p.experts)
     unit = lcm(WIDEST_CUT, sharing_scales(training.optimizer.moments))
     return elements % (shards // ep * unit) == 0
 

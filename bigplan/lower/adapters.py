@@ -43,7 +43,7 @@ def sum_adapters(layout: StageLayout) -> Iterator[Action]:
     if not adapters.elements:
         return
     both = ((GRADIENTS,), (GRADIENTS,))
-    if repeated := sum(map(len, adapters.repeated.values())):
+    if repeated := sum(len(part) for _, part in adapters.repeated):
         nbytes = repeated * graph.sizes.gradient
         yield Action(Op.TENSOR_REDUCE, Lane.COMPUTE, ADAPTERS, *both, amount=nbytes)
     nbytes = adapters.elements * graph.sizes.gradient
@@ -69,12 +69,16 @@ def update_adapters(layout: StageLayout) -> Iterator[Action]:
 
 def save_adapters(layout: StageLayout) -> Iterator[Action]:
     """Write their state to a checkpoint, and themselves where no master copy is in the state."""
-    elements, sizes = layout.adapters.elements, layout.graph.sizes
+    adapters, sizes, strategy = layout.adapters, layout.graph.sizes, layout.graph.strategy
+    if not adapters.elements:
+        return
+    # Of experts that are spread over ranks these have as many parts.
+    elements = adapters.elements + (strategy.ep - 1) * adapters.whole_experts
     written = [] if sizes.master else [(WEIGHTS, elements * sizes.parameter)]
     written += [(STATE, sizes.state_bytes(elements))] if sizes.state else []
     staged = tuple(checkpoint_entry(ADAPTERS, entry) for entry in range(STAGING))
-    for source, amount in written if elements else ():
-        nbytes = -(-amount // layout.graph.strategy.shards)  # ranks share the writing
+    for source, amount in written:
+        nbytes = -(-amount // strategy.shards)  # ranks share the writing
         share = source.content.share
         yield Action(
             Op.CKPT, Lane.CHECKPOINT, ADAPTERS, (source,), staged, amount=nbytes, share=share

@@ -67,7 +67,7 @@ def sum_repeated(
     Gradients that stay on the GPU are summed once, others in every unit, as in their reduction. The
     sum uses the lane of the layers' own collectives, because both share a communicator.
     """
-    elements = sum(map(len, layout.kind(layer).repeated.values()))
+    elements = sum(len(part) for _, part in layout.kind(layer).repeated)
     if elements and (layout.sums_apart(layer) or unit.last):
         nbytes = elements * layout.graph.sizes.gradient
         yield Action(Op.TENSOR_REDUCE, Lane.COMPUTE, layer, (total,), (total,), amount=nbytes)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute
+from bigplan.graph.strategy import Strategy
 from bigplan.layer_placement import LayerPlacement
 from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import Program
@@ -27,10 +28,12 @@ NAME = "adapters"  # of their kind
 
 def adapter_kind(graph: Graph, program: Program) -> LayerKind:
     """The stage's adapters as a kind of layer, without tensors where a whole model is trained."""
-    found = graph.adapters(program.layers).tensors
+    every = graph.adapters(program.layers)
     return LayerKind(
         name=NAME,
-        tensors=tuple(replace(t, name=full_name(BLOCK, layer, t.name)) for layer, t in found),
+        tensors=tuple(
+            replace(t, name=full_name(BLOCK, layer, t.name)) for layer, t in every.tensors
+        ),
         forward=(),
         backward=(),
         saved=0,
@@ -38,6 +41,8 @@ def adapter_kind(graph: Graph, program: Program) -> LayerKind:
         reruns={},
         forward_workspace=0,
         backward_workspace=0,
+        whole_experts=every.whole_experts,
+        ep=graph.strategy.ep if every.whole_experts else 1,
     )
 
 
@@ -54,11 +59,15 @@ def adapter_parameters(
 
 
 def adapter_rows(
-    kind: LayerKind, parameters: Iterable[Parameter], at: Coordinates, tp: int
+    kind: LayerKind, parameters: Iterable[Parameter], at: Coordinates, strategy: Strategy
 ) -> LayerRows:
-    """What a rank has of them: as tensor parallelism splits them, whole on all that share data."""
+    """What a rank has of them: as tensor parallelism splits them, and those of its experts.
+
+    Nobody shares them out.
+    """
     placement = LayerPlacement(Tier.GPU, Tier.GPU, Recompute.NONE, Tier.GPU, {Share.GPU: 1.0})
-    owner, counts = Owner(tensor=at.tensor, tp=tp), dict.fromkeys(IN_CHUNKS, 0)
+    alone = strategy.model_copy(update={"zero": 0, "zero_group": 0})
+    owner, counts = Owner.of(at, alone), dict.fromkeys(IN_CHUNKS, 0)
     return LayerRows.of(kind, parameters, placement, counts, owner)
 
 

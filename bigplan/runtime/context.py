@@ -172,5 +172,5 @@ def layer_rows(
         rows[layer] = LayerRows.of(graph.kinds[name], parameters, placement, counts, owner)
     if graph.frozen and (kind := adapter_kind(graph, program)).tensors:
         described = adapter_parameters(model, lora, program.layers)
-        rows[ADAPTERS] = adapter_rows(kind, described, at, graph.strategy.tp)
+        rows[ADAPTERS] = adapter_rows(kind, described, at, graph.strategy)
     return rows

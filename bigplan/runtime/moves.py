@@ -105,7 +105,7 @@ def tensor_reduce(context: Context, action: Action) -> None:
     """
     group = context.groups.tensor
     total = context.entries.flat(action.reads[0], action, context.gradient_dtype)
-    for holders, part in context.kind(action.layer).repeated.items():
+    for holders, part in context.kind(action.layer).repeated:
         mine = total[part.start : part.stop]
         if holders == group.size:
             group.all_reduce(mine)

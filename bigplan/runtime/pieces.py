@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple, Self
 
 from bigplan.content import Content
-from bigplan.graph.graph import LayerKind
+from bigplan.graph.graph import LayerKind, Tensor
 from bigplan.graph.strategy import Strategy
 from bigplan.layer_placement import LayerPlacement, pieces
 from bigplan.placement import IN_CHUNKS, ON_CPU, Share
@@ -116,17 +116,17 @@ class OwnedPart:
         if kind.ep > 1:
             return cls(tuple(_spread(kind, owner)))
         elements = kind.owned(owner.ranks)
-        first, alone = owner.rank * elements, _counted(kind, owner)
+        first, alone = owner.rank * elements, _counted(kind.tensors, owner)
         real, counted = (min(elements, max(0, end - first)) for end in (kind.parameters, alone))
         return cls((OwnedRange(first, elements, real, counted),))
 
 
-def _counted(kind: LayerKind, owner: Owner) -> int:
-    """Elements of the layer that no tensor-parallel rank before this one has: its first ones.
+def _counted(tensors: Iterable[Tensor], owner: Owner) -> int:
+    """Elements of these that no tensor-parallel rank before this one has: its first ones.
 
     Tensors that more ranks share lie behind those that fewer share (shape.local_tensors).
     """
-    return sum(t.elements for t in kind.tensors if owner.tensor % t.holders == 0)
+    return sum(t.elements for t in tensors if owner.tensor % t.holders == 0)
 
 
 def _spread(kind: LayerKind, owner: Owner) -> Iterator[OwnedRange]:
@@ -137,11 +137,12 @@ def _spread(kind: LayerKind, owner: Owner) -> Iterator[OwnedRange]:
     experts, rest = kind.whole_experts, kind.parameters - kind.whole_experts
     sharers = max(1, owner.ranks // kind.ep)
     each = experts // sharers
-    counted = 0 if owner.copy else each
-    yield OwnedRange(owner.rank // kind.ep * each, each, each, counted)
+    first = owner.rank // kind.ep * each
+    counted = min(each, max(0, _counted((t for t in kind.tensors if t.experts), owner) - first))
+    yield OwnedRange(first, each, each, 0 if owner.copy else counted)
     each = kind.owned(owner.ranks) - each
     first = owner.rank * each
-    alone = _counted(kind, owner) - experts
+    alone = _counted((t for t in kind.tensors if not t.experts), owner)
     real, counted = (min(each, max(0, end - first)) for end in (rest, alone))
     again = owner.ranks == 1 and (owner.copy or owner.expert)
     yield OwnedRange(experts + first, each, real, 0 if again else counted)

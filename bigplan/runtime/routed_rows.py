@@ -145,7 +145,9 @@ class RoutedRows(Function):
         x, kept, scores, chosen, order, router, gate, up, bias = ctx.saved_tensors
         mixture, model, adapters = ctx.passed
         dispatch, places = ctx.dispatch, Places(chosen, order)
-        again, ends = None if x is None else mixture.ranks.gather(x), dispatch.ends(places)
+        ends, asked = dispatch.ends(places), x is not None
+        # Frozen products need no tokens, and their adapters those that came.
+        again = None if x is None or (mixture.frozen and dispatch.away) else mixture.ranks.gather(x)
         del x
         by_gate, by_up, by_weights, by_own, *_ = gradients
         grouped = mixture.grouped
@@ -167,23 +169,24 @@ class RoutedRows(Function):
         ).to(router.dtype)
 
         def by_factors(tokens: Tensor) -> list[Tensor | None]:
+            rows = sent(dispatch, mixture.rows, tokens, *places)
             if mixture.frozen:
+                for own, by_output in zip(adapters, (by_gate, by_up), strict=True):
+                    if own is not None:
+                        own.add_gradients(by_output, rows, ends, mixture.rows.put)
                 return [None, None]
-            rows = grouped.read_again(sent(dispatch, mixture.rows, tokens, *places), ends)
+            rows = grouped.read_again(rows, ends)
             named = ((GATE, gate), by_gate), ((UP, up), by_up)
             return [by_experts(mixture, one, (by, rows), ends) for one, by in named]
 
         # What other ranks' experts give comes beside these products.
-        by_matrices = [None, None] if kept is None or mixture.frozen else by_factors(kept)
+        by_matrices = by_factors(kept) if dispatch.away and asked else [None, None]
         summed = mixture.ranks.sum(by_input().addmm_(by_scores, router))
         if again is None:
             return None, None, summed().view(ctx.shape), *[None] * 7
         whole = again().flatten(0, -2)
         if mixture.frozen:
-            rows = sent(dispatch, mixture.rows, whole, *places)
-            for own, by_output in zip(adapters, (by_gate, by_up), strict=True):
-                if own is not None:
-                    own.add_gradients(by_output, rows, ends, mixture.rows.put)
+            by_factors(whole)
             return None, None, summed().view(ctx.shape), *[None] * 7
         by_router = by_matrix(mixture.sums, ROUTER, by_scores, whole)
         if kept is None:

@@ -102,12 +102,6 @@ def possible_targets(model: ModelSpec, kinds: Iterable[str] | None = None) -> tu
     return tuple(dict.fromkeys(_module(matrix) for step in products for matrix in _adaptable(step)))
 
 
-def expert_targets(lora: Lora | None) -> tuple[str, ...]:
-    """The targets that are experts' products."""
-    targets = () if lora is None else lora.targets or ()
-    return tuple(target for target in targets if target.startswith(OF_AN_EXPERT))
-
-
 def adapted_steps(model: ModelSpec, kind: str, lora: Lora | None) -> tuple[LayerStep, ...]:
     """What one layer of a kind does where adapters are trained; None: all of the model is.
 

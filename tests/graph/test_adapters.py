@@ -96,8 +96,8 @@ def test_a_stage_has_its_adapters_in_one_piece_with_shared_ones_last() -> None:
     holders = [tensor.holders for _, tensor in adapters.tensors]
     assert holders == sorted(holders)
     assert adapters.elements == sum(tensor.elements for _, tensor in adapters.tensors)
-    assert list(adapters.repeated) == [2, 16]
-    last = adapters.repeated[16]
+    assert [number for number, _ in adapters.repeated] == [2, 16]
+    last = adapters.repeated[-1][1]
     assert last.stop == adapters.elements
     assert len(last) == sum(t.elements for _, t in adapters.tensors if t.holders == 16)
     assert {layer for layer, _ in adapters.tensors} == set(range(1, 17))

@@ -145,11 +145,11 @@ def test_few_key_value_heads_are_repeated_and_lie_before_what_all_ranks_have() -
     heads = range(2 * LLAMA.head_dim * LLAMA.hidden)
     norms = range(2 * LLAMA.hidden)
     end = kind.parameters
-    assert kind.repeated == {
-        4: range(end - len(norms) - len(heads), end - len(norms)),
-        8: range(end - len(norms), end),
-    }
-    assert _block(few).repeated == {}
+    assert kind.repeated == (
+        (4, range(end - len(norms) - len(heads), end - len(norms))),
+        (8, range(end - len(norms), end)),
+    )
+    assert _block(few).repeated == ()
 
 
 # --- products

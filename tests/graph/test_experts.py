@@ -165,8 +165,8 @@ def test_collectives_are_those_of_a_dense_block() -> None:
 
     assert collectives(MIXTRAL) == collectives(dense)
     # The router is one more tensor whose gradients ranks sum.
-    (held,) = (kind.repeated.values() for kind in [block(shape(tp=4))])
-    assert sum(map(len, held)) == 2 * MIXTRAL.hidden + 8 * MIXTRAL.hidden
+    held = block(shape(tp=4)).repeated
+    assert sum(len(part) for _, part in held) == 2 * MIXTRAL.hidden + 8 * MIXTRAL.hidden
 
 
 def spread_shape(ep: int, model: ModelSpec = MIXTRAL) -> RankShape:
