@@ -213,12 +213,11 @@ def muon_refusal(training: Training, fixed: Mapping[str, object]) -> str | None:
         return None
     if training.lora is not None:
         return "optimizer muon: adapters are trained by adamw or sgd; use one of them with lora"
-    for name in ("tp", "ep"):
-        if (ways := fixed.get(name, 1)) != 1:
-            return (
-                f"{name} {ways}: Muon's updates need whole matrices, which bigplan brings together "
-                f"over ranks of ZeRO alone; use {name} 1, or optimizer adamw"
-            )
+    if (ways := fixed.get("ep", 1)) != 1:
+        return (
+            f"ep {ways}: Muon's updates are not planned where experts are spread over ranks; use "
+            "ep 1, or optimizer adamw"
+        )
     if fixed.get("replicas"):
         return (
             "replicas: Muon is not planned for unlike nodes with unequal micro-batches; leave them "

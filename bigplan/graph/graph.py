@@ -97,6 +97,7 @@ class LayerKind:
     uneven: int = 0
     # Tensors that Muon updates; the whole layer's state is then on one tier and updated at once.
     orthogonalised: tuple[Tensor, ...] = ()
+    directions: tuple[Tensor, ...] = ()  # these, as tensor-parallel ranks have them together
     others: int = field(init=False)  # elements of all other tensors
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
     unit: int = field(init=False)  # elements: the flat layer is cut at multiples of it

@@ -2,7 +2,8 @@
 
 An iteration of X [m, n] with m <= n computes A = X X^T, B = b A + c A A and a X + B X: 4 m^2 n +
 2 m^3 FLOPs. It needs whole matrices. Where ZeRO shards a layer, a rank orthogonalises the matrices
-that its part of the flat layer has elements of.
+that its part of the flat layer has elements of. Of one that tensor-parallel ranks split, each of
+them gathers the parts and orthogonalises all of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import accumulate
 
 from bigplan.graph.graph import Graph, LayerKind, Tensor
 from bigplan.graph.operators import Gemm, Operator, Stream
+from bigplan.graph.shape import local_tensor
 from bigplan.mechanics import EXPERTS_AT_ONCE, WIDENED_ELEMENTS
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, orthogonalised
@@ -28,8 +30,10 @@ ONCE = 3 * ELEMENT
 
 def by_muon(kind: LayerKind, model: ModelSpec, optimizer: Optimizer) -> LayerKind:
     """The kind with the tensors that Muon updates, if any."""
-    names = {p.name for p in model.kinds()[kind.name] if orthogonalised(optimizer, kind.name, p)}
-    return replace(kind, orthogonalised=tuple(t for t in kind.tensors if t.name in names))
+    every = {p.name: p for p in model.kinds()[kind.name] if orthogonalised(optimizer, kind.name, p)}
+    parts = tuple(t for t in kind.tensors if t.name in every)
+    whole = tuple(local_tensor(every[part.name], 1) for part in parts)
+    return replace(kind, orthogonalised=parts, directions=whole)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, int, int]:
@@ -65,6 +69,11 @@ def parts(tensors: tuple[Tensor, ...], owned: int) -> tuple[range, ...]:
     return tuple(range(start, start + owned) for start in first)
 
 
+def gathered_elements(part: Tensor, whole: Tensor, tp: int) -> int:
+    """Elements that tensor-parallel ranks gather of a tensor; 0: each has all of it."""
+    return 0 if part.elements == whole.elements else tp * part.elements
+
+
 def products(tensors: Sequence[Tensor], steps: int) -> Iterator[Operator]:
     """What orthogonalising these tensors takes, each in `steps` iterations."""
     for tensor in tensors:
@@ -83,8 +92,9 @@ def products(tensors: Sequence[Tensor], steps: int) -> Iterator[Operator]:
 def workspace(graph: Graph) -> int:
     """Bytes that the update of the layer with the most of them makes and drops.
 
-    X and the next X, A and B, and where ZeRO shards layers what all ranks have of one. Gradients
-    are cast, and directions made, some elements at a time.
+    X and the next X, A and B, and where ZeRO shards layers what all ranks have of one. Of a matrix
+    that tensor-parallel ranks split also their parts, and a copy of its own part of the direction.
+    Gradients are cast, and directions made, some elements at a time.
     """
     return max(_workspace(graph, kind) for kind in graph.kinds.values())
 
@@ -93,7 +103,7 @@ def _workspace(graph: Graph, kind: LayerKind) -> int:
     if not kind.orthogonalised:
         return 0
     each = []
-    for tensor in kind.orthogonalised:
+    for part, tensor in zip(kind.orthogonalised, kind.directions, strict=True):
         _, rows, columns = shape_of(tensor)
         short, long = min(rows, columns), max(rows, columns)
         products_of = 2 * short * long + 2 * short * short
@@ -101,7 +111,9 @@ def _workspace(graph: Graph, kind: LayerKind) -> int:
         each.append(at_once(tensor) * ELEMENT * max(products_of, turned))
         if tensor.experts:  # rows of experts take turns: directions and results of all
             each[-1] += ELEMENT * 2 * tensor.elements
+        if gathered := gathered_elements(part, tensor, graph.strategy.tp):
+            each[-1] += ELEMENT * (gathered + part.elements)
     shards = graph.strategy.zero_ranks
-    gathered = 0 if shards == 1 else ELEMENT * (kind.padded(shards) + kind.owned(shards))
+    of_all = 0 if shards == 1 else ELEMENT * (kind.padded(shards) + kind.owned(shards))
     temporary = 3 * 4 * min(WIDENED_ELEMENTS, kind.parameters)
-    return max(each) + gathered + temporary
+    return max(each) + of_all + temporary

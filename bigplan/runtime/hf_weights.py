@@ -27,6 +27,9 @@ from bigplan.runtime.mxfp4 import Packed
 from bigplan.runtime.rope_pairs import apart
 from bigplan.spec.files.reading import INDEX as INDEX_BYTES
 from bigplan.spec.files.reading import read_json, require_regular
+from bigplan.spec.hf.families import FAMILIES
+from bigplan.spec.hf.families.beside_towers import BESIDE_TOWERS
+from bigplan.spec.hf.towers import names_in_files
 from bigplan.spec.hf.weights import SINGLE, HfTensor, Stored, family_of, hf_tensors, stored
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -44,6 +47,7 @@ class HfFolder:
     model: ModelSpec
     files: Mapping[str, Path]  # tensor, as the family names it -> its file
     names: Mapping[str, str]  # tensor, as the family names it -> as the file does
+    layout: int = 0  # of those that the family's files may have
     _mapped: dict[Path, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -52,12 +56,31 @@ class HfFolder:
 
         Raises InputError, and RefusedError for what is not read.
         """
-        family = family_of(folder, model)
-        in_files = _tensor_files(folder)
-        names = {}
-        for tensor in hf_tensors(family, model):
-            # A file of the model without its head leaves out the first word: "wte.weight".
-            found = [n for n in (tensor.name, tensor.name.partition(".")[2]) if n in in_files]
+        family, in_files = family_of(folder, model), _tensor_files(folder)
+        problems = list[InputError]()
+        for layout in range(len(FAMILIES[family].layouts)):
+            try:
+                opened = cls._in_layout(layout, family, model, in_files, folder)
+                opened._check_shapes()
+            except InputError as problem:
+                problems.append(problem)
+            else:
+                return opened
+        # What is refused is so in the layout that the folder has.
+        raise next((one for one in problems if isinstance(one, RefusedError)), problems[0])
+
+    @classmethod
+    def _in_layout(
+        cls,
+        layout: int,
+        family: str,
+        model: ModelSpec,
+        in_files: Mapping[str, Path],
+        folder: Path,
+    ) -> HfFolder:
+        names = dict[str, str]()
+        for tensor in hf_tensors(family, model, layout):
+            found = [n for n in _names(family, tensor.name) if n in in_files]
             if {tensor.name + BLOCKS, tensor.name + SCALES} <= set(in_files):
                 names[tensor.name + SCALES] = tensor.name + SCALES
                 found = [tensor.name + BLOCKS]
@@ -67,14 +90,13 @@ class HfFolder:
                     f"{model.name} needs it; take a complete copy of the model"
                 )
             names[tensor.name] = found[0]
-        opened = cls(family, model, {name: in_files[own] for name, own in names.items()}, names)
-        opened._check_shapes()
-        return opened
+        files = {name: in_files[own] for name, own in names.items()}
+        return cls(family, model, files, names, layout)
 
     def _check_shapes(self) -> None:
         model = self.model
         expected = dict[str, tuple[int, ...]]()
-        for tensor in hf_tensors(self.family, model):
+        for tensor in hf_tensors(self.family, model, self.layout):
             expected |= self._shapes(tensor)
         for path in sorted(set(self.files.values())):
             with opened(path) as file:
@@ -108,7 +130,7 @@ class HfFolder:
         In the file's dtype, or fp32 where it has fp64 or tensors of several. `layer` is its index
         in layer_sequence(). No more of the file is read.
         """
-        places = stored(self.family, self.model, layer, parameter)
+        places = stored(self.family, self.model, layer, parameter, self.layout)
         if parameter.constant:
             (place,) = places
             whole = terms_of(self._tensor(place.tensor).flatten())  # of some families [1, n]
@@ -151,6 +173,13 @@ class HfFolder:
             self._mapped[path] = _mapped(path)  # by whichever thread comes last
         tensor: Tensor = self._mapped[path].get_tensor(self.names[name])
         return tensor
+
+
+def _names(family: str, name: str) -> Iterator[str]:
+    """What files may call a tensor of the family."""
+    yield from names_in_files(name) if family in BESIDE_TOWERS else (name,)
+    # A file of the model without its head leaves out the first word: "wte.weight".
+    yield name.partition(".")[2]
 
 
 def _read(tensor: Tensor, place: Stored, rectangle: Rectangle, into: Tensor) -> None:

@@ -5,7 +5,9 @@ in bf16 with its coefficients, decoupled weight decay. What scales a matrix's ra
 choice (spec/optimizer.py).
 
 Where ZeRO shards a layer, each rank moves the momentum of its own elements. All gather what is to
-be orthogonalised, in bf16, and each orthogonalises the matrices that its elements are part of.
+be orthogonalised, in bf16, and each orthogonalises the matrices that its elements are part of. Of a
+matrix that tensor-parallel ranks split, these gather their parts likewise; each orthogonalises the
+whole matrix, and takes its own part of the direction.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ from torch import Tensor
 
 from bigplan.graph.graph import Tensor as Stored
 from bigplan.graph.muon import at_once, shape_of
+from bigplan.graph.shape import local_tensor
 from bigplan.mechanics import WIDENED_ELEMENTS
+from bigplan.rectangle import held
 from bigplan.runtime.context import Context
 from bigplan.runtime.moments import StoredState
 from bigplan.runtime.pieces import Box
 from bigplan.runtime.scaling import Verdict
 from bigplan.spec.optimizer import Optimizer, ParameterRule
+from bigplan.spec.step import Parameter
 
 # Of a X + (b A + c A A) X with A = X X^T, and the least norm (torch.optim._muon).
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
@@ -62,23 +67,51 @@ class MuonUpdates:
     ) -> tuple[Box, ...]:
         """Update a rank's part of a layer; what of it is AdamW's to update."""
         optimizer, master = self._context.training.optimizer, rows.state.master
-        tensors = {tensor.name: tensor for tensor in self._context.kind(layer).orthogonalised}
-        mine = [box for box in rows.boxes if box.tensor in tensors]
+        names = {tensor.name for tensor in self._context.kind(layer).orthogonalised}
+        parameters = {one.name: one for one in self._context.parameters(layer)}
+        mine = [box for box in rows.boxes if box.tensor in names]
         inputs = ((box, _moved(rows, box, optimizer.momentum, verdict.divisor)) for box in mine)
         whole = self._gathered(layer, inputs) if self.gathers(layer) else inputs
         for box, flat in whole:
-            tensor, rule = tensors[box.tensor], rules[box.tensor]
-            direction = orthogonalised(flat, tensor, optimizer.ns_steps)
+            rule, parameter = rules[box.tensor], parameters[box.tensor]
+            tensor = local_tensor(parameter, 1)
+            matrix = self._whole(flat, parameter)
+            direction = self._own(orthogonalised(matrix, tensor, optimizer.ns_steps), parameter)
             first = box.start - self._context.rows[layer].offsets[box.tensor][0]
             rate = verdict.learning_rate * rule.learning_rate_factor
-            parameter = rows.weights(box) if master is None else master[box.in_piece]
-            parameter.mul_(1 - rate * rule.weight_decay)
-            parameter.add_(
+            weights = rows.weights(box) if master is None else master[box.in_piece]
+            weights.mul_(1 - rate * rule.weight_decay)
+            weights.add_(
                 direction[first : first + box.count], alpha=-rate * adjusted(optimizer, tensor)
             )
             if master is not None:
-                rows.weights(box).copy_(parameter)
-        return tuple(box for box in rows.boxes if box.tensor not in tensors)
+                rows.weights(box).copy_(weights)
+        return tuple(box for box in rows.boxes if box.tensor not in names)
+
+    def _whole(self, flat: Tensor, parameter: Parameter) -> Tensor:
+        """What tensor-parallel ranks have of a parameter together, bf16 [elements], of each `flat`.
+
+        It is `flat` where each has all of it. All these ranks call this.
+        """
+        group = self._context.groups.tensor
+        if parameter.holders(group.size) == group.size:
+            return flat
+        each = group.gathered(flat)().view(group.size, -1)
+        whole = flat.new_empty(parameter.matrix)
+        for rank in range(0, group.size, parameter.holders(group.size)):
+            part = held(parameter, group.size, rank)
+            assert part is not None, parameter
+            whole[part.in_matrix] = each[rank].view(part.rows, part.columns)
+        return whole.flatten()
+
+    def _own(self, whole: Tensor, parameter: Parameter) -> Tensor:
+        """This rank's part of a parameter [elements], flat."""
+        group = self._context.groups.tensor
+        if parameter.holders(group.size) == group.size:
+            return whole
+        part = held(parameter, group.size, group.place)
+        assert part is not None, parameter
+        return whole.view(parameter.matrix)[part.in_matrix].flatten()
 
     def _gathered(
         self, layer: int, inputs: Iterable[tuple[Box, Tensor]]

@@ -566,7 +566,7 @@ def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, t
         theirs = _of_olmo_hybrid(theirs, config)
     for name in [n for n in theirs if n.endswith("experts.gate_up_proj")]:
         if config.model_type != "gpt_oss":
-            theirs |= _of_experts(theirs, name.removesuffix("gate_up_proj"))
+            theirs |= of_experts(theirs, name.removesuffix("gate_up_proj"))
     return theirs
 
 
@@ -593,7 +593,7 @@ def _of_olmo_hybrid(theirs: dict[str, torch.Tensor], config: Any) -> dict[str, t
     return found
 
 
-def _of_experts(theirs: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+def of_experts(theirs: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     """Experts' tensors as files have them, out of what transformers 5 keeps them in."""
     both, down = theirs.pop(f"{prefix}gate_up_proj"), theirs.pop(f"{prefix}down_proj")
     gate, up = both.chunk(2, dim=1)

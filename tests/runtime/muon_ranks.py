@@ -26,6 +26,10 @@ LAYOUTS = {
     "dp2-zero3": Strategy(dp=2, zero=3),
     "cp2-zero1": Strategy(dp=1, cp=2, zero=1),
     "pp2": Strategy(dp=1, pp=2),
+    "tp2": Strategy(dp=1, tp=2),
+    "tp4": Strategy(dp=1, tp=4),
+    "dp2-tp2-zero1": Strategy(dp=2, tp=2, zero=1),
+    "dp2-tp2-zero3": Strategy(dp=2, tp=2, zero=3),
     "groups-zero1": Strategy(dp=2, cp=2, zero=1, zero_group=2),
     "groups-zero3": Strategy(dp=2, cp=2, zero=3, zero_group=2),
 }
@@ -40,6 +44,10 @@ MUON = Optimizer(
 )
 # Four experts, each a matrix of its own, with a router.
 EXPERTS: dict[str, object] = {"ffn": 32, "experts": 4, "experts_per_token": 2}
+
+
+# A layout of LAYOUTS with experts, which ranks split.
+WITH_EXPERTS = {"tp2-experts": "tp2"}
 
 
 def muon_plan(
@@ -79,6 +87,11 @@ def _kind(layers: int, tier: Tier) -> KindPlacement:
     )
 
 
+def layout_of(name: str) -> tuple[Strategy, Mapping[str, object]]:
+    """How ranks split a step, and what of the model is not the usual."""
+    return LAYOUTS[WITH_EXPERTS.get(name, name)], EXPERTS if name in WITH_EXPERTS else {}
+
+
 def run_two(rank: int, folder: str) -> None:
     """One of two processes."""
     _run(rank, folder, 2)
@@ -95,14 +108,15 @@ def _run(rank: int, folder: str, ranks: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     path = Path(folder)
     found: dict[str, list[float]] = {}
-    source = latest(path / "one")
-    assert source is not None
-    for name, strategy in LAYOUTS.items():
+    for name in (*LAYOUTS, *WITH_EXPERTS):
+        strategy, model = layout_of(name)
         if strategy.ranks != ranks:
             continue
+        source = latest(path / ("experts" if model else "one"))
+        assert source is not None
         tier = Tier.HOST if strategy.zero in (1, 3) else Tier.GPU
         gone_on = course(
-            muon_plan(strategy, tier),
+            muon_plan(strategy, tier, model=model),
             STEPS,
             source.path,
             at=STEPS,

@@ -23,7 +23,18 @@ from bigplan.runtime.checkpoint import latest
 from bigplan.spec.optimizer import Optimizer, orthogonalised, rules
 from tests.runtime.checkpoints import course
 from tests.runtime.harness import Run, execute, loop_of, same
-from tests.runtime.muon_ranks import AT, EXPERTS, LAYOUTS, MUON, STEPS, muon_plan, run_four, run_two
+from tests.runtime.muon_ranks import (
+    AT,
+    EXPERTS,
+    LAYOUTS,
+    MUON,
+    STEPS,
+    WITH_EXPERTS,
+    layout_of,
+    muon_plan,
+    run_four,
+    run_two,
+)
 from tests.runtime.processes import start
 from tests.runtime.reference import PlainLoop
 
@@ -176,7 +187,8 @@ def test_streamed_state_is_updated_as_on_the_gpu(
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[float]]]:
     """Losses of every layout whose ranks went on from one rank's checkpoint."""
     folder = tmp_path_factory.mktemp("ranks")
-    course(muon_plan(Strategy(dp=1)), AT, at=AT, folder=folder / "one")
+    for name, model in (("one", {}), ("experts", EXPERTS)):
+        course(muon_plan(Strategy(dp=1), model=model), AT, at=AT, folder=folder / name)
     losses: dict[str, list[float]] = {}
     for run, count in ((run_two, 2), (run_four, 4)):
         start(run, folder, count)
@@ -187,18 +199,19 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, lis
     return folder, losses
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *WITH_EXPERTS])
 def test_ranks_go_on_as_one_and_one_from_theirs(
     ranks: tuple[Path, dict[str, list[float]]], layout: str
 ) -> None:
     folder, losses = ranks
-    alone = course(muon_plan(Strategy(dp=1)), STEPS + 1)
+    _, model = layout_of(layout)
+    alone = course(muon_plan(Strategy(dp=1), model=model), STEPS + 1)
     first = STEPS - len(losses[layout])
     assert first >= 1
     assert losses[layout] == pytest.approx(alone.losses[first:STEPS], rel=NEAR)
     found = latest(folder / layout)
     assert found is not None
-    back = course(muon_plan(Strategy(dp=1), Tier.HOST), STEPS + 1, found.path)
+    back = course(muon_plan(Strategy(dp=1), Tier.HOST, model=model), STEPS + 1, found.path)
     assert len(back.losses) >= 1
     assert back.losses == pytest.approx(alone.losses[back.first :], rel=NEAR)
 

@@ -18,9 +18,10 @@ from bigplan.spec.files.document import ProblemsError, validate
 from bigplan.spec.files.problems import DocumentProblem, KeyPath
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.families import FAMILIES
+from bigplan.spec.hf.families.beside_towers import BESIDE_TOWERS
 from bigplan.spec.hf.reader import Config, ConfigReader
 from bigplan.spec.hf.refusals import refuse_adapter, refuse_experts, refuse_foreign, refuse_type
-from bigplan.spec.hf.towers import WITH_TOWERS, text_model
+from bigplan.spec.hf.towers import text_model
 from bigplan.spec.model import ModelSpec
 
 SUPPORTED_MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
@@ -69,7 +70,7 @@ def from_hf_config(
     fields = family.read(reader)
     name = reader.name() or Path(where).parent.name
     source = f"Hugging Face config.json ({model_type})"
-    if model_type in WITH_TOWERS:
+    if model_type in BESIDE_TOWERS:
         source += ", its text model alone"
     if config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers"):
         source += ", without layers that predict further tokens"

@@ -80,14 +80,9 @@ def refuse_experts(
 _OTHER_BLOCKS = {
     "apertus": "its activation, xIELU, has trained numbers of its own",
     "falcon_h1": "its blocks have attention and a state space side by side",
-    "gemma3": "it has a vision tower",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
     "mamba2": "its blocks have a state space alone, and no MLP",
     "nemotron_h": "a block of it has a state space, attention or an MLP alone",
-}
-
-_INSTEAD = {
-    "gemma3": "give its `text_config` as a config.json of its own, with model_type gemma3_text"
 }
 
 
@@ -96,7 +91,7 @@ def refuse_type(model_type: str, where: str) -> None:
     if model_type in _OTHER_BLOCKS:
         raise RefusedError(
             f"{where}: model_type {model_type!r} is not supported: {_OTHER_BLOCKS[model_type]}; "
-            + _INSTEAD.get(model_type, "take a model of another family")
+            "take a model of another family"
         )
 
 

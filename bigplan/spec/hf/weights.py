@@ -14,6 +14,7 @@ from bigplan.errors import InputError
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.config import Own, differences, load_hf_config
 from bigplan.spec.hf.families import FAMILIES
+from bigplan.spec.hf.families.family import Tensors
 from bigplan.spec.hf.towers import text_model
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -101,15 +102,20 @@ class HfTensor:
         return (self.stacked, *matrix) if self.stacked else matrix
 
 
-def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> tuple[Stored, ...]:
-    """Where `family`'s files hold a parameter of a layer: in one tensor, or in each expert's."""
+def stored(
+    family: str, model: ModelSpec, layer: int, parameter: Parameter, layout: int = 0
+) -> tuple[Stored, ...]:
+    """Where `family`'s files hold a parameter of a layer: in one tensor, or in each expert's.
+
+    `layout`: of those that its files may have (ModelFamily.layouts).
+    """
+    tensors = FAMILIES[family].layouts[layout]
     if not parameter.experts:
-        return (_stored(family, model, layer, parameter),)
-    tensors = FAMILIES[family].tensors
+        return (_stored(tensors, model, layer, parameter),)
     module, _, part = parameter.name.rpartition(".")
     rows = parameter.shape[0] // parameter.experts
     if parameter.name in tensors.names:
-        every = _stored(family, model, layer, parameter)
+        every = _stored(tensors, model, layer, parameter)
         whole = replace(every, experts=parameter.experts, stacked=True)
         whole = whole if every.cycle else replace(whole, run=rows)
         return tuple(replace(whole, expert=expert) for expert in range(parameter.experts))
@@ -125,8 +131,7 @@ def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> t
     )
 
 
-def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> Stored:
-    tensors = FAMILIES[family].tensors
+def _stored(tensors: Tensors, model: ModelSpec, layer: int, parameter: Parameter) -> Stored:
     module, _, part = parameter.name.rpartition(".")
     names = {**tensors.names, **(tensors.with_shared_norm if model.shared_norm else {})}
     name = (names.get(parameter.name) or f"{names[module]}.{part}").format(layer - 1)
@@ -152,12 +157,12 @@ def _stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> 
     return Stored(name, runs[place], transposed, sum(runs[:place]), sum(runs), pairs=pairs)
 
 
-def hf_tensors(family: str, model: ModelSpec) -> tuple[HfTensor, ...]:
-    """Every tensor of the model's files, layer by layer."""
+def hf_tensors(family: str, model: ModelSpec, layout: int = 0) -> tuple[HfTensor, ...]:
+    """Every tensor of the model's files in a layout, layer by layer."""
     pieces: dict[tuple[str, bool], list[tuple[ParameterPiece, Stored]]] = {}
     for layer, kind in enumerate(model.layer_sequence()):
         for parameter in model.kinds()[kind]:
-            for place in stored(family, model, layer, parameter):
+            for place in stored(family, model, layer, parameter, layout):
                 found = pieces.setdefault((place.tensor, place.transposed), [])
                 found.append((ParameterPiece(layer, parameter, place.expert), place))
     return tuple(
@@ -168,7 +173,7 @@ def hf_tensors(family: str, model: ModelSpec) -> tuple[HfTensor, ...]:
             transposed,
             tuple(place.pairs for _, place in parts),
             parts[0][1].experts if parts[0][1].stacked else 0,
-            parts[0][0].parameter.name in FAMILIES[family].tensors.as_row,
+            parts[0][0].parameter.name in FAMILIES[family].layouts[layout].as_row,
         )
         for (name, transposed), parts in pieces.items()
     )

@@ -577,7 +577,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("llava", {}, "model_type 'llava' is not supported (supported: "),
+        ("idefics3", {}, "model_type 'idefics3' is not supported (supported: "),
         ("bert", {}, f"supported: {', '.join(SUPPORTED_MODEL_TYPES)}"),
         ("mixtral", {"router_jitter_noise": 0.1}, "`router_jitter_noise` is 0.1"),
         ("mixtral", {"n_shared_experts": 1}, "`n_shared_experts` is 1: models of type mixtral"),
@@ -640,11 +640,6 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("kimi_k2", {"num_key_value_heads": 1}, "`num_key_value_heads` is 1"),
         ("deepseek_v32", {}, "is not supported: its attention sees those tokens alone"),
         ("llama", {"kv_lora_rank": 8}, "`kv_lora_rank` is 8: this changes the architecture"),
-        (
-            "gemma3",
-            {"vision_config": {"depth": 2}},
-            "give its `text_config` as a config.json",
-        ),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "transformers' Gemma 3 caps no scores"),
         ("gemma2", {"use_bidirectional_attention": True}, "tokens see those before them"),
         ("phi", {"qk_layernorm": True}, "it is a layer norm with biases"),

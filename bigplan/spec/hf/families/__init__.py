@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from bigplan.spec.hf.families.arcee import ARCEE, NEMOTRON
 from bigplan.spec.hf.families.bamba import BAMBA
+from bigplan.spec.hf.families.beside_towers import BESIDE_TOWERS
 from bigplan.spec.hf.families.bloom import BLOOM
 from bigplan.spec.hf.families.cohere import COHERE, COHERE2
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
@@ -38,12 +39,7 @@ from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi import PHI
 from bigplan.spec.hf.families.phi3 import PHI3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
-from bigplan.spec.hf.families.qwen3_5 import (
-    QWEN3_5,
-    QWEN3_5_BESIDE_TOWER,
-    QWEN3_5_MOE,
-    QWEN3_5_MOE_BESIDE_TOWER,
-)
+from bigplan.spec.hf.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from bigplan.spec.hf.families.qwen3_next import QWEN3_NEXT
 from bigplan.spec.hf.families.seed_oss import SEED_OSS
 from bigplan.spec.hf.families.shared_experts import DOTS1, GLM4_MOE, QWEN2_MOE
@@ -106,8 +102,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "olmo_hybrid": OLMO_HYBRID,
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": QWEN3_5_MOE,
-    "qwen3_5": QWEN3_5_BESIDE_TOWER,
-    "qwen3_5_moe": QWEN3_5_MOE_BESIDE_TOWER,
     "granitemoehybrid": GRANITE_HYBRID,
     "bamba": BAMBA,
+    **BESIDE_TOWERS,
 }

@@ -44,6 +44,12 @@ class ModelFamily:
     tensors: Tensors
     keys: Mapping[str, tuple[str, ...]]
     """field of ModelSpec -> its key in a config.json, dotted; of several the first that is there"""
+    other_tensors: tuple[Tensors, ...] = ()  # of files that have them otherwise; never written
+
+    @property
+    def layouts(self) -> tuple[Tensors, ...]:
+        """How files may have the tensors, by how likely that is."""
+        return self.tensors, *self.other_tensors
 
 
 # transformers' names; three of them mean the tanh approximation.

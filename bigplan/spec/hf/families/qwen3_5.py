@@ -1,6 +1,6 @@
 """Qwen3.5's text models: Qwen3-Next's blocks with MLPs or experts, and files that name them so.
 
-Its published models have a tower for pictures, too: bigplan/spec/hf/towers.py.
+Its published models have a tower for pictures, too: beside_towers.py.
 """
 
 from __future__ import annotations
@@ -118,30 +118,6 @@ def _tensors(names: Mapping[str, str]) -> Tensors:
     return Tensors({**names, **_OWN}, fused=(GATED, _JOINED, CONVOLVED), grouped=GATED_BY_HEAD)
 
 
-def _beside_tower(tensors: Tensors) -> Tensors:
-    """Names in the files of models that have a tower, too."""
-    names = tensors.names.items()
-    inside = {n: place.replace("model.", "model.language_model.", 1) for n, place in names}
-    return replace(tensors, names=inside)
-
-
-def _stacked(tensors: Tensors) -> Tensors:
-    """As published: a tensor of all experts' gates and ups, and one of all that lead back."""
-    experts = "model.layers.{}.mlp.experts"
-    first = ("experts.gate_proj", "experts.up_proj")
-    others = {n: place for n, place in tensors.names.items() if not n.startswith("experts.")}
-    return replace(
-        tensors,
-        names={
-            **others,
-            **{f"{name}.weight": f"{experts}.gate_up_proj" for name in first},
-            "experts.down_proj.weight": f"{experts}.down_proj",
-        },
-        fused=(*tensors.fused, first),
-        transposed=("experts.down_proj.weight",),
-    )
-
-
 QWEN3_5 = ModelFamily(
     _read,
     _DEFAULTS
@@ -179,9 +155,4 @@ QWEN3_5_MOE = ModelFamily(
         "ffn": ("moe_intermediate_size",),
         "shared_ffn": ("shared_expert_intermediate_size",),
     },
-)
-# Folders with the tower, of which the text model is read.
-QWEN3_5_BESIDE_TOWER = replace(QWEN3_5, tensors=_beside_tower(QWEN3_5.tensors))
-QWEN3_5_MOE_BESIDE_TOWER = replace(
-    QWEN3_5_MOE, tensors=_beside_tower(_stacked(QWEN3_5_MOE.tensors))
 )
