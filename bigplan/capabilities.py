@@ -226,24 +226,27 @@ def muon_refusal(training: Training, fixed: Mapping[str, object]) -> str | None:
     return None
 
 
-def copies_refusal(model: ModelSpec, training: Training, tp: int) -> str | None:
-    """Why copies of a tensor that tensor-parallel ranks have would come apart; None: they do not.
+def copies_refusal(model: ModelSpec, training: Training, tp: int, ep: int = 1) -> str | None:
+    """Why copies of a tensor that several ranks have would come apart; None: they do not.
 
     Elements that share a scale get another one where ranks have other elements among them. A layer
-    is cut between such blocks, and what more ranks have copies of comes last (`LayerKind`).
+    is cut between such blocks, and what more ranks have copies of comes last (`LayerKind`,
+    `Adapters`): of experts that are spread over `ep` ranks, then of the rest.
     """
     block = sharing_scales(training.optimizer.moments)
     for kind in model.kinds() if block > 1 else ():
-        sizes = Counter[int]()
+        sizes = Counter[tuple[bool, int]]()
         for parameter in trained(model, kind, training.lora):
-            sizes[parameter.holders(tp)] += prod(parameter.local(tp))
+            rest = ep > 1 and not parameter.experts
+            sizes[rest, parameter.holders(tp)] += prod(parameter.local(tp, ep))
         ends = list(accumulate(size for _, size in sorted(sizes.items())))
         if odd := [end for end in ends[:-1] if end % block]:
+            ways = f"tp {tp}" if ep == 1 else f"tp {tp} and ep {ep}"
             return (
-                f"moments int8 with tp {tp}: {block} elements share a scale, and norms, which all "
-                f"ranks have, follow {odd[-1]:,} elements that a rank has of a layer, which do not "
-                "divide by it, so that ranks would round them otherwise: use another tp, or "
-                "moments bf16"
+                f"moments int8 with {ways}: {block} elements share a scale, and what more ranks "
+                f"have, such as norms, follows {odd[-1]:,} elements that a rank has of a layer, "
+                "which do not divide by it, so that ranks would round it otherwise: use other "
+                "degrees, or moments bf16"
             )
     return None
 
@@ -296,7 +299,7 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
         )
     return (
         _training_refusal(training)
-        or copies_refusal(model, training, strategy.tp)
+        or copies_refusal(model, training, strategy.tp, strategy.ep)
         or _eight_bits_refusal(model, training, strategy)
     )
 

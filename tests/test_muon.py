@@ -112,6 +112,24 @@ def test_ranks_of_zero_orthogonalise_their_part_alone() -> None:
     assert max(sum(t.elements for t in each) for each in looked_at) == most
 
 
+def test_tensor_parallel_ranks_orthogonalise_whole_matrices() -> None:
+    """Each does so with all that it has a part of, and gathers the parts."""
+    nodes = find_cluster("dgx-h100").group
+    graphs = [build_graph(MODEL, MUON, Strategy(dp=8 // tp, tp=tp)) for tp in (1, 4)]
+    one, split = (graph.kinds["block"] for graph in graphs)
+    assert split.directions == one.orthogonalised
+    assert 4 * sum(t.elements for t in split.orthogonalised) == sum(
+        t.elements for t in split.directions
+    )
+    assert workspace(graphs[1]) > workspace(graphs[0])
+    alone, gathering = (price(graph, MUON, nodes).kinds["block"] for graph in graphs)
+    parts = 2 * sum(t.elements for t in split.directions)  # bytes in bf16
+    assert gathering.orthogonalise > alone.orthogonalise
+    assert gathering.orthogonalise - alone.orthogonalise < 3 * parts / 100e9  # NVLink is faster
+    plan = make_plan(Request(MODEL, MUON, find_cluster("dgx-h100"), {"tp": 2}, engine="native"))
+    assert plan.strategy.tp == 2
+
+
 def test_a_gpu_without_bf16_is_refused() -> None:
     gpu = H200.group.gpu
     flops = {name: rate for name, rate in gpu.peak_flops.items() if name != "bf16"}
@@ -144,7 +162,6 @@ def test_layers_state_is_whole_and_streamed() -> None:
         ({"optimizer": "nvme"}, "nvme"),
         ({"optimizer.host": "0.5"}, "layers whole"),
         ({"streamed": "0.5"}, "layers whole"),
-        ({"tp": "2"}, "whole matrices"),
     ],
 )
 def test_what_muon_does_not_do_is_named(settings: dict[str, str], told: str) -> None:
@@ -154,7 +171,8 @@ def test_what_muon_does_not_do_is_named(settings: dict[str, str], told: str) -> 
 
 def test_other_refusals() -> None:
     assert muon_refusal(ADAMW, {"tp": 2}) is None
-    assert "whole matrices" in (muon_refusal(MUON, {"ep": 2}) or "")
+    assert muon_refusal(MUON, {"tp": 2}) is None
+    assert "spread over ranks" in (muon_refusal(MUON, {"ep": 2}) or "")
     assert "unlike nodes" in (muon_refusal(MUON, {"replicas": (1, 2)}) or "")
     lora = MUON.model_copy(update={"lora": Lora(rank=4)})
     assert "adapters" in (muon_refusal(lora, {}) or "")
