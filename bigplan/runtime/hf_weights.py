@@ -48,6 +48,9 @@ class HfFolder:
     files: Mapping[str, Path]  # tensor, as the family names it -> its file
     names: Mapping[str, str]  # tensor, as the family names it -> as the file does
     layout: int = 0  # of those that the family's files may have
+    parts: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # of those in several tensors
     _mapped: dict[Path, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -78,8 +81,15 @@ class HfFolder:
         in_files: Mapping[str, Path],
         folder: Path,
     ) -> HfFolder:
-        names = dict[str, str]()
+        names, parts = dict[str, str](), dict[str, tuple[str, ...]]()
+        in_parts = FAMILIES[family].layouts[layout].in_parts
         for tensor in hf_tensors(family, model, layout):
+            *before, word, end = tensor.name.split(".")
+            several = tuple(".".join((*before, part, end)) for part in in_parts.get(word, ()))
+            if several and set(several) <= set(in_files):
+                parts[tensor.name] = several
+                names |= dict(zip(several, several, strict=True))
+                continue
             found = [n for n in _names(family, tensor.name) if n in in_files]
             if {tensor.name + BLOCKS, tensor.name + SCALES} <= set(in_files):
                 names[tensor.name + SCALES] = tensor.name + SCALES
@@ -91,7 +101,7 @@ class HfFolder:
                 )
             names[tensor.name] = found[0]
         files = {name: in_files[own] for name, own in names.items()}
-        return cls(family, model, files, names, layout)
+        return cls(family, model, files, names, layout, parts)
 
     def _check_shapes(self) -> None:
         model = self.model
@@ -117,7 +127,10 @@ class HfFolder:
                         )
 
     def _shapes(self, tensor: HfTensor) -> dict[str, tuple[int, ...]]:
-        """Of a tensor in its file, or of its blocks and scales in MXFP4."""
+        """Of a tensor in its file, of its parts, or of its blocks and scales in MXFP4."""
+        if parts := self.parts.get(tensor.name):
+            rows = [len(part) for part in torch.empty(tensor.shape[0]).chunk(len(parts))]
+            return {name: (n, *tensor.shape[1:]) for name, n in zip(parts, rows, strict=True)}
         if tensor.name + SCALES not in self.names:
             return {tensor.name: tensor.shape}
         count, inner, outer = tensor.shape
@@ -168,6 +181,8 @@ class HfFolder:
 
     def _tensor(self, name: str) -> Tensor:
         """A tensor in its mapped file; nothing of it is read here."""
+        if name in self.parts:
+            return torch.cat([self._tensor(part) for part in self.parts[name]])
         path = self.files[name]
         if path not in self._mapped:
             self._mapped[path] = _mapped(path)  # by whichever thread comes last

@@ -171,9 +171,7 @@ class RoutedRows(Function):
         def by_factors(tokens: Tensor) -> list[Tensor | None]:
             rows = sent(dispatch, mixture.rows, tokens, *places)
             if mixture.frozen:
-                for own, by_output in zip(adapters, (by_gate, by_up), strict=True):
-                    if own is not None:
-                        own.add_gradients(by_output, rows, ends, mixture.rows.put)
+                _by_adapters(ctx.passed, (by_gate, by_up), rows, ends)
                 return [None, None]
             rows = grouped.read_again(rows, ends)
             named = ((GATE, gate), by_gate), ((UP, up), by_up)
@@ -197,6 +195,15 @@ class RoutedRows(Function):
             named = (GATE_BIAS, by_gate), (UP_BIAS, by_up)
             by_biases[1:] = [by_matrix(mixture.sums, name, one, vectors) for name, one in named]
         return None, None, summed().view(ctx.shape), None, by_router, *by_matrices, *by_biases
+
+
+def _by_adapters(
+    passed: Passed, by_outputs: tuple[Tensor, Tensor], rows: Tensor, ends: Tensor
+) -> None:
+    """Add the gradients of gate's and of up's adapters, of their input [rows, h]."""
+    for own, by_output in zip(passed.adapters, by_outputs, strict=True):
+        if own is not None:
+            own.add_gradients(by_output, rows, ends, passed.mixture.rows.put)
 
 
 def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:

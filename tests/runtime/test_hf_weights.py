@@ -108,6 +108,23 @@ def test_transformers_loads_what_is_written(case: str, tmp_path: Path) -> None:
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@torch.no_grad()
+def test_olmo_hybrid_is_read_as_transformers_writes_it(tmp_path: Path) -> None:
+    """With filters of queries, keys and values in three equal parts, whatever their widths."""
+    theirs = reference("olmo-hybrid")
+    theirs.save_pretrained(tmp_path)  # type: ignore[operator] # a model of transformers
+    rows = [
+        len(value)
+        for name, value in sorted(load_file(tmp_path / "model.safetensors").items())
+        if name.startswith("model.layers.0") and "conv1d" in name
+    ]
+    assert max(rows) - min(rows) <= 1 < rows[0] - 24  # not as wide as queries
+    model = load_hf_config(tmp_path / "config.json")
+    for found, expected in zip(_read(tmp_path, model), ours_of(theirs, model), strict=True):
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), name
+
+
 def test_bf16_halves_the_file_and_rounds_once(tmp_path: Path) -> None:
     theirs = reference("llama")
     model = spec_of(theirs)

@@ -15,7 +15,13 @@ from bigplan.spec.hf.families.llama import (
     read_llama_like,
     write_llama_like,
 )
-from bigplan.spec.hf.families.qwen3_next import MIXER_KEYS, MIXER_TENSORS, read_mixers, write_mixers
+from bigplan.spec.hf.families.qwen3_next import (
+    CONVOLVED,
+    MIXER_KEYS,
+    MIXER_TENSORS,
+    read_mixers,
+    write_mixers,
+)
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.mixers import DELTA_RULE, OUTPUTS
 from bigplan.spec.model import ModelSpec
@@ -79,6 +85,35 @@ def _write(model: ModelSpec) -> dict[str, Any]:
 _LAYER = "model.layers.{}"
 _WITHIN = f"{_LAYER}.linear_attn"
 _PRODUCTS = {QUERIES: "q", KEYS: "k", VALUES: "v", GATES: "g", RATES: "b", DECAYS: "a"}
+_TENSORS = Tensors(
+    {
+        **NORMS_AFTER.names,
+        **{name: place for name, place in MIXER_TENSORS.items() if "q_gate" not in name},
+        **{name: f"{_WITHIN}.{word}_proj" for name, word in _PRODUCTS.items()},
+        **{
+            name.removesuffix(".weight"): f"{_WITHIN}.{word}_conv1d"
+            for name, word in zip(FILTERS, "qkv", strict=True)
+        },
+        NORM.removesuffix(".weight"): f"{_WITHIN}.o_norm",
+        OUTPUTS[DELTA_RULE]: f"{_WITHIN}.o_proj",
+        # Blocks with a rule have these norms, and others those after.
+        "input_norm": f"{_LAYER}.attention_layer_norm",
+        "post_norm": f"{_LAYER}.feedforward_layer_norm",
+    }
+)
+# As transformers 5.23 writes what it has read: the filters of queries, keys and values below each
+# other, cut into equal parts by the three names, and a norm of blocks with attention by a name of
+# others.
+_WRITTEN_AGAIN = replace(
+    _TENSORS,
+    names={
+        **_TENSORS.names,
+        **dict.fromkeys(CONVOLVED, f"{_WITHIN}.conv1d"),
+        "attention_closing_norm": f"{_LAYER}.feedforward_layer_norm",
+    },
+    fused=(*_TENSORS.fused, CONVOLVED),
+    in_parts={"conv1d": ("q_conv1d", "k_conv1d", "v_conv1d")},
+)
 OLMO_HYBRID = ModelFamily(
     _read,
     LLAMA_DEFAULTS
@@ -94,26 +129,12 @@ OLMO_HYBRID = ModelFamily(
         _SIGNED: True,
     },
     _write,
-    Tensors(
-        {
-            **NORMS_AFTER.names,
-            **{name: place for name, place in MIXER_TENSORS.items() if "q_gate" not in name},
-            **{name: f"{_WITHIN}.{word}_proj" for name, word in _PRODUCTS.items()},
-            **{
-                name.removesuffix(".weight"): f"{_WITHIN}.{word}_conv1d"
-                for name, word in zip(FILTERS, "qkv", strict=True)
-            },
-            NORM.removesuffix(".weight"): f"{_WITHIN}.o_norm",
-            OUTPUTS[DELTA_RULE]: f"{_WITHIN}.o_proj",
-            # Blocks with a rule have these norms, and others those after.
-            "input_norm": f"{_LAYER}.attention_layer_norm",
-            "post_norm": f"{_LAYER}.feedforward_layer_norm",
-        }
-    ),
+    _TENSORS,
     LLAMA_KEYS
     | MIXER_KEYS
     | {
         "qkv_bias": ("attention_bias",),
         "delta_rule.rate_scale": (_SIGNED,),
     },
+    (_WRITTEN_AGAIN,),
 )
