@@ -7,12 +7,12 @@ are together, and in columns of its B [out, width x experts] experts take turns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from bigplan.spec.hf.peft_experts import ExpertPlace
+from bigplan.spec.hf.peft_experts import ExpertPlace, SeparateExperts
 
 Pair = tuple[Tensor, Tensor]  # A and B
 
@@ -50,6 +50,11 @@ def last_of(place: ExpertPlace, up: Tensor, rank: int) -> Tensor:
     every = up.view(len(up), place.width, place.matrix.experts)
     own = _rows(place, every)[:, :, place.first : place.first + rank].flatten(0, 1)
     return own.permute(1, 2, 0) if place.returns else own.transpose(1, 2)
+
+
+def together(place: SeparateExperts, each: Iterable[Tensor]) -> Tensor:
+    """Every expert's A or B, as bigplan has them all: [rank or rows, experts x rank or columns]."""
+    return torch.stack([one.T if place.returns else one for one in each], dim=1).flatten(1)
 
 
 def goes_with_none(up: Tensor, places: Sequence[ExpertPlace], rank: int) -> bool:

@@ -25,8 +25,8 @@ from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.runtime.hf_export import DTYPES, joined, write_json, write_trained, written_whole
 from bigplan.runtime.manifest import Manifest
 from bigplan.runtime.peft_experts import exported, products
-from bigplan.spec.hf.peft import CONFIG, PREFIX, WEIGHTS, adapted_family
-from bigplan.spec.hf.peft_experts import MATRICES, expert_places
+from bigplan.spec.hf.peft import CONFIG, WEIGHTS, adapted_family
+from bigplan.spec.hf.peft_experts import MATRICES, PREFIX, expert_places
 from bigplan.spec.hf.weights import HfTensor, hf_tensors
 from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import RETURNING, Lora, adapters, possible_targets, trained_count

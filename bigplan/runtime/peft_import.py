@@ -11,11 +11,11 @@ from torch import Tensor
 from bigplan.errors import RefusedError
 from bigplan.rectangle import Rectangle
 from bigplan.runtime.hf_weights import opened
-from bigplan.runtime.peft_experts import first_of, goes_with_none, last_of
+from bigplan.runtime.peft_experts import first_of, goes_with_none, last_of, together
 from bigplan.runtime.rope_pairs import apart
 from bigplan.spec.files.reading import user_path
-from bigplan.spec.hf.peft import WEIGHTS, AdapterPlace, adapter_folder, check_same
-from bigplan.spec.hf.peft_experts import ExpertPlace
+from bigplan.spec.hf.peft import WEIGHTS, AdapterPlace, Place, adapter_folder, check_same
+from bigplan.spec.hf.peft_experts import ExpertPlace, SeparateExperts
 from bigplan.spec.layers import BLOCK
 from bigplan.spec.lora import Lora, targets_of
 from bigplan.spec.model import ModelSpec
@@ -29,7 +29,7 @@ class PeftFolder:
 
     path: Path
     lora: Lora
-    places: dict[str, AdapterPlace | ExpertPlace]  # by an adapter's name in the model
+    places: dict[str, Place]  # by an adapter's name in the model
 
     @classmethod
     def open(cls, model: ModelSpec, training: Training) -> PeftFolder:
@@ -53,8 +53,12 @@ class PeftFolder:
         """A rectangle of an adapter's A [rank, in] or B [out, rank], fp32 on the CPU."""
         place, down = self.places[name], name.endswith("lora_A")
         with opened(self.path) as file:
-            if isinstance(place, ExpertPlace):
-                tensor = file.get_tensor(f"{place.module}.lora_{'A' if down else 'B'}.weight")
+            end = f"lora_{'A' if down else 'B'}.weight"
+            if isinstance(place, SeparateExperts):
+                each = (file.get_tensor(f"{module}.{end}") for module in place.modules)
+                whole = together(place, each)
+            elif isinstance(place, ExpertPlace):
+                tensor = file.get_tensor(f"{place.module}.{end}")
                 whole = self._of_experts(place, tensor, down=down)
             elif down:
                 whole = file.get_tensor(f"{place.module}.lora_A.weight")[self._columns(place)]

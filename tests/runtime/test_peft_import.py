@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,25 @@ from bigplan.rectangle import Rectangle
 from bigplan.runtime.adapter_rows import NAME, adapter_parameters
 from bigplan.runtime.checkpoint import latest
 from bigplan.runtime.first_values import stored_values, whole_values
+from bigplan.runtime.peft_experts import products
 from bigplan.runtime.peft_export import export_adapters, export_merged
 from bigplan.spec.hf.peft import CONFIG, WEIGHTS
-from bigplan.spec.lora import targets_of
+from bigplan.spec.lora import RETURNING, targets_of
 from bigplan.spec.training import TrainingRequest, resolve
 from tests.runtime.checkpoints import running
 from tests.runtime.harness import started
 from tests.runtime.hf_models import LENGTH, reference
 from tests.runtime.test_lora import CLOSE, adapters_of
-from tests.runtime.test_lora_hf import CASES, STEPS, _loaded, _logits, _model, _trained, lora_plan
+from tests.runtime.test_lora_hf import (
+    CASES,
+    EXPERTS,
+    STEPS,
+    _loaded,
+    _logits,
+    _model,
+    _trained,
+    lora_plan,
+)
 
 
 def _exported(case: str, tmp_path: Path, **lora: object) -> tuple[Plan, Path]:
@@ -140,6 +151,47 @@ def test_what_peft_writes_is_what_training_starts_from(
     assert (merged - exact).abs().max() < CLOSE * exact.abs().max()
     before = _logits(_loaded(tmp_path / "in"))
     assert (before - exact).abs().max() > 100 * CLOSE * exact.abs().max()
+
+
+@pytest.mark.parametrize("case", ["qwen3-moe", "mixtral"])
+def test_experts_that_are_modules_of_their_own_are_read(case: str, tmp_path: Path) -> None:
+    """As peft had them with transformers 4: of each expert B A is its part of what is added."""
+    _, plan = lora_plan(tmp_path / "in", case)
+    words = ("w1", "w3", "w2") if case == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    inside = "block_sparse_moe" if case == "mixtral" else "mlp"
+    model, adapters = plan.model, tmp_path / "adapters"
+    tensors = {}
+    for layer, expert, word in product(range(model.layers), range(model.experts), words):
+        sides = (model.ffn, model.hidden) if word == words[2] else (model.hidden, model.ffn)
+        module = f"base_model.model.model.layers.{layer}.{inside}.experts.{expert}.{word}"
+        tensors[f"{module}.lora_A.weight"] = torch.randn(4, sides[0])
+        tensors[f"{module}.lora_B.weight"] = torch.randn(sides[1], 4)
+    adapters.mkdir()
+    save_file(tensors, adapters / WEIGHTS)
+    told = {"peft_type": "LORA", "r": 4, "lora_alpha": 8.0, "target_modules": [*words]}
+    (adapters / CONFIG).write_text(json.dumps(told))
+    again = _resumed(plan, adapters)
+    values = stored_values(again.model, again.training)
+    described = {p.name: p for p in adapter_parameters(again.model, again.training.lora, [1])}
+    assert len(described) == 2 * len(EXPERTS)
+    for target, word in zip(EXPERTS, words, strict=True):
+        a, b = (
+            whole_values(values, NAME, ADAPTERS, described[f"layers.0.{target}.lora_{side}"])
+            for side in "AB"
+        )
+        wide, narrow = (a, b) if target == RETURNING else (b, a)
+        added = products(wide, narrow, 4, model.experts)
+        for expert in range(model.experts):
+            module = f"base_model.model.model.layers.0.{inside}.experts.{expert}.{word}"
+            pair = (tensors[f"{module}.lora_{side}.weight"] for side in "BA")
+            one = torch.mm(*pair)
+            assert torch.allclose(
+                added[expert :: model.experts], one.T if target == RETURNING else one
+            )
+    del tensors[f"base_model.model.model.layers.1.{inside}.experts.0.{words[1]}.lora_A.weight"]
+    save_file(tensors, adapters / WEIGHTS)
+    with pytest.raises(RefusedError, match=rf"{model.experts - 1} of {model.experts} experts"):
+        _resumed(plan, adapters)
 
 
 def test_any_part_of_an_adapter_is_that_of_the_whole(tmp_path: Path) -> None:

@@ -23,10 +23,13 @@ from bigplan.errors import InputError, RefusedError
 from bigplan.spec.files.reading import parse_json, read_json, require_regular, user_path
 from bigplan.spec.hf.config import to_hf_config
 from bigplan.spec.hf.peft_experts import (
+    PREFIX,
     ExpertPlace,
+    SeparateExperts,
     expert_places,
     found_places,
     parameters_told,
+    separate_places,
 )
 from bigplan.spec.hf.weights import Stored, family_of, stored
 from bigplan.spec.layers import BLOCKS
@@ -35,7 +38,6 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
 KEY = "training.lora.weights"
 _WEIGHT = ".weight"
 _MOST_HEADER = 100 << 20  # bytes, as safetensors has it
@@ -55,12 +57,15 @@ class AdapterPlace(NamedTuple):
     first: int = 0
 
 
+Place = AdapterPlace | ExpertPlace | SeparateExperts
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
     """What a folder has of a model."""
 
     lora: Lora
-    places: tuple[AdapterPlace | ExpertPlace, ...]
+    places: tuple[Place, ...]
     shapes: Mapping[str, tuple[int, ...]]  # by tensor
 
     @property
@@ -121,9 +126,16 @@ def adapter_folder(
     `targets`: those wanted, where a module does not tell of which of its matrices it has some.
     """
     config, shapes = _config(folder), _shapes(folder / WEIGHTS)
-    family = adapted_family(model, weights)
+    family, rank = adapted_family(model, weights), int(_number(folder, config, "r"))
     every, of_experts = tuple(_places(model, family, shapes)), _of_experts(model, family, config)
-    modules = {p.module for p in every} | {p.module for layer in of_experts for p in layer}
+    separate = tuple(
+        place
+        for layer, kind in _blocks(model)
+        if RETURNING in possible_targets(model, [kind])
+        for place in separate_places(folder / WEIGHTS, family, model, layer, shapes, rank)
+    )
+    alone = {module for place in separate for module in place.modules}
+    modules = {p.module for p in every} | {p.module for layer in of_experts for p in layer} | alone
     known = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
     if other := next((name for name in sorted(shapes) if name not in known), None):
         raise RefusedError(
@@ -131,12 +143,12 @@ def adapter_folder(
             f"which are {', '.join(possible_targets(model))}; train without it, or start "
             "from others"
         )
-    rank = int(_number(folder, config, "r"))
     if rank > HIGHEST_RANK:
         raise RefusedError(
             f"{folder / CONFIG}: r is {rank}; ranks up to {HIGHEST_RANK} are trained"
         )
-    chosen: tuple[AdapterPlace | ExpertPlace, ...] = (
+    chosen: tuple[Place, ...] = (
+        *separate,
         *_placed(folder, every, shapes, rank, targets),
         *(
             place
@@ -153,6 +165,7 @@ def adapter_folder(
         )
     stabilised = bool(config.get("use_rslora"))
     ranks = {p.module: shapes[f"{p.module}.lora_A.weight"][0] for p in every}
+    ranks |= dict.fromkeys(alone, rank)
     ranks |= {p.parameter: p.width for p in chosen if isinstance(p, ExpertPlace)}
     alpha = _alpha(folder, config, ranks)
     names = tuple(target for target in possible_targets(model) if target in wanted)

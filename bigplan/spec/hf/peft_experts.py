@@ -8,6 +8,9 @@ gate_up_proj's tensors are called MODULE.base_layer.lora_A.weight where down_pro
 
 Gate and up are matrices of their own here. One adapter of our rank becomes one of each, which have
 the same A; bigplan exports one of twice the rank.
+
+With transformers 4 each expert's matrix was a module, as files have them, with an A [rank, in] and
+a B [out, rank] of its own. These are read, too.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from bigplan.spec.lora import OF_SENT, RETURNING
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
+PREFIX = "base_model.model."  # of all modules in peft's files
 GATE_UP, DOWN = "gate_up_proj", "down_proj"  # parameters of a module of experts
 MATRICES: Mapping[str, tuple[str, ...]] = {GATE_UP: OF_SENT, DOWN: (RETURNING,)}
 # What files call modules that transformers 5 has by other names.
@@ -56,6 +60,57 @@ class ExpertPlace(NamedTuple):
     def returns(self) -> bool:
         """Whether the matrix leads back to the residual stream."""
         return self.target == RETURNING
+
+
+class SeparateExperts(NamedTuple):
+    """The adapters of one of experts' matrices, of which each expert's is a module."""
+
+    layer: int  # its index in layer_sequence()
+    target: str
+    modules: tuple[str, ...]  # by expert
+    matrix: Parameter
+
+    @property
+    def returns(self) -> bool:
+        """Whether the matrix leads back to the residual stream."""
+        return self.target == RETURNING
+
+
+def separate_places(
+    path: Path,
+    family: str,
+    model: ModelSpec,
+    layer: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    rank: int,
+) -> Iterator[SeparateExperts]:
+    """Those of a layer that have values.
+
+    Raises InputError for shapes that are not the model's, RefusedError where experts have none.
+    """
+    for target in (*OF_SENT, RETURNING):
+        every, matrix = _stored(family, model, layer, target), _matrix(model, layer, target)
+        modules = tuple(PREFIX + one.tensor.removesuffix(".weight") for one in every)
+        have = [module for module in modules if f"{module}.lora_A.weight" in shapes]
+        if every[0].stacked or not have:
+            continue
+        if len(have) < len(modules):
+            raise RefusedError(
+                f"{path}: {len(have)} of {len(modules)} experts of block {layer - 1} have adapters "
+                f"of {target}; bigplan trains those of all; start from others"
+            )
+        read, given = matrix.shape[1], matrix.shape[0] // matrix.experts
+        if target == RETURNING:
+            read, given = given, read
+        for module in modules:
+            for side, shape in (("A", (rank, read)), ("B", (given, rank))):
+                if (found := shapes.get(f"{module}.lora_{side}.weight")) != shape:
+                    raise InputError(
+                        f"{path}: lora_{side} of {module.removeprefix(PREFIX)} has the shape "
+                        f"{list(found or ())}, but the model needs {list(shape)}; these adapters "
+                        "are of another model, or of several ranks"
+                    )
+        yield SeparateExperts(layer, target, modules, matrix)
 
 
 def expert_module(family: str, model: ModelSpec, layer: int) -> str:

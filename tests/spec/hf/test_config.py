@@ -665,7 +665,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "qwen3_next, qwen3_5_moe_text, qwen3_5_moe, granitemoehybrid, or a dense one",
+            "granitemoehybrid, qwen3_vl_moe, glm4v_moe, qwen3_5_moe, or a dense one",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),

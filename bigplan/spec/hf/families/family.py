@@ -30,7 +30,7 @@ class Tensors:
     # half of the turned columns apart; scores are the same, since queries and keys both are so.
     paired: tuple[str, ...] = ()
     as_row: tuple[str, ...] = ()  # parameters of n numbers of which the files make a matrix [1, n]
-    # Last words of names of tensors that the files have in parts, by torch.chunk's rule, and theirs.
+    # Last words of names of tensors that files have in parts, by torch.chunk's rule, and of these.
     in_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Names of modules of models with one norm for attention and MLP, where these differ.
     with_shared_norm: Mapping[str, str] = field(default_factory=dict)
