@@ -11,6 +11,9 @@ from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.link import GpuLink, Network
 from bigplan.validate.rows import PublishedRow
 
+# In a row's notes: what a table of the machine's own products reaches, beside the peak.
+OWN_PRODUCTS = re.compile(r"\bGEMM table\b.*?\b(0?\.\d+)-(0?\.\d+) of nominal")
+
 find_cluster = cache(catalog.find_cluster)  # hundreds of rows ran on a few kinds of machines
 find_gpu = cache(catalog.find_gpu)
 find_link, find_network = cache(catalog.find_link), cache(catalog.find_network)
@@ -95,6 +98,9 @@ def machine_of(row: PublishedRow) -> NodeGroup:
         gpu = gpu.model_copy(
             update={"peak_flops": gpu.peak_flops | {"fp32": gpu.peak_flops["tf32"]}}
         )
+    if own := OWN_PRODUCTS.search(row.notes):
+        reached = (float(own[1]) + float(own[2])) / 2
+        gpu = gpu.model_copy(update={"gemm_efficiency": reached})
     per_node = min(row.gpus_per_node or found.gpus_per_node, row.n_gpus)
     inter = group.inter_node or find_network("infiniband-hdr-8x200")
     link = find_link(found.link) if found.link else group.intra_node
