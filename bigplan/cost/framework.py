@@ -101,13 +101,16 @@ MEGATRON_DEEPSPEED = replace(
 )  # reduce_bucket_size and allgather_bucket_size
 
 # Megatron Core with Transformer Engine: gradients are reduced during the backward; where asked to,
-# tensor-parallel collectives are split and pipelined with GEMMs.
+# tensor-parallel collectives are split and pipelined with GEMMs. Where not, column-parallel layers
+# launch the sum of the input's gradient, and wait for it after the weight's (`dgrad_work` in
+# transformer_engine/pytorch/module/linear.py).
 MEGATRON_CORE = Framework(
     "Megatron Core",
     attention=("cudnn", "flash3", "flash2"),
     compiled_loss=True,  # `cross_entropy_loss_fusion`, on in Megatron-Bridge's recipes
     gemm_share=0.967,
     tensor_exposed_async=0.029,
+    beside_weights=True,
     reduce_exposed=0.4,
     send_exposed=0.5,
     gradients_stay=True,  # its buffers of gradients live as long as the model
