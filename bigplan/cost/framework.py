@@ -30,6 +30,7 @@ class Framework:
     # Steps that are chains of plain torch kernels, which keep more for the backward.
     chains: frozenset[StepOp] = frozenset()
     fused_norms: bool = False  # norms are one kernel each, whatever `eager` says
+    turns_by_torch: bool = False  # rotary positions whose cos and sin have a factor (YaRN)
     compiled_loss: bool = False  # one kernel from logits to their gradient
     in_place: bool = (
         False  # kernels keep no temporaries, products add to gradients (graph: `fused`)
@@ -107,6 +108,7 @@ MEGATRON_DEEPSPEED = replace(
 MEGATRON_CORE = Framework(
     "Megatron Core",
     attention=("cudnn", "flash3", "flash2"),
+    turns_by_torch=True,
     compiled_loss=True,  # `cross_entropy_loss_fusion`, on in Megatron-Bridge's recipes
     gemm_share=0.967,
     tensor_exposed_async=0.029,
