@@ -56,6 +56,7 @@ MACHINES = (
     Machine(r"^H100.*NVL", "dgx-h100", "h100-nvl-94gb", link="pcie5-through-host"),
     Machine(r"^H100", "dgx-h100", "h100-sxm-80gb"),
     Machine(r"^H200", "hgx-h200", "h200-sxm"),
+    Machine(r"^H20\b", "hgx-h200", "h20"),
     Machine(r"^GB200", "hgx-b200", "gb200", 64, network=PORT_EACH),
     Machine(r"^GB300", "hgx-b200", "gb300", 64, network=PORT_EACH),
     Machine(r"^B200", "hgx-b200", "b200"),
