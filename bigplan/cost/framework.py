@@ -30,6 +30,7 @@ class Framework:
     # Steps that are chains of plain torch kernels, which keep more for the backward.
     chains: frozenset[StepOp] = frozenset()
     fused_norms: bool = False  # norms are one kernel each, whatever `eager` says
+    turns_by_torch: bool = False  # rotary positions whose cos and sin have a factor (YaRN)
     compiled_loss: bool = False  # one kernel from logits to their gradient
     in_place: bool = (
         False  # kernels keep no temporaries, products add to gradients (graph: `fused`)
@@ -101,13 +102,17 @@ MEGATRON_DEEPSPEED = replace(
 )  # reduce_bucket_size and allgather_bucket_size
 
 # Megatron Core with Transformer Engine: gradients are reduced during the backward; where asked to,
-# tensor-parallel collectives are split and pipelined with GEMMs.
+# tensor-parallel collectives are split and pipelined with GEMMs. Where not, column-parallel layers
+# launch the sum of the input's gradient, and wait for it after the weight's (`dgrad_work` in
+# transformer_engine/pytorch/module/linear.py).
 MEGATRON_CORE = Framework(
     "Megatron Core",
     attention=("cudnn", "flash3", "flash2"),
+    turns_by_torch=True,
     compiled_loss=True,  # `cross_entropy_loss_fusion`, on in Megatron-Bridge's recipes
     gemm_share=0.967,
     tensor_exposed_async=0.029,
+    beside_weights=True,
     reduce_exposed=0.4,
     send_exposed=0.5,
     gradients_stay=True,  # its buffers of gradients live as long as the model

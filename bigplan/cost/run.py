@@ -18,6 +18,7 @@ from bigplan.graph.policies import (
     gathering_logits,
     selecting,
     summing_apart,
+    turning_by_torch,
 )
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
@@ -72,6 +73,8 @@ def graph_of(run: PricedRun) -> Graph:
         graph = autocasting(graph, shape)
     if run.framework.inputs_summed != (1, 1):
         graph = summing_apart(graph, run.framework.inputs_summed)
+    if run.framework.turns_by_torch:
+        graph = turning_by_torch(graph, model)
     if run.framework.whole_logits:
         graph = gathering_logits(graph)
     if run.framework.fused_experts:

@@ -79,6 +79,40 @@ def fusing_norms(graph: Graph, model: ModelSpec) -> Graph:
     return replace(graph, kinds={**graph.kinds, BLOCK: changed})
 
 
+# Of rotary positions that Megatron Core turns by torch's operators, forward and backward in place
+# of 2: tensors read and written, and kernels for queries and for keys. Counted from autograd by
+# test (`_apply_rotary_pos_emb_bshd` of its rope_utils.py).
+TURNED_PASSES = 12, 14
+TURNED_KERNELS = 12, 7
+
+
+def turning_by_torch(graph: Graph, model: ModelSpec) -> Graph:
+    """The graph where torch's operators turn positions if cos and sin have a factor (YaRN).
+
+    Transformer Engine's fused kernel takes none (`apply_rotary_pos_emb`: `mscale != 1.0`). Latent
+    attention has a kernel of its own.
+    """
+    scaling = model.rope_scaling
+    if scaling is None or scaling.angle_factor == 1.0 or model.latent_attention is not None:
+        return graph
+    block = graph.kinds[BLOCK]
+    names = {step.name for step in model.steps(BLOCK) if step.op is StepOp.ROTARY}
+
+    def turned(operators: tuple[Operator, ...], which: int) -> tuple[Operator, ...]:
+        times, kernels = TURNED_PASSES[which] / 2, 2 * TURNED_KERNELS[which]
+        return tuple(
+            replace(one, nbytes=round(times * one.nbytes), launches=kernels)
+            if isinstance(one, Stream) and one.name in names
+            else one
+            for one in operators
+        )
+
+    reruns = {k: v._replace(operators=turned(v.operators, 0)) for k, v in block.reruns.items()}
+    forward, backward = turned(block.forward, 0), turned(block.backward, 1)
+    changed = replace(block, forward=forward, backward=backward, reruns=reruns)
+    return replace(graph, kinds={**graph.kinds, BLOCK: changed})
+
+
 def gathering_logits(graph: Graph) -> Graph:
     """The graph where tensor-parallel ranks gather the logits and each takes the whole loss."""
     head, tp = graph.kinds["head"], graph.strategy.tp

@@ -154,6 +154,7 @@ class FrameworkRule:
             behaviour = replace(behaviour, inputs_summed=SEPARATE)
         if "no overlap" in row.notes:
             behaviour = replace(behaviour, reduce_exposed=1.0, send_exposed=1.0)
+            behaviour = replace(behaviour, beside_weights=False)
         told = row.attention_kernel or ""
         stated = [kernel for text, kernel in KERNELS if re.search(text, told, re.IGNORECASE)]
         return replace(behaviour, attention=(*stated, *behaviour.attention))

@@ -11,6 +11,9 @@ from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.link import GpuLink, Network
 from bigplan.validate.rows import PublishedRow
 
+# In a row's notes: what a table of the machine's own products reaches, beside the peak.
+OWN_PRODUCTS = re.compile(r"\bGEMM table\b.*?\b(0?\.\d+)-(0?\.\d+) of nominal")
+
 find_cluster = cache(catalog.find_cluster)  # hundreds of rows ran on a few kinds of machines
 find_gpu = cache(catalog.find_gpu)
 find_link, find_network = cache(catalog.find_link), cache(catalog.find_network)
@@ -53,6 +56,7 @@ MACHINES = (
     Machine(r"^H100.*NVL", "dgx-h100", "h100-nvl-94gb", link="pcie5-through-host"),
     Machine(r"^H100", "dgx-h100", "h100-sxm-80gb"),
     Machine(r"^H200", "hgx-h200", "h200-sxm"),
+    Machine(r"^H20\b", "hgx-h200", "h20"),
     Machine(r"^GB200", "hgx-b200", "gb200", 64, network=PORT_EACH),
     Machine(r"^GB300", "hgx-b200", "gb300", 64, network=PORT_EACH),
     Machine(r"^B200", "hgx-b200", "b200"),
@@ -70,6 +74,9 @@ MACHINES = (
     Machine(r"^(RTX.?)?A5000", "rtx-3090x4-workstation", "rtx-a5000", 4),
     Machine(r"^(RTX.?)?A?6000.*Ada", "rtx-4090x2-workstation", "rtx-6000-ada", 2),
     Machine(r"^MI300X", "mi300x-8x", "mi300x"),
+    Machine(r"^MI325X", "mi300x-8x", "mi325x"),
+    Machine(r"^MI350X", "mi300x-8x", "mi350x", link="infinity-fabric-4-8x"),
+    Machine(r"^MI355X", "mi300x-8x", "mi355x", link="infinity-fabric-4-8x"),
     Machine(r"^A10G", "a10g-cloud", "a10g"),
     Machine(r"^A10\b", "a10g-cloud", "a10"),
     Machine(r"^L4\b", "l4-cloud", "l4"),
@@ -95,6 +102,9 @@ def machine_of(row: PublishedRow) -> NodeGroup:
         gpu = gpu.model_copy(
             update={"peak_flops": gpu.peak_flops | {"fp32": gpu.peak_flops["tf32"]}}
         )
+    if own := OWN_PRODUCTS.search(row.notes):
+        reached = (float(own[1]) + float(own[2])) / 2
+        gpu = gpu.model_copy(update={"gemm_efficiency": reached})
     per_node = min(row.gpus_per_node or found.gpus_per_node, row.n_gpus)
     inter = group.inter_node or find_network("infiniband-hdr-8x200")
     link = find_link(found.link) if found.link else group.intra_node

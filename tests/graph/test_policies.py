@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from bigplan.cost.run import graph_of
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.graph import Graph, Recompute
-from bigplan.graph.operators import Attention, Collective, Gemm, Stream
+from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.policies import (
     Selective,
     fusing_norms,
     gathering_logits,
     selecting,
     summing_apart,
+    turning_by_torch,
 )
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
@@ -135,3 +139,57 @@ def test_fused_norms_are_no_chains_forward_backward_and_again() -> None:
         changed = [new for old, new in zip(before, after, strict=True) if old != new]
         assert {op.name for op in changed} == {"input norm", "post norm"}
         assert {op.eager for op in changed if isinstance(op, Stream)} == {1.0}
+
+
+class _Passes(TorchDispatchMode):
+    """Counts what operators read and write of tensors of a size, and those operators."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.elements, self.moved = elements, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        given = func(*args, **(kwargs or {}))
+        views = func.is_view or func.name().startswith(("aten::split", "aten::detach"))
+        if not views:
+            tensors = [one for one in tree_leaves((args, given)) if isinstance(one, torch.Tensor)]
+            self.moved += sum(one.numel() for one in tensors if 2 * one.numel() >= self.elements)
+        return given
+
+    @property
+    def passes(self) -> float:
+        return self.moved / self.elements
+
+
+def test_positions_with_a_factor_take_as_many_passes_as_torch_makes() -> None:
+    """Halves are turned by operators that keep what they read, then joined with no columns."""
+    heads = torch.randn(16, 2, 8, 64, dtype=torch.bfloat16, requires_grad=True)
+    angles = torch.randn(16, 1, 1, 64)
+    with _Passes(heads.numel()) as forward:
+        turned, others = heads[..., :64], heads[..., 64:]
+        cosine, sine = ((1.3 * f(angles)).to(heads.dtype) for f in (torch.cos, torch.sin))
+        first, second = torch.chunk(turned, 2, dim=-1)
+        summed = turned * cosine + torch.cat((-second, first), dim=-1) * sine
+        result = torch.cat((summed, others), dim=-1)
+    gradient = torch.ones_like(result)
+    with _Passes(heads.numel()) as backward:
+        result.backward(gradient)
+
+    graph, _ = _graphs("cheap", "gpt-oss-20b")
+    changed = turning_by_torch(graph, find_model("gpt-oss-20b"))
+    for seen, plain, by_torch in (
+        (forward, graph.kinds["block"].forward, changed.kinds["block"].forward),
+        (backward, graph.kinds["block"].backward, changed.kinds["block"].backward),
+    ):
+        fused, chain = (_named(one, "rotary embedding").nbytes for one in (plain, by_torch))
+        assert chain == seen.passes / 2 * fused
+
+
+def test_positions_without_a_factor_are_turned_by_one_kernel() -> None:
+    for name in ("llama-3-8b", "deepseek-v3"):
+        graph, _ = _graphs("cheap", name)
+        assert turning_by_torch(graph, find_model(name)) is graph
+
+
+def _named(operators: tuple[Operator, ...], name: str) -> Stream:
+    return next(one for one in operators if isinstance(one, Stream) and one.name == name)

@@ -58,6 +58,10 @@ from tests.validate.rows import row
         ("T4", "t4", 8),
         ("A10G", "a10g", 8),
         ("MI300X-192GB", "mi300x", 8),
+        ("MI325X", "mi325x", 8),
+        ("AMD Instinct MI350X", "mi350x", 8),
+        ("MI355X-288GB", "mi355x", 8),
+        ("H20-96GB", "h20", 8),
     ],
 )
 def test_gpus_and_their_usual_nodes(gpu: str, shipped: str, per_node: int) -> None:
@@ -94,6 +98,13 @@ def test_a_gpu_without_a_description_is_named_and_never_taken_for_another(gpu: s
 def test_products_in_fp32_that_ran_in_tf32_have_its_peak() -> None:
     plain, tf32 = (machine_of(row(gpu="GH200-96GB", notes=n)).gpu for n in ("", "ran in TF32"))
     assert tf32.peak("fp32") == plain.peak("tf32") > plain.peak("fp32")
+
+
+def test_a_machine_whose_own_products_are_told_has_their_rate() -> None:
+    told = "this machine's own GEMM table (2250 TFLOPS nominal) shows 0.45-0.50 of nominal at most"
+    plain, slow = (machine_of(row(gpu="B200", notes=n)).gpu for n in ("", told))
+    assert slow.gemm_efficiency == pytest.approx(0.475)
+    assert slow == plain.model_copy(update={"gemm_efficiency": slow.gemm_efficiency})
 
 
 def test_dgx_2_has_sixteen_v100s() -> None:
