@@ -31,9 +31,10 @@ from tests.runtime.plans import tiny_model, tiny_training
 EPSILON = 1e-6
 BY_DECAYS = (10, 11)  # gradients by A_log and dt_bias, after the result and nine others
 # Two value heads of a key head, keys wider than values, a last chunk that is not full.
-RULE = GatedDeltaRule(key_heads=1, value_heads=2, key_dim=32, value_dim=16, taps=3)
+RULE = GatedDeltaRule(key_heads=1, value_heads=2, key_dim=24, value_dim=64, taps=3, rate_scale=2)
 QWEN = GatedDeltaRule(key_heads=2, value_heads=4)
 NARROW = GatedDeltaRule(key_heads=1, value_heads=2, key_dim=64, value_dim=128, taps=3)
+OLMO = GatedDeltaRule(key_heads=2, value_heads=2, key_dim=96, value_dim=192, rate_scale=2)
 
 
 def _inputs(rule: GatedDeltaRule, size: tuple[int, int], dtype: torch.dtype) -> list[Tensor]:
@@ -46,17 +47,28 @@ def _inputs(rule: GatedDeltaRule, size: tuple[int, int], dtype: torch.dtype) -> 
 
 
 def _both(
-    rule: GatedDeltaRule, size: tuple[int, int], dtype: torch.dtype
+    rule: GatedDeltaRule, size: tuple[int, int], dtype: torch.dtype, *, apart: bool = False
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The result and all gradients: of the kernels, of plain torch, and exactly."""
+    """The result and all gradients: of the kernels, of plain torch, and exactly.
+
+    `apart`: where tokens 10, 11 and 71 begin a document.
+    """
+    begins = None
+    if apart:
+        token = torch.arange(size[1], device=DEVICE)
+        begins = sum((token >= t) * n for t, n in ((10, 10), (11, 1), (71, 60)))
+        begins = torch.as_tensor(begins, dtype=torch.int32).expand(size).contiguous()
     inputs = _inputs(rule, size, dtype)
     gradient = random(99, *inputs[3].shape, dtype=dtype)
     ours, plain = (
         with_gradients(how, inputs, gradient)
-        for how in (partial(InKernels.apply, rule, EPSILON), partial(in_torch, rule, EPSILON, None))
+        for how in (
+            partial(InKernels.apply, rule, EPSILON, begins),
+            partial(in_torch, rule, EPSILON, begins),
+        )
     )
     exact = with_gradients(
-        partial(in_torch, rule, EPSILON, None), [x.double() for x in inputs], gradient.double()
+        partial(in_torch, rule, EPSILON, begins), [x.double() for x in inputs], gradient.double()
     )
     return ours, plain, exact
 
@@ -158,10 +170,14 @@ def test_kernels_are_given_and_hold_what_the_planner_counts(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rule", [QWEN, NARROW], ids=["128", "64 and 128"])
+@pytest.mark.parametrize("rule", [QWEN, NARROW, OLMO], ids=["128", "64 and 128", "96 and 192"])
 @pytest.mark.parametrize("length", [64, 1000])
-def test_a_gpu_errs_as_plain_torch_in_bf16(rule: GatedDeltaRule, length: int) -> None:
-    for mine, theirs, right in zip(*_both(rule, (2, length), torch.bfloat16), strict=True):
+@pytest.mark.parametrize("apart", [False, True], ids=["", "documents"])
+def test_a_gpu_errs_as_plain_torch_in_bf16(
+    rule: GatedDeltaRule, length: int, *, apart: bool
+) -> None:
+    every = _both(rule, (2, length), torch.bfloat16, apart=apart)
+    for mine, theirs, right in zip(*every, strict=True):
         assert error(mine, right) < 4 * max(error(theirs, right), 2**-8)
 
 
