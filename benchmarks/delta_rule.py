@@ -2,12 +2,12 @@
 
     python -m benchmarks.delta_rule OUT [PART ...]
 
-Parts: `rule` (of one sequence of 8,192 tokens, forward and backward: milliseconds, GiB at the peak,
-errors beside fp64; of `fla`'s rule as well where it is installed), `documents` (the same of some that
-are kept apart), `olmo` (of OLMo Hybrid's widths and rates), `kernels` (microseconds of each kernel of
-a forward and a backward) and `launches` (each kernel with other warps, stages, columns and registers
-than it is launched with; two minutes). OUT gets delta_rule.json. Without a GPU: a short sequence, to
-see that everything runs; its figures mean nothing.
+Parts: `rule` (of one sequence of 8,192 tokens, forward and backward: milliseconds, GiB at the
+peak, errors beside fp64; of `fla`'s rule as well where it is installed), `documents` (the same of
+some that are kept apart), `olmo` (of OLMo Hybrid's widths and rates), `kernels` (microseconds of
+each kernel of a forward and a backward) and `launches` (each kernel with other warps, stages,
+columns and registers than it is launched with; two minutes). OUT gets delta_rule.json. Without a
+GPU: a short sequence, to see that everything runs; its figures mean nothing.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Parts: `qwen3-next` and `qwen3-next-nf4` (four of Qwen3-Next's 48 blocks, of whi
 delta rules: all weights trained, and LoRA beside blocks in 4 bits), `qwen3.5` (16 blocks like
 Qwen3.5 27B's of half its widths, 1.7 B), `lfm2` (all of LFM2 1.2B), `olmo-hybrid` (eight of OLMo
 Hybrid 7B's 32 blocks) and `deepseek-nf4` (six of DeepSeek-V2-Lite's 27 blocks, LoRA in 4 bits).
-Each runs by the runtime's worker alone; one more step is profiled, and its kernels'
-milliseconds are told, longest first. OUT gets whole_steps.json. Half a minute a part on an H200. Without a GPU: small
-shapes, to see that everything runs; its figures mean nothing.
+Each runs by the runtime's worker alone; one more step is profiled, and its kernels' milliseconds
+are told, longest first. OUT gets whole_steps.json. Half a minute a part on an H100. Without a GPU:
+small shapes, to see that everything runs; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.limit_run import Amount, measured_steps, recorded, tell
+from benchmarks.limit_run import measured_steps, recorded, tell
 from benchmarks.parts import CUDA, Asked, gpu
 from bigplan.engines import make_plan
 from bigplan.plan import Plan

@@ -148,7 +148,9 @@ def forward(how: How, *inputs: Tensor) -> Tensor:
     given, sizes = Inputs(*inputs), _Sizes.of(how.rule, Inputs(*inputs))
     assert all(x.is_contiguous() for x in inputs)
     made = _walked(sizes, how, given, keep=False)
-    return normed(_read(sizes, made), given.gates, given.weight, how.epsilon)
+    out = _read(sizes, made)
+    del made
+    return normed(out, given.gates, given.weight, how.epsilon)
 
 
 def _vectors(rule: GatedDeltaRule) -> tuple[Heads, Heads, Heads]:

@@ -120,8 +120,7 @@ def _by_tokens(
     weights = tl.load(filters + (head * USED + column) * TAPS + tap, mask=used, other=0.0)
     weights, later = weights.to(tl.float32), row + (TAPS - 1) - tap
     total = tl.zeros((TAP_TILE, ROWS, WIDTH), tl.float32)
-    for step in range(TOKENS // ROWS):
-        first = part * TOKENS + step * ROWS
+    for first in range(part * TOKENS, tl.minimum(part * TOKENS + TOKENS, length), ROWS):
         inside = first + later < length
         if DOCUMENTS:
             begin = tl.load(begins + start + first + later, mask=inside, other=0)
