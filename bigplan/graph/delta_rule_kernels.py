@@ -50,7 +50,7 @@ BACKWARD = (
     _Kernel("delta rule's reads by both", Each(2, 3, 2, 0, 1), keys=3, values=2, states=1),
     _Kernel("delta rule's states back", Each(2, 3, 1, 0, 1), states=3, walks=True),
     _Kernel("delta rule's system back", Each(1, 4, 2, 1, 2), 5, 5, 2, 2, 2),
-    _Kernel("delta rule's heads back", Each(10, 6, 2, 0), launches=12),
+    _Kernel("delta rule's heads back", Each(12, 7, 2, 0), launches=15),
 )
 # Most that live at once: heads, U, W and states, beside O; in the backward also the inverse, and
 # gradients by O in its place, U, gates and values, by queries and keys of each value head, and by

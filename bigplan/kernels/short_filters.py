@@ -2,8 +2,9 @@
 
 Plain torch (runtime/delta_rule.py) reads and writes the heads some 15 times forward. Here a program
 has some tokens of one head: it reads them once, and again as many as there are taps out of cache.
-All is in fp32 and rounded once. The backward has two kernels, since the gradient by a token adds up
-those by the sums of later tokens, which other programs make. Where documents are kept apart, no tap
+All is in fp32 and rounded once. The backward has three kernels: the gradient by a token adds up
+those by the sums of later tokens, which other programs make, and gradients by filters add up many
+tokens, which programs of their own do fastest. Where documents are kept apart, no tap
 reads a token before its document.
 """
 
@@ -21,9 +22,9 @@ from bigplan.mechanics import FILTERED_TOKENS as ROWS
 
 WARPS = 4
 LENGTH_EPSILON = 1e-6  # added to the square of a length, as transformers does
-# Tokens of a program that adds up gradients by filters, and how many of them at a time: what it
-# adds to fills half of its registers.
-SUMMED_TOKENS, STEP = 256, 8
+# Tokens of a program that adds up gradients by filters: with 128 columns 128 KiB, which its taps
+# find in cache again.
+SUMMED_TOKENS = 256
 
 
 class Heads(NamedTuple):
@@ -31,6 +32,23 @@ class Heads(NamedTuple):
 
     width: int
     norm: float | None = None
+
+
+@triton.jit
+def _filter(filters, tap, TAPS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr):
+    column = tl.arange(0, WIDTH)
+    weight = tl.load(filters + column * TAPS + tap, mask=column < USED, other=0.0)
+    return weight.to(tl.float32)[None, :]
+
+
+@triton.jit
+def _seen_later(begins, first, later, length, DOCUMENTS: tl.constexpr, ROWS: tl.constexpr):
+    """Which tokens are of the document of the token so many after them."""
+    token = first + tl.arange(0, ROWS)
+    seen = token + later < length
+    if DOCUMENTS:
+        seen = seen & (tl.load(begins + token + later, mask=seen, other=0) <= token)
+    return seen
 
 
 @triton.jit
@@ -49,9 +67,8 @@ def _sums(
         seen = ((token >= begin) & (token < length))[:, None] & (column < USED)[None, :]
         at = x + tl.cast(first, tl.int64) * columns
         at += (row - back)[:, None] * columns + column[None, :]
-        weight = tl.load(filters + column * TAPS + tap, mask=column < USED, other=0.0)
         read = tl.load(at, mask=seen, other=0.0).to(tl.float32)
-        total += read * weight.to(tl.float32)[None, :]
+        total += read * _filter(filters, tap, TAPS, WIDTH, USED)
     return total
 
 
@@ -106,37 +123,43 @@ def _by_sums(
 
 @triton.jit(do_not_specialize=("length", "heads"))
 def _by_tokens(
-    by_sums, x, filters, begins, by_x, by_filters, length, heads, ASKED: tl.constexpr,
-    DOCUMENTS: tl.constexpr, TAPS: tl.constexpr, TAP_TILE: tl.constexpr, ROWS: tl.constexpr,
-    TOKENS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr,
+    by_sums, filters, begins, by_x, length, heads, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by x, and by filters, of TOKENS tokens: each adds up those of the sums it is in."""
+    """Gradients by x: each token adds up those of the sums that read it."""
+    first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
+    columns, start = heads * USED, batch.to(tl.int64) * length
+    here, row = start * columns + head * USED, tl.arange(0, ROWS)
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    for tap in tl.static_range(TAPS):
+        seen = _seen_later(begins + start, first, TAPS - 1 - tap, length, DOCUMENTS, ROWS)
+        at = first + TAPS - 1 - tap
+        later = tile(by_sums + here, at, length, columns, USED, ROWS, WIDTH).to(tl.float32)
+        weight = _filter(filters + head * USED * TAPS, tap, TAPS, WIDTH, USED)
+        total += tl.where(seen[:, None], later, 0.0) * weight
+    put(by_x + here, total, first, length, columns, USED, ROWS, WIDTH)
+
+
+@triton.jit(do_not_specialize=("length", "heads"))
+def _by_filters(
+    by_sums, x, begins, by_filters, length, heads, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr,
+):  # fmt: skip
+    """Gradients by filters, of TOKENS tokens; all taps but the first find them in cache."""
     part, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns, start = heads * USED, batch.to(tl.int64) * length
-    here = start * columns + head * USED
-    tap, row = tl.arange(0, TAP_TILE)[:, None, None], tl.arange(0, ROWS)[None, :, None]
-    column = tl.arange(0, WIDTH)[None, None, :]
-    used = (tap < TAPS) & (column < USED)
-    weights = tl.load(filters + (head * USED + column) * TAPS + tap, mask=used, other=0.0)
-    weights, later = weights.to(tl.float32), row + (TAPS - 1) - tap
-    total = tl.zeros((TAP_TILE, ROWS, WIDTH), tl.float32)
-    for first in range(part * TOKENS, tl.minimum(part * TOKENS + TOKENS, length), ROWS):
-        inside = first + later < length
-        if DOCUMENTS:
-            begin = tl.load(begins + start + first + later, mask=inside, other=0)
-            inside = inside & (begin <= first + row)
-        at = by_sums + here + tl.cast(first, tl.int64) * columns + later * columns + column
-        given = tl.load(at, mask=inside & used, other=0.0).to(tl.float32)
-        by_token = tl.sum(given * weights, 0)
-        put(by_x + here, by_token, first, length, columns, USED, ROWS, WIDTH)
-        if ASKED:
+    here, column = start * columns + head * USED, tl.arange(0, WIDTH)
+    place = (batch * tl.num_programs(0) + part).to(tl.int64) * columns + head * USED + column
+    end = tl.minimum(part * TOKENS + TOKENS, length)
+    for tap in tl.static_range(TAPS):
+        total = tl.zeros((ROWS, WIDTH), tl.float32)
+        for first in range(part * TOKENS, end, ROWS):
+            seen = _seen_later(begins + start, first, TAPS - 1 - tap, length, DOCUMENTS, ROWS)
+            at = first + TAPS - 1 - tap
+            later = tile(by_sums + here, at, length, columns, USED, ROWS, WIDTH).to(tl.float32)
             read = tile(x + here, first, length, columns, USED, ROWS, WIDTH).to(tl.float32)
-            total += given * read[None, :, :]
-    if ASKED:
-        place = (batch * tl.num_programs(0) + part).to(tl.int64) * columns + head * USED
-        tap, column = tl.arange(0, TAP_TILE)[:, None], tl.arange(0, WIDTH)[None, :]
-        to = by_filters + (place + column) * TAPS + tap
-        tl.store(to, tl.sum(total, 1), mask=(tap < TAPS) & (column < USED))
+            total += tl.where(seen[:, None], later * read, 0.0)
+        tl.store(by_filters + place * TAPS + tap, tl.sum(total, 0), mask=column < USED)
 
 
 def filtered(x: Tensor, filters: Tensor, heads: Heads, begins: Tensor | None = None) -> Tensor:
@@ -173,15 +196,18 @@ def filtered_backward(
         x, filters, given, gradient, by_sums, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1],
         grid[1], EACH=each, UNIT=heads.norm is not None, DOCUMENTS=apart, ROWS=ROWS, **sizes,
     )  # fmt: skip
-    grid, sizes = _launch(x, filters, heads, SUMMED_TOKENS)
-    parts = grid[0] * grid[2] if asked else 0
-    by_filters = x.new_empty(parts, *filters.shape, dtype=torch.float32)
     _by_tokens[grid](
-        by_sums, x, filters, given, by_x, by_filters, x.shape[1], grid[1], ASKED=asked,
-        DOCUMENTS=apart, TAP_TILE=triton.next_power_of_2(filters.shape[1]), ROWS=STEP,
+        by_sums, filters, given, by_x, x.shape[1], grid[1], DOCUMENTS=apart, ROWS=ROWS, **sizes
+    )
+    if not asked:
+        return by_x, None
+    grid, sizes = _launch(x, filters, heads, SUMMED_TOKENS)
+    by_filters = x.new_empty(grid[0] * grid[2], *filters.shape, dtype=torch.float32)
+    _by_filters[grid](
+        by_sums, x, given, by_filters, x.shape[1], grid[1], DOCUMENTS=apart, ROWS=ROWS,
         TOKENS=SUMMED_TOKENS, **sizes,
     )  # fmt: skip
-    return by_x, by_filters.sum(0).to(filters.dtype) if asked else None
+    return by_x, by_filters.sum(0).to(filters.dtype)
 
 
 def _launch(

@@ -145,7 +145,9 @@ OF_EACH = {
     "delta rule's reads by both": [(delta_rule_backward, "unread")],
     "delta rule's states back": [(delta_rule_backward, "walked_back")],
     "delta rule's system back": [(delta_rule_backward, "unsolved")],
-    "delta rule's heads back": [(short_filters, "_by_sums"), (short_filters, "_by_tokens")],
+    "delta rule's heads back": [
+        (short_filters, name) for name in ("_by_sums", "_by_tokens", "_by_filters")
+    ],
 }
 
 
@@ -194,8 +196,9 @@ def test_a_gpu_errs_as_plain_torch_in_bf16(
     rule: GatedDeltaRule, length: int, *, apart: bool
 ) -> None:
     every = _both(rule, (2, length), torch.bfloat16, apart=apart)
-    for mine, theirs, right in zip(*every, strict=True):
-        assert error(mine, right) < 4 * max(error(theirs, right), 2**-8)
+    for place, (mine, theirs, right) in enumerate(zip(*every, strict=True)):
+        times = 8 if place in BY_DECAYS else 4  # as in the interpreter
+        assert error(mine, right) < times * max(error(theirs, right), 2**-8)
 
 
 @pytest.mark.gpu
