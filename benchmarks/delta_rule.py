@@ -2,11 +2,12 @@
 
     python -m benchmarks.delta_rule OUT [PART ...]
 
-Parts: `rule` (of one sequence of 8,192 tokens, forward and backward: milliseconds, GiB at the peak,
-errors beside fp64; of `fla`'s rule as well where it is installed), `kernels` (microseconds of each
-kernel of a forward and a backward) and `launches` (each kernel with other warps, stages and columns
-than it is launched with; two minutes). OUT gets delta_rule.json. Without a GPU: a short
-sequence, to see that everything runs; its figures mean nothing.
+Parts: `rule` (of one sequence of 8,192 tokens, forward and backward: milliseconds, GiB at the
+peak, errors beside fp64; of `fla`'s rule as well where it is installed), `documents` (the same of
+some that are kept apart), `olmo` (of OLMo Hybrid's widths and rates), `kernels` (microseconds of
+each kernel of a forward and a backward) and `launches` (each kernel with other warps, stages,
+columns and registers than it is launched with; two minutes). OUT gets delta_rule.json. Without a
+GPU: a short sequence, to see that everything runs; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from bigplan.graph import delta_rule as priced
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.kernels import delta_rule as kernels
-from bigplan.kernels.delta_rule import LAUNCHES, Launch
+from bigplan.kernels.delta_rule import LAUNCHES, How, Launch
 from bigplan.runtime.delta_rule import InKernels, in_torch
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.mixers import GatedDeltaRule
@@ -39,18 +40,22 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
 QWEN3_NEXT = GatedDeltaRule(key_heads=16, value_heads=32)
-TINY = GatedDeltaRule(key_heads=1, value_heads=1, key_dim=16, value_dim=16)
+OLMO_HYBRID = GatedDeltaRule(
+    key_heads=30, value_heads=30, key_dim=96, value_dim=192, rate_scale=2.0
+)
+TINY = GatedDeltaRule(key_heads=1, value_heads=1, key_dim=16, value_dim=64)
 RULE = QWEN3_NEXT if CUDA else TINY
 LENGTH, DTYPE = (8192, torch.bfloat16) if CUDA else (70, torch.float32)
 EPSILON = 1e-6
-PARTS = ("rule", "kernels")
+PARTS = ("rule", "documents", "olmo", "kernels")
 WALKS = ("walked", "walked_back")
+DOCUMENT = 700 if CUDA else 20  # tokens, but for the last
 
 
-def _inputs() -> list[Tensor]:
+def _inputs(rule: GatedDeltaRule = RULE) -> list[Tensor]:
     """As a block's first product gives them; decays as Qwen3-Next's first values have them."""
     torch.manual_seed(0)
-    rule, size = RULE, (1, LENGTH)
+    size = (1, LENGTH)
     keys, values = rule.key_heads * rule.key_dim, rule.value_heads * rule.value_dim
     heads = (keys, keys, values, values, rule.value_heads, rule.value_heads)
     shapes: list[tuple[int, ...]] = [(*size, n) for n in heads]
@@ -61,15 +66,22 @@ def _inputs() -> list[Tensor]:
     return [x.to("cuda" if CUDA else "cpu", DTYPE) for x in made]
 
 
-def _in_kernels(inputs: list[Tensor]) -> Tensor:
-    return InKernels.apply(RULE, EPSILON, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+def _begins() -> Tensor:
+    token = torch.arange(LENGTH, device="cuda" if CUDA else "cpu", dtype=torch.int32)
+    return (token // DOCUMENT * DOCUMENT)[None]
 
 
-def _in_torch(inputs: list[Tensor]) -> Tensor:
-    return in_torch(RULE, EPSILON, None, *inputs)
+Work = Callable[[list[Tensor]], Tensor]
 
 
-def _fla() -> Callable[[list[Tensor]], Tensor] | None:
+def _ways(rule: GatedDeltaRule, begins: Tensor | None) -> dict[str, Work]:
+    def in_kernels(inputs: list[Tensor]) -> Tensor:
+        return InKernels.apply(rule, EPSILON, begins, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+
+    return {"kernels": in_kernels, "plain": lambda inputs: in_torch(rule, EPSILON, begins, *inputs)}
+
+
+def _fla() -> Work | None:
     """The rule alone of flash-linear-attention, with its own norm of queries and keys, if any."""
     try:
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
@@ -92,7 +104,7 @@ def _fla() -> Callable[[list[Tensor]], Tensor] | None:
     return run
 
 
-def _priced(kernels: str) -> list[float]:
+def _priced(rule: GatedDeltaRule, kernels: str) -> list[float]:
     """Milliseconds that an H200's plan promises, forward and backward."""
     model = ModelSpec.model_validate(
         {
@@ -103,8 +115,8 @@ def _priced(kernels: str) -> list[float]:
             "heads": 16,
             "vocab": 256,
             "max_sequence_length": LENGTH,
-            "delta_rule": RULE,
-            "source": "Qwen3-Next's rule, made up for this measurement",
+            "delta_rule": rule,
+            "source": "a rule alone, made up for this measurement",
         }
     )
     training = Training.model_validate(
@@ -135,21 +147,17 @@ def _errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
     return [float((x.double() - right).norm() / right.norm()) for x, right in pairs]
 
 
-def rule() -> dict[str, Any]:
+def rule(of: GatedDeltaRule = RULE, begins: Tensor | None = None) -> dict[str, Any]:
     """Kernels, plain torch, and fla's."""
-    given = _inputs()
+    given, ways = _inputs(of), _ways(of, begins)
     gradient = torch.randn_like(given[3])
-    ways: dict[str, Callable[[list[Tensor]], Tensor]] = {
-        "kernels": _in_kernels,
-        "plain": _in_torch,
-    }
     leaves = [x.double().requires_grad_() for x in given]
-    out = _in_torch(leaves)
+    out = ways["plain"](leaves)
     exact = [out.detach(), *torch.autograd.grad(out, leaves, gradient.double())]
     del out, leaves
-    if other := _fla():
+    if of == RULE and begins is None and (other := _fla()):
         ways["fla, without convolution, norm and gate"] = other
-    found: dict[str, Any] = {"priced": {name: _priced(name) for name in ("generated", "torch")}}
+    found: dict[str, Any] = {"priced": {name: _priced(of, name) for name in ("generated", "torch")}}
     print(f"  priced on an H200: {found['priced']}", flush=True)
     for name, run in ways.items():
         leaves = [x.clone().requires_grad_() for x in given]
@@ -187,10 +195,10 @@ def _microseconds(work: Callable[[], object], runs: int = 3) -> dict[str, float]
 def every_kernel() -> dict[str, Any]:
     """Of a forward, and of a backward, which runs most of the forward again."""
     given = _inputs()
-    gradient, asked = torch.randn_like(given[3]), (True,) * len(given)
+    gradient, asked, how = torch.randn_like(given[3]), (True,) * len(given), How(RULE, EPSILON)
     found = {
-        "forward": _microseconds(lambda: kernels.forward(RULE, EPSILON, *given)),
-        "backward": _microseconds(lambda: kernels.backward(RULE, EPSILON, gradient, asked, *given)),
+        "forward": _microseconds(lambda: kernels.forward(how, *given)),
+        "backward": _microseconds(lambda: kernels.backward(how, gradient, asked, *given)),
     }
     for name, times in found.items():
         told = ", ".join(f"{key[:40]} {us:.0f}" for key, us in times.items())
@@ -201,29 +209,29 @@ def every_kernel() -> dict[str, Any]:
 def launches() -> dict[str, Any]:
     """Microseconds of each kernel, by how it is launched."""
     given = _inputs()
-    gradient, asked = torch.randn_like(given[3]), (True,) * len(given)
+    gradient, asked, how = torch.randn_like(given[3]), (True,) * len(given), How(RULE, EPSILON)
     found: dict[str, Any] = {}
     for name, today in list(LAUNCHES.items()):
-        columns = (16, 32, 64) if name in WALKS else (32,)
-        stages = (1, 2, 3) if name in WALKS else (3,)
-        for how in (Launch(*one) for one in product((4, 8), stages, columns)):
-            LAUNCHES[name] = how
+        columns, stages = ((32,), (3, 4)) if name in WALKS else ((32, 64), (1, 2))
+        registers = (None,) if name in WALKS else (None, 128, 168)
+        for launch in (Launch(*one) for one in product((4, 8), stages, columns, registers)):
+            LAUNCHES[name] = launch
             try:
                 times = _microseconds(
-                    (lambda: kernels.forward(RULE, EPSILON, *given))
+                    (lambda: kernels.forward(how, *given))
                     if name in ("walked", "read", "solved")
-                    else lambda: kernels.backward(RULE, EPSILON, gradient, asked, *given),
+                    else lambda: kernels.backward(how, gradient, asked, *given),
                     runs=1,
                 )
             except (
                 RuntimeError,
                 TritonError,
             ) as error:  # too much shared memory, or what Triton refuses
-                print(f"  {name} {tuple(how)}: {str(error)[:100]}", flush=True)
+                print(f"  {name} {tuple(launch)}: {str(error)[:100]}", flush=True)
                 continue
             us = times.get(name, 0.0)
-            found[f"{name} {tuple(how)}"] = us
-            print(f"  {name} {tuple(how)}: {us:.0f} us", flush=True)
+            found[f"{name} {tuple(launch)}"] = us
+            print(f"  {name} {tuple(launch)}: {us:.0f} us", flush=True)
         LAUNCHES[name] = today
     return found
 
@@ -232,7 +240,13 @@ def main() -> None:
     """All parts, or those that are named."""
     asked = Asked.of(__doc__, "delta_rule", PARTS)
     print(f"torch {torch.__version__}, {gpu()}", flush=True)
-    works = {"rule": rule, "kernels": every_kernel, "launches": launches}
+    works = {
+        "rule": rule,
+        "documents": lambda: rule(begins=_begins()),
+        "olmo": lambda: rule(OLMO_HYBRID if CUDA else TINY),
+        "kernels": every_kernel,
+        "launches": launches,
+    }
     for part in asked.parts:
         print(part, flush=True)
         asked.keep(part, works[part]())

@@ -130,10 +130,11 @@ RULE_CHUNK = 64
 # columns, and a chunk's states are as large as its values at 128: either way scores or states are
 # what most of the memory traffic is of.
 SPACE_CHUNK = 64
-# Widths of keys and of values that a delta rule's kernels take. Those of 16 and 32 came out wrong
-# on an H200 (torch 2.11, Triton 3.6), it seems where four warps share 16 columns of a product or
-# fewer; in Triton's interpreter they are right.
-RULE_WIDTHS = (64, 128)
+# Widths of keys and of values that a delta rule's kernels take: whole blocks of 64 columns of
+# values, at most two of keys, the second filled up. Those of 16 and 32 came out wrong on an H200
+# (torch 2.11, Triton 3.6), it seems where four warps share 16 columns of a product or fewer; in
+# Triton's interpreter they are right.
+RULE_KEYS, RULE_VALUES = (64, 96, 128), (64, 128, 192, 256)
 # Tokens of a program that convolves. It writes their part of the filters' gradients, 4 bytes a tap
 # and channel, which are then added up.
 FILTERED_TOKENS = 32
@@ -151,7 +152,8 @@ def rule_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> b
 
     `widths`: of keys and of values.
     """
-    return element_bytes == 2 and all(w in RULE_WIDTHS for w in widths) and taps <= MOST_TAPS
+    fits = widths[0] in RULE_KEYS and widths[1] in RULE_VALUES
+    return element_bytes == 2 and fits and taps <= MOST_TAPS
 
 
 def convolution_in_kernels(element_bytes: int, taps: int) -> bool:

@@ -38,28 +38,31 @@ class _Kernel(NamedTuple):
 FILTERED = _Kernel("delta rule's heads", Each(4, 2, 0, 0), launches=3)
 SOLVED = _Kernel("delta rule's system", Each(1, 2, 1, 0), keys=2, values=1, square=TF32 * INVERTING)
 WALKED = _Kernel("delta rule's states", Each(1, 2, 1, 0, 1), states=2, walks=True)
-READ = _Kernel("delta rule's reads", Each(2, 3, 0, 0, 1), keys=1, values=1, states=1)
-FORWARD = (FILTERED, SOLVED, WALKED, READ)
+READ = _Kernel("delta rule's reads", Each(2, 2, 0, 0, 1), keys=1, values=1, states=1)
+NORMED = _Kernel("delta rule's norm and gate", Each(0, 3, 0, 0))
+FORWARD = (FILTERED, SOLVED, WALKED, READ, NORMED)
 BACKWARD = (
     FILTERED,
     SOLVED._replace(moved=Each(1, 2, 1, 1)),
     WALKED,
-    _Kernel("delta rule's reads by gates", Each(2, 5, 0, 0, 1), keys=1, values=1, states=1),
+    READ,
+    _Kernel("delta rule's norm and gate back", Each(0, 5, 0, 0), launches=2),
     _Kernel("delta rule's reads by both", Each(2, 3, 2, 0, 1), keys=3, values=2, states=1),
     _Kernel("delta rule's states back", Each(2, 3, 1, 0, 1), states=3, walks=True),
     _Kernel("delta rule's system back", Each(1, 4, 2, 1, 2), 5, 5, 2, 2, 2),
-    _Kernel("delta rule's heads back", Each(8, 5, 2, 0), launches=12),
+    _Kernel("delta rule's heads back", Each(12, 7, 2, 0), launches=15),
 )
-# Most that live at once: heads, U, W and states; in the backward also the inverse, and gradients by
-# O, U, gates and values, by queries and keys of each value head, and by states.
+# Most that live at once: heads, U, W and states, beside O; in the backward also the inverse, and
+# gradients by O in its place, U, gates and values, by queries and keys of each value head, and by
+# states.
 MOST, MOST_BACK = Each(2, 2, 1, 0, 1), Each(2, 6, 3, 1, 2)
 
 
 def take(shape: RankShape) -> bool:
-    """Whether kernels run the rule: of sequences that are one document each, unscaled rates."""
-    rule, whole = rule_of(shape), not shape.training.isolate_documents
-    fits = rule_in_kernels(shape.element, (rule.key_dim, rule.value_dim), rule.taps)
-    return shape.generated and whole and fits and rule.rate_scale == 1
+    """Whether kernels run the rule."""
+    rule = rule_of(shape)
+    widths = rule.key_dim, rule.value_dim
+    return shape.generated and rule_in_kernels(shape.element, widths, rule.taps)
 
 
 def delta_rule(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
@@ -77,10 +80,11 @@ def _operators(kernel: _Kernel, shape: RankShape) -> Iterator[Operator]:
     rule, chunks, c = rule_of(shape), chunks_of(shape), RULE_CHUNK
     heads = sequences_of(shape) * rule.value_heads // shape.tp
     batch, times = (heads, chunks) if kernel.walks else (heads * chunks, 1)
+    filled = -(-rule.key_dim // c) * c  # tiles of keys are filled up
     for count, n, k in (
-        (kernel.keys, rule.key_dim, c),
+        (kernel.keys, filled, c),
         (kernel.values, rule.value_dim, c),
-        (kernel.states, rule.value_dim, rule.key_dim),
+        (kernel.states, rule.value_dim, filled),
         (kernel.square, c, c),
     ):
         if count:

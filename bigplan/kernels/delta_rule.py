@@ -8,11 +8,12 @@ the states walk from chunk to chunk, some columns of them in each program (Yang 
   filtered   queries, keys and values out of their convolution (short_filters.py)
   solved     W and U of a chunk, by the inverse of its triangular system
   walked     states before each chunk, and V' = U - W S in place of U
-  read       O = exp(c) Q S + (Q K^T L) V', normed and gated
+  read       O = exp(c) Q S + (Q K^T L) V'
+  normed     O normed and gated, head by head (delta_rule_norms.py)
 
-The backward runs all but the last again, and keeps the inverses as well:
+The backward runs all but the last again, and keeps the inverses as well. Then it has gradients by
+the norm and the gate, and by O, in its place:
 
-  ungated      gradients by the norm and the gate, and by O
   unread       by what a chunk's own V', Q and K gave O
   walked_back  by states, from the last chunk on, and by all of V', which are U's
   unsolved     by the system, hence by keys, values, rates and decays
@@ -27,9 +28,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from bigplan.kernels import delta_rule_backward, delta_rule_programs
+from bigplan.kernels.delta_rule_norms import normed, normed_backward
 from bigplan.kernels.short_filters import Heads, filtered, filtered_backward
 from bigplan.mechanics import RULE_CHUNK as C
 from bigplan.spec.mixers import GatedDeltaRule
@@ -40,7 +43,7 @@ class Launch(NamedTuple):
 
     warps: int
     stages: int = 3
-    columns: int = 32  # of a state, in a program that walks: 128 programs for 32 heads of 128
+    columns: int = 32  # of values at a time; of a program that walks: all that it has
     registers: int | None = None  # of a thread; None: as many as the compiler likes
 
     @property
@@ -50,13 +53,12 @@ class Launch(NamedTuple):
 
 
 LAUNCHES = {
-    "solved": Launch(4),
+    "solved": Launch(4, columns=64),
     "walked": Launch(4),
-    "read": Launch(4),
-    "ungated": Launch(8),
-    "unread": Launch(4),
+    "read": Launch(4, 1, columns=64),
+    "unread": Launch(4, 1),
     "walked_back": Launch(4),
-    "unsolved": Launch(8),
+    "unsolved": Launch(8, 1, columns=64),
 }
 
 
@@ -75,6 +77,14 @@ class Inputs(NamedTuple):
     log_decay: Tensor
     offset: Tensor
     weight: Tensor
+
+
+class How(NamedTuple):
+    """What else `gated` takes."""
+
+    rule: GatedDeltaRule
+    epsilon: float
+    begins: Tensor | None = None  # the first token of each token's document, int32 [b, s]
 
 
 class _Walked(NamedTuple):
@@ -120,30 +130,27 @@ class _Sizes(NamedTuple):
 
 def _run(kernel: Any, sizes: _Sizes, *tensors: Tensor | float, **constants: int) -> None:
     """Of each chunk, head and sequence a program."""
-    how = LAUNCHES[kernel.__name__]
-    grid = (sizes.chunks, sizes.heads, sizes.batch)
-    kernel[grid](*tensors, **sizes.numbers, **constants, num_warps=how.warps, num_stages=how.stages)
+    how, grid = LAUNCHES[kernel.__name__], (sizes.chunks, sizes.heads, sizes.batch)
+    constants |= {"PARTS": -(-sizes.rule.key_dim // how.columns), "BLOCK": how.columns}
+    kernel[grid](*tensors, **sizes.numbers, **constants, **how.options)
 
 
 def _walk(kernel: Any, sizes: _Sizes, *tensors: Tensor) -> None:
     """Of some columns of each head's state and sequence."""
     how, width = LAUNCHES[kernel.__name__], sizes.rule.value_dim
-    columns = min(how.columns, width)
-    grid = (width // columns, sizes.heads, sizes.batch)
-    kernel[grid](*tensors, **sizes.numbers, BLOCK=columns, **how.options)
+    grid = (width // how.columns, sizes.heads, sizes.batch)
+    rows = triton.next_power_of_2(sizes.rule.key_dim)
+    kernel[grid](*tensors, **sizes.numbers, K=rows, BLOCK=how.columns, **how.options)
 
 
-def forward(rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
+def forward(how: How, *inputs: Tensor) -> Tensor:
     """As runtime/delta_rule.py's `gated`, of contiguous inputs with 16 bits."""
-    given, sizes = Inputs(*inputs), _Sizes.of(rule, Inputs(*inputs))
+    given, sizes = Inputs(*inputs), _Sizes.of(how.rule, Inputs(*inputs))
     assert all(x.is_contiguous() for x in inputs)
-    made = _walked(sizes, given, keep=False)
-    out = torch.empty_like(given.gates)
-    _run(
-        delta_rule_programs.read, sizes, made.q, made.k, made.own, made.states, made.reach,
-        given.gates, given.weight, out, epsilon,
-    )  # fmt: skip
-    return out
+    made = _walked(sizes, how, given, keep=False)
+    out = _read(sizes, made)
+    del made
+    return normed(out, given.gates, given.weight, how.epsilon)
 
 
 def _vectors(rule: GatedDeltaRule) -> tuple[Heads, Heads, Heads]:
@@ -151,40 +158,44 @@ def _vectors(rule: GatedDeltaRule) -> tuple[Heads, Heads, Heads]:
     return Heads(rule.key_dim, rule.key_dim**-0.5), Heads(rule.key_dim, 1.0), Heads(rule.value_dim)
 
 
-def _walked(sizes: _Sizes, given: Inputs, *, keep: bool) -> _Walked:
+def _walked(sizes: _Sizes, how: How, given: Inputs, *, keep: bool) -> _Walked:
     rule, batch, length, heads = sizes.rule, sizes.batch, sizes.length, sizes.heads
     q, k, v = (
-        filtered(x, filters, each)
+        filtered(x, filters, each, how.begins)
         for x, filters, each in zip(given[:3], given[6:9], _vectors(rule), strict=True)
     )
     own, old = torch.empty_like(v), v.new_empty(batch, length, heads * rule.key_dim)
     inverse = v.new_empty(batch, length, heads * C) if keep else v
     rate, reach = (v.new_empty(batch, heads, length, dtype=torch.float32) for _ in range(2))
     states = v.new_empty(batch, heads, sizes.chunks, rule.key_dim, rule.value_dim)
+    apart = how.begins is not None
     _run(
         delta_rule_programs.solved, sizes, k, v, given.rates, given.decays, given.log_decay,
-        given.offset, own, old, inverse, rate, reach, KEEP=keep, DOUBLINGS=C.bit_length() - 1,
+        given.offset, rate if how.begins is None else how.begins, own, old, inverse, rate, reach,
+        rule.rate_scale, KEEP=keep, DOCUMENTS=apart, DOUBLINGS=C.bit_length() - 1,
     )  # fmt: skip
     _walk(delta_rule_programs.walked, sizes, k, own, old, reach, states)
     return _Walked(q, k, v, own, old, inverse, rate, reach, states)
 
 
+def _read(sizes: _Sizes, made: _Walked) -> Tensor:
+    out = torch.empty_like(made.own)
+    _run(delta_rule_programs.read, sizes, made.q, made.k, made.own, made.states, made.reach, out)
+    return out
+
+
 def backward(
-    rule: GatedDeltaRule,
-    epsilon: float,
-    gradient: Tensor,
-    asked: tuple[bool, ...],
-    *inputs: Tensor,
+    how: How, gradient: Tensor, asked: tuple[bool, ...], *inputs: Tensor
 ) -> list[Tensor | None]:
     """Gradients by all inputs that are asked for, of that by what `forward` gives."""
-    given, sizes = Inputs(*inputs), _Sizes.of(rule, Inputs(*inputs))
-    made = _walked(sizes, given, keep=True)
-    heads, others = _by_heads(sizes, epsilon, given, made, gradient.contiguous())
+    given, sizes = Inputs(*inputs), _Sizes.of(how.rule, Inputs(*inputs))
+    made = _walked(sizes, how, given, keep=True)
+    heads, others = _by_heads(sizes, how, given, made, gradient.contiguous())
     del made
     found = [
-        filtered_backward(by_head, x, filters, each, asked=wanted)
+        filtered_backward(by_head, x, filters, each, how.begins, asked=wanted)
         for by_head, x, filters, each, wanted in zip(
-            heads, given[:3], given[6:9], _vectors(rule), asked[6:9], strict=True
+            heads, given[:3], given[6:9], _vectors(how.rule), asked[6:9], strict=True
         )
     ]
     by_vectors, by_filters = zip(*found, strict=True)
@@ -193,20 +204,17 @@ def backward(
 
 
 def _by_heads(
-    sizes: _Sizes, epsilon: float, given: Inputs, made: _Walked, gradient: Tensor
+    sizes: _Sizes, how: How, given: Inputs, made: _Walked, gradient: Tensor
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """By queries, keys and values of each value head; and by gates and all after, but filters."""
-    per_head, place = (sizes.batch, sizes.heads, sizes.chunks), made.states.shape[:3]
-    by_read, by_own, by_gates, by_v = (torch.empty_like(given.gates) for _ in range(4))
+    by_read, by_gates, by_weight = normed_backward(
+        gradient, _read(sizes, made), given.gates, given.weight, how.epsilon
+    )
+    by_own, by_v = (torch.empty_like(made.own) for _ in range(2))
     by_q, by_k = torch.empty_like(made.old), torch.empty_like(made.old)
     by_reach, by_states = torch.empty_like(made.reach), torch.empty_like(made.states)
     by_rates, by_decays = torch.empty_like(given.rates), torch.empty_like(given.decays)
-    by_weight = made.reach.new_empty(*place, sizes.rule.value_dim)
-    by_scalars = made.reach.new_empty(*per_head, 2)
-    _run(
-        delta_rule_backward.ungated, sizes, made.q, made.k, made.own, made.states, made.reach,
-        given.gates, given.weight, gradient, by_read, by_gates, by_weight, epsilon,
-    )  # fmt: skip
+    by_scalars = made.reach.new_empty(sizes.batch, sizes.heads, sizes.chunks, 2)
     _run(
         delta_rule_backward.unread, sizes, made.q, made.k, made.own, made.states, made.reach,
         by_read, by_own, by_q, by_k, by_reach,
@@ -219,7 +227,7 @@ def _by_heads(
         delta_rule_backward.unsolved, sizes, made.k, made.v, given.rates, given.decays,
         given.log_decay, given.offset, made.own, made.inverse, made.rate, made.reach, made.states,
         by_states, by_own, by_k, by_reach, by_v, by_rates, by_decays, by_scalars,
+        how.rule.rate_scale,
     )  # fmt: skip
     by_log_decay, by_offset = by_scalars.sum((0, 2)).to(given.offset.dtype).unbind(-1)
-    by_weight = by_weight.sum((0, 1, 2)).to(given.weight.dtype)
     return (by_q, by_k, by_v), (by_gates, by_rates, by_decays, by_log_decay, by_offset, by_weight)

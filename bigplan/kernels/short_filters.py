@@ -2,8 +2,10 @@
 
 Plain torch (runtime/delta_rule.py) reads and writes the heads some 15 times forward. Here a program
 has some tokens of one head: it reads them once, and again as many as there are taps out of cache.
-All is in fp32 and rounded once. The backward has two kernels, since the gradient by a token adds up
-those by the sums of later tokens, which other programs make.
+All is in fp32 and rounded once. The backward has three kernels: the gradient by a token adds up
+those by the sums of later tokens, which other programs make, and gradients by filters add up many
+tokens, which programs of their own do fastest. Where documents are kept apart, no tap
+reads a token before its document.
 """
 
 from __future__ import annotations
@@ -15,78 +17,99 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bigplan.kernels.delta_rule_programs import put
+from bigplan.kernels.delta_rule_programs import put, tile
 from bigplan.mechanics import FILTERED_TOKENS as ROWS
 
 WARPS = 4
 LENGTH_EPSILON = 1e-6  # added to the square of a length, as transformers does
+# Tokens of a program that adds up gradients by filters: with 128 columns 128 KiB, which its taps
+# find in cache again.
+SUMMED_TOKENS = 256
 
 
 class Heads(NamedTuple):
-    """Heads side by side: their width, a power of two, and the length that each is brought to."""
+    """Heads side by side: their width, and the length that each is brought to."""
 
     width: int
     norm: float | None = None
 
 
 @triton.jit
-def _rows(x, first, length, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Tokens `first` and after of one head in fp32; zeros before and after the sequence."""
-    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    inside = (first + row >= 0) & (first + row < length)
-    at = x + tl.cast(first, tl.int64) * columns + (row[:, None] * columns + column[None, :])
-    return tl.load(at, mask=inside[:, None], other=0.0).to(tl.float32)
+def _filter(filters, tap, TAPS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr):
+    column = tl.arange(0, WIDTH)
+    weight = tl.load(filters + column * TAPS + tap, mask=column < USED, other=0.0)
+    return weight.to(tl.float32)[None, :]
 
 
 @triton.jit
-def _filter(filters, tap, TAPS: tl.constexpr, WIDTH: tl.constexpr):
-    return tl.load(filters + tl.arange(0, WIDTH) * TAPS + tap).to(tl.float32)[None, :]
+def _seen_later(begins, first, later, length, DOCUMENTS: tl.constexpr, ROWS: tl.constexpr):
+    """Which tokens are of the document of the token so many after them."""
+    token = first + tl.arange(0, ROWS)
+    seen = token + later < length
+    if DOCUMENTS:
+        seen = seen & (tl.load(begins + token + later, mask=seen, other=0) <= token)
+    return seen
 
 
 @triton.jit
 def _sums(
-    x, filters, first, length, columns, TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
-):
+    x, filters, begins, first, length, columns, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr,
+):  # fmt: skip
+    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    begin = tl.zeros((ROWS,), tl.int32)
+    if DOCUMENTS:
+        begin = tl.load(begins + first + row, mask=first + row < length, other=0)
     total = tl.zeros((ROWS, WIDTH), tl.float32)
     for tap in tl.static_range(TAPS):
-        shifted = _rows(x, first + tap - (TAPS - 1), length, columns, ROWS, WIDTH)
-        total += shifted * _filter(filters, tap, TAPS, WIDTH)
+        back = TAPS - 1 - tap
+        token = first + row - back
+        seen = ((token >= begin) & (token < length))[:, None] & (column < USED)[None, :]
+        at = x + tl.cast(first, tl.int64) * columns
+        at += (row - back)[:, None] * columns + column[None, :]
+        read = tl.load(at, mask=seen, other=0.0).to(tl.float32)
+        total += read * _filter(filters, tap, TAPS, WIDTH, USED)
     return total
 
 
 @triton.jit(do_not_specialize=("length", "heads"))
 def _filtered(
-    x, filters, out, scale, epsilon, length, heads, UNIT: tl.constexpr, TAPS: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    x, filters, begins, out, scale, epsilon, length, heads, UNIT: tl.constexpr,
+    DOCUMENTS: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    USED: tl.constexpr,
 ):  # fmt: skip
     first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
-    columns = heads * WIDTH
-    here = batch.to(tl.int64) * length * columns + head * WIDTH
-    filters += head * WIDTH * TAPS
-    total = _sums(x + here, filters, first, length, columns, TAPS, ROWS, WIDTH)
+    columns, start = heads * USED, batch.to(tl.int64) * length
+    here = start * columns + head * USED
+    total = _sums(
+        x + here, filters + head * USED * TAPS, begins + start, first, length, columns, DOCUMENTS,
+        TAPS, ROWS, WIDTH, USED,
+    )  # fmt: skip
     value = total * tl.sigmoid(total)
     if UNIT:
         value = value * (tl.rsqrt(tl.sum(value * value, 1) + epsilon) * scale)[:, None]
-    put(out + here, value, first, length, columns, ROWS, WIDTH)
+    put(out + here, value, first, length, columns, USED, ROWS, WIDTH)
 
 
 @triton.jit(do_not_specialize=("length", "heads"))
 def _by_sums(
-    x, filters, gradient, by_sums, by_filters, scale, epsilon, length, heads,
-    EACH: tl.constexpr, UNIT: tl.constexpr, ASKED: tl.constexpr, TAPS: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    x, filters, begins, gradient, by_sums, scale, epsilon, length, heads, EACH: tl.constexpr,
+    UNIT: tl.constexpr, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, USED: tl.constexpr,
 ):  # fmt: skip
     """Gradients by the sums; `gradient` has EACH heads for each of x, which are added up."""
-    block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first, columns = block * ROWS, heads * WIDTH
-    start = batch.to(tl.int64) * length * columns
-    here = start + head * WIDTH
-    filters += head * WIDTH * TAPS
-    total = _sums(x + here, filters, first, length, columns, TAPS, ROWS, WIDTH)
+    first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
+    columns, start = heads * USED, batch.to(tl.int64) * length
+    here = start * columns + head * USED
     by_value = tl.zeros((ROWS, WIDTH), tl.float32)
     for each in tl.static_range(EACH):
-        own = gradient + start * EACH + (head * EACH + each) * WIDTH
-        by_value += _rows(own, first, length, columns * EACH, ROWS, WIDTH)
+        own = gradient + start * columns * EACH + (head * EACH + each) * USED
+        given = tile(own, first, length, columns * EACH, USED, ROWS, WIDTH)
+        by_value += given.to(tl.float32)
+    total = _sums(
+        x + here, filters + head * USED * TAPS, begins + start, first, length, columns, DOCUMENTS,
+        TAPS, ROWS, WIDTH, USED,
+    )  # fmt: skip
     share = tl.sigmoid(total)
     if UNIT:
         value = total * share
@@ -95,62 +118,103 @@ def _by_sums(
         along = tl.sum(unit * by_value, 1)[:, None]
         by_value = (by_value - unit * along) * (factor * scale)
     by_sum = by_value * share * (1.0 + total * (1.0 - share))
-    put(by_sums + here, by_sum, first, length, columns, ROWS, WIDTH)
-    if ASKED:
-        row = batch * tl.num_programs(0) + block
-        to = by_filters + (row.to(tl.int64) * columns + head * WIDTH) * TAPS
-        for tap in tl.static_range(TAPS):
-            shifted = _rows(x + here, first + tap - (TAPS - 1), length, columns, ROWS, WIDTH)
-            tl.store(to + tl.arange(0, WIDTH) * TAPS + tap, tl.sum(by_sum * shifted, 0))
+    put(by_sums + here, by_sum, first, length, columns, USED, ROWS, WIDTH)
 
 
 @triton.jit(do_not_specialize=("length", "heads"))
 def _by_tokens(
-    by_sums, filters, by_x, length, heads, TAPS: tl.constexpr, ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    by_sums, filters, begins, by_x, length, heads, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr,
 ):  # fmt: skip
+    """Gradients by x: each token adds up those of the sums that read it."""
     first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
-    columns = heads * WIDTH
-    here = batch.to(tl.int64) * length * columns + head * WIDTH
-    filters += head * WIDTH * TAPS
+    columns, start = heads * USED, batch.to(tl.int64) * length
+    here, row = start * columns + head * USED, tl.arange(0, ROWS)
     total = tl.zeros((ROWS, WIDTH), tl.float32)
     for tap in tl.static_range(TAPS):
-        later = _rows(by_sums + here, first + (TAPS - 1) - tap, length, columns, ROWS, WIDTH)
-        total += later * _filter(filters, tap, TAPS, WIDTH)
-    put(by_x + here, total, first, length, columns, ROWS, WIDTH)
+        seen = _seen_later(begins + start, first, TAPS - 1 - tap, length, DOCUMENTS, ROWS)
+        at = first + TAPS - 1 - tap
+        later = tile(by_sums + here, at, length, columns, USED, ROWS, WIDTH).to(tl.float32)
+        weight = _filter(filters + head * USED * TAPS, tap, TAPS, WIDTH, USED)
+        total += tl.where(seen[:, None], later, 0.0) * weight
+    put(by_x + here, total, first, length, columns, USED, ROWS, WIDTH)
 
 
-def filtered(x: Tensor, filters: Tensor, heads: Heads) -> Tensor:
-    """SiLU of x [b, s, heads * width] convolved with filters [heads * width, taps]; contiguous."""
-    out, grid = torch.empty_like(x), _grid(x, heads)
+@triton.jit(do_not_specialize=("length", "heads"))
+def _by_filters(
+    by_sums, x, begins, by_filters, length, heads, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr,
+):  # fmt: skip
+    """Gradients by filters, of TOKENS tokens; all taps but the first find them in cache."""
+    part, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    columns, start = heads * USED, batch.to(tl.int64) * length
+    here, column = start * columns + head * USED, tl.arange(0, WIDTH)
+    place = (batch * tl.num_programs(0) + part).to(tl.int64) * columns + head * USED + column
+    end = tl.minimum(part * TOKENS + TOKENS, length)
+    for tap in tl.static_range(TAPS):
+        total = tl.zeros((ROWS, WIDTH), tl.float32)
+        for first in range(part * TOKENS, end, ROWS):
+            seen = _seen_later(begins + start, first, TAPS - 1 - tap, length, DOCUMENTS, ROWS)
+            at = first + TAPS - 1 - tap
+            later = tile(by_sums + here, at, length, columns, USED, ROWS, WIDTH).to(tl.float32)
+            read = tile(x + here, first, length, columns, USED, ROWS, WIDTH).to(tl.float32)
+            total += tl.where(seen[:, None], later * read, 0.0)
+        tl.store(by_filters + place * TAPS + tap, tl.sum(total, 0), mask=column < USED)
+
+
+def filtered(x: Tensor, filters: Tensor, heads: Heads, begins: Tensor | None = None) -> Tensor:
+    """SiLU of x [b, s, heads * width] convolved with filters [heads * width, taps]; contiguous.
+
+    `begins`: the first token of each token's document, int32 [b, s]; None: it is one.
+    """
+    out, (grid, sizes) = torch.empty_like(x), _launch(x, filters, heads, ROWS)
     _filtered[grid](
-        x, filters, out, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1], grid[1],
-        UNIT=heads.norm is not None, TAPS=filters.shape[1], ROWS=ROWS, WIDTH=heads.width,
-        num_warps=WARPS,
+        x, filters, x if begins is None else begins, out, heads.norm or 1.0, LENGTH_EPSILON,
+        x.shape[1], grid[1], UNIT=heads.norm is not None, DOCUMENTS=begins is not None, ROWS=ROWS,
+        **sizes,
     )  # fmt: skip
     return out
 
 
 def filtered_backward(
-    gradient: Tensor, x: Tensor, filters: Tensor, heads: Heads, *, asked: bool
+    gradient: Tensor,
+    x: Tensor,
+    filters: Tensor,
+    heads: Heads,
+    begins: Tensor | None = None,
+    *,
+    asked: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients by x, and by filters if asked; `gradient` [b, s, heads * each * width].
 
     Each head of x was read as so many, whose gradients lie side by side.
     """
-    grid, each = _grid(x, heads), gradient.shape[-1] // x.shape[-1]
+    (grid, sizes), each = _launch(x, filters, heads, ROWS), gradient.shape[-1] // x.shape[-1]
     by_sums, by_x = torch.empty_like(x), torch.empty_like(x)
-    parts = grid[0] * grid[2] if asked else 0
-    by_filters = x.new_empty(parts, *filters.shape, dtype=torch.float32)
-    sizes = {"TAPS": filters.shape[1], "ROWS": ROWS, "WIDTH": heads.width, "num_warps": WARPS}
+    given, apart = x if begins is None else begins, begins is not None
     _by_sums[grid](
-        x, filters, gradient, by_sums, by_filters, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1],
-        grid[1], EACH=each, UNIT=heads.norm is not None, ASKED=asked, **sizes,
+        x, filters, given, gradient, by_sums, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1],
+        grid[1], EACH=each, UNIT=heads.norm is not None, DOCUMENTS=apart, ROWS=ROWS, **sizes,
     )  # fmt: skip
-    _by_tokens[grid](by_sums, filters, by_x, x.shape[1], grid[1], **sizes)
-    return by_x, by_filters.sum(0).to(filters.dtype) if asked else None
+    _by_tokens[grid](
+        by_sums, filters, given, by_x, x.shape[1], grid[1], DOCUMENTS=apart, ROWS=ROWS, **sizes
+    )
+    if not asked:
+        return by_x, None
+    grid, sizes = _launch(x, filters, heads, SUMMED_TOKENS)
+    by_filters = x.new_empty(grid[0] * grid[2], *filters.shape, dtype=torch.float32)
+    _by_filters[grid](
+        by_sums, x, given, by_filters, x.shape[1], grid[1], DOCUMENTS=apart, ROWS=ROWS,
+        TOKENS=SUMMED_TOKENS, **sizes,
+    )  # fmt: skip
+    return by_x, by_filters.sum(0).to(filters.dtype)
 
 
-def _grid(x: Tensor, heads: Heads) -> tuple[int, int, int]:
+def _launch(
+    x: Tensor, filters: Tensor, heads: Heads, tokens: int
+) -> tuple[tuple[int, int, int], dict[str, int]]:
     batch, length, columns = x.shape
-    return triton.cdiv(length, ROWS), columns // heads.width, batch
+    grid = triton.cdiv(length, tokens), columns // heads.width, batch
+    width = triton.next_power_of_2(heads.width)
+    sizes = {"TAPS": filters.shape[1], "WIDTH": width, "USED": heads.width, "num_warps": WARPS}
+    return grid, sizes

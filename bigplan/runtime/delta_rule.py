@@ -68,9 +68,8 @@ def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways
     others = [p[name] for name in (*FILTERS, LOG_DECAY, DECAY_OFFSET, NORM)]
     epsilon = rule.norm_epsilon or model.norm_epsilon
     fits = rule_in_kernels(x.element_size(), (rule.key_dim, rule.value_dim), rule.taps)
-    # The kernels know of no documents, and of no rates but those of Qwen3-Next.
-    if fits and begins is None and rule.rate_scale == 1 and ways.kernels is not None:
-        return InKernels.apply(rule, epsilon, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
+    if fits and ways.kernels is not None:
+        return InKernels.apply(rule, epsilon, begins, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
     return in_torch(rule, epsilon, begins, *heads, *others)
 
 
@@ -82,23 +81,26 @@ def in_torch(
 
 
 class InKernels(Function):
-    """The same by kernels, of sequences that are one document each."""
+    """The same by kernels."""
 
     @staticmethod
-    def forward(ctx: Any, rule: GatedDeltaRule, epsilon: float, *inputs: Tensor) -> Tensor:
-        from bigplan.kernels import delta_rule as kernels
+    def forward(
+        ctx: Any, rule: GatedDeltaRule, epsilon: float, begins: Tensor | None, *inputs: Tensor
+    ) -> Tensor:
+        from bigplan.kernels.delta_rule import How, forward
 
         ctx.sizes = rule, epsilon
-        ctx.save_for_backward(*inputs)
-        return kernels.forward(rule, epsilon, *inputs)
+        ctx.save_for_backward(begins, *inputs)
+        return forward(How(rule, epsilon, begins), *inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        from bigplan.kernels import delta_rule as kernels
+        from bigplan.kernels.delta_rule import How, backward
 
-        asked = ctx.needs_input_grad[2:]
-        found = kernels.backward(*ctx.sizes, gradients[0], asked, *ctx.saved_tensors)
-        return None, None, *found
+        begins, *inputs = ctx.saved_tensors
+        asked = ctx.needs_input_grad[3:]
+        found = backward(How(*ctx.sizes, begins), gradients[0], asked, *inputs)
+        return None, None, None, *found
 
 
 def gated(rule: GatedDeltaRule, epsilon: float, begins: Tensor | None, *inputs: Tensor) -> Tensor:
