@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bigplan.graph.exchanged_heads import Columns, exchange_bytes
 from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.mechanics import SPACE_CHUNK
@@ -82,7 +83,7 @@ def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator,
     """The state space between the block's first and last product, forward and backward."""
     rank = _rank(shape)
     channels = rank.heads * rank.space.head_dim + 2 * rank.groups * rank.space.state
-    convolved, taps = shape.tokens * channels * shape.element, rank.space.taps - 1
+    convolved, taps = shape.mixed_tokens * channels * shape.element, rank.space.taps - 1
     by_kernels = shape.generated and rank.space.groups == 1 and shape.tp == 1
     slower, each_launch = (STRIDED, LAUNCHED) if shape.fused else (1.0, 1)
 
@@ -123,9 +124,9 @@ class _Rank(NamedTuple):
 def _rank(shape: RankShape) -> _Rank:
     space, sequences = shape.model.state_space, shape.strategy.micro_batch
     assert space is not None, shape.model.name
-    chunks = -(-shape.tokens // sequences // SPACE_CHUNK)
-    heads, groups = space.heads // shape.tp, max(1, space.groups // shape.tp)
-    return _Rank(space, heads, groups, sequences, chunks)
+    chunks = -(-shape.mixed_tokens // sequences // SPACE_CHUNK)
+    heads, groups = (number // shape.tp // shape.cp for number in (space.heads, space.groups))
+    return _Rank(space, heads, max(1, groups), sequences, chunks)
 
 
 def _products(rank: _Rank) -> tuple[Gemm, ...]:
@@ -154,9 +155,22 @@ def _products_back(rank: _Rank) -> tuple[Gemm, ...]:
     )
 
 
+def heads(shape: RankShape) -> Columns:
+    """Columns of heads that context-parallel ranks exchange."""
+    rank = _rank(shape)
+    values, keys = rank.heads * rank.space.head_dim, rank.groups * rank.space.state
+    return {
+        "space's values": values,
+        "space's keys": keys,
+        "space's queries": keys,
+        "time steps": rank.heads,
+        "state space's values": values,
+    }
+
+
 def forward_bytes(shape: RankShape) -> int:
     """Bytes that a forward takes beside what it saves."""
-    return int(MOST.of(shape))
+    return max(int(MOST.of(shape)), exchange_bytes(shape, heads(shape)))
 
 
 def backward_bytes(shape: RankShape) -> int:

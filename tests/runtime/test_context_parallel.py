@@ -135,7 +135,7 @@ def _block(model: ModelSpec, cp: int) -> LayerKind:
 
 
 @given(
-    models(kv_heads=(1, 2, 4)).filter(lambda model: not (model.delta_rule or model.state_space)),
+    models(kv_heads=(1, 2, 4)),
     st.sampled_from((2, 4)),
     st.sampled_from(tuple(Recompute)),
 )
