@@ -15,6 +15,7 @@ from bigplan.mechanics import SPACE_CHUNK
 from bigplan.spec.mixers import STATE_SPACE, StateSpace
 
 FP32 = 4  # bytes
+Launches = tuple[int, int, int]  # of all, of a chunk, of a token that the convolution reads before
 
 
 class _Each(NamedTuple):
@@ -68,8 +69,12 @@ MOST, MOST_BACK = _Each(7, 1, 3, 1, 0, 2, 0), _Each(8.5, 6, 4, 0, 2.5, 1, 1)
 SAVED, SAVED_BACK = _Saved(2, 9, 9), _Saved(7, 35, 26)
 # Of a token that the convolution reads before its own: an element of values, keys and queries.
 TAP_PASSES, TAP_PASSES_BACK = 3, 14
-# Kernels beside products: of all, of a chunk, of such a tap.
+# Kernels beside products.
 LAUNCHES, LAUNCHES_BACK = (50, 2, 3), (144, 8, 18)
+# More of such a tap and of kernels where documents are kept apart, whose tokens are multiplied by
+# masks. Counted with two to four taps; the few passes over masks of scores are among a tap's.
+HIDDEN_TAP, HIDDEN_TAP_BACK = 2, 6
+HIDDEN, HIDDEN_BACK = (8, 0, 9), (11, 0, 27)
 # On a GPU most of these kernels read operands that are broadcast or strided, which torch does not
 # vectorise: an H200 took 8.1 ms for 16.8 GB, which it copies in 4.0, of 4,096 tokens of
 # granite-4.0-h-micro (benchmarks/results/2026-11-27-h200-state-space).
@@ -87,7 +92,7 @@ def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator,
     by_kernels = shape.generated and rank.space.groups == 1 and shape.tp == 1
     slower, each_launch = (STRIDED, LAUNCHED) if shape.fused else (1.0, 1)
 
-    def stream(passes: _Each, of_tap: int, launches: tuple[int, int, int], saved: _Saved) -> Stream:
+    def stream(passes: _Each, of_tap: int, launches: Launches, saved: _Saved) -> Stream:
         if by_kernels:
             passes = passes.without(saved)
         nbytes = passes.of(shape) + of_tap * taps * convolved
@@ -95,10 +100,18 @@ def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator,
         number -= by_kernels * saved.launches
         return Stream(STATE_SPACE, slower * nbytes, each_launch * number)
 
-    forward = stream(PASSES, TAP_PASSES, LAUNCHES, SAVED)
-    backward = stream(PASSES_BACK, TAP_PASSES_BACK, LAUNCHES_BACK, SAVED_BACK)
+    tap, tap_back, launches, back = TAP_PASSES, TAP_PASSES_BACK, LAUNCHES, LAUNCHES_BACK
+    if shape.training.isolate_documents:
+        tap, tap_back = tap + HIDDEN_TAP, tap_back + HIDDEN_TAP_BACK
+        launches, back = _sum(launches, HIDDEN), _sum(back, HIDDEN_BACK)
+    forward = stream(PASSES, tap, launches, SAVED)
+    backward = stream(PASSES_BACK, tap_back, back, SAVED_BACK)
     again = _products(rank)
     return (forward, *again), (backward, *again, *_products_back(rank))
+
+
+def _sum(one: Launches, two: Launches) -> Launches:
+    return one[0] + two[0], one[1] + two[1], one[2] + two[2]
 
 
 class _Rank(NamedTuple):

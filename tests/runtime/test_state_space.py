@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import starmap
+from functools import partial
+from itertools import pairwise, starmap
 
 import pytest
 
@@ -30,24 +31,26 @@ SPACE = StateSpace(heads=6, head_dim=5, groups=2, state=7, taps=3, least_step=0.
 def _inputs(
     space: StateSpace, size: tuple[int, int], dtype: torch.dtype = torch.float64
 ) -> list[Tensor]:
+    """Gates and the norm's weight, then what read_of_states takes."""
     torch.manual_seed(0)
-    read = [(*size, n) for n in (*(space.width,) * 2, *(space.keys,) * 2, space.heads)]
-    others = [(n,) for n in (*(space.heads,) * 3, space.width)]
+    read = [(*size, n) for n in (space.width, *(space.keys,) * 2, space.heads)]
+    first = [(*size, space.width), (space.width,)]
+    others = [(n,) for n in (space.heads,) * 3]
     channels = space.width, space.keys, space.keys
     filters = [(n, space.taps) for n in channels]
     biases = [(n,) for n in channels] if space.convolution_bias else []
-    shapes = (*read, *others, *filters, *biases)
+    shapes = (*first, *read, *others, *filters, *biases)
     made = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     return [x.to(dtype).requires_grad_() for x in made]
 
 
-def _run(space: StateSpace, *inputs: Tensor) -> Tensor:
-    return made_again(lambda *x: gated(space, Norm(EPSILON), *x), *inputs)
+def _run(space: StateSpace, *inputs: Tensor, begins: Tensor | None = None) -> Tensor:
+    return made_again(partial(gated, space, Norm(EPSILON), begins), *inputs)
 
 
 def _recurrent(space: StateSpace, *inputs: Tensor) -> Tensor:
     """Token by token, of heads side by side, as the paper writes it."""
-    gates, *vectors, steps, log_decay, offset, skip, weight = inputs[:9]
+    gates, weight, *vectors, steps, log_decay, offset, skip = inputs[:9]
     filters, biases = inputs[9:12], inputs[12:] or (None,) * 3
 
     def convolved(x: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
@@ -82,17 +85,34 @@ def test_chunks_are_the_recurrence_with_its_gradients(length: int, bias: bool) -
     torch.testing.assert_close(by_ours, by_plain)
 
 
+def test_documents_are_kept_apart() -> None:
+    """That begin at the edge of a chunk, end there, are a token long, or longer than chunks."""
+    cuts, length = ([0, 5, 6, 64, 100, 230], [0, 63, 65, 192, 229, 230]), 230
+    inputs = _inputs(SPACE, (2, length))
+    begins = [[a for a, b in pairwise(own) for _ in range(a, b)] for own in cuts]
+    ours = _run(SPACE, *inputs, begins=torch.tensor(begins, dtype=torch.int32))
+    alone = torch.empty_like(ours)
+    for sequence, own in enumerate(cuts):
+        for a, b in pairwise(own):
+            parts = (x[sequence : sequence + 1, a:b] if x.ndim == 3 else x for x in inputs)
+            alone[sequence, a:b] = _recurrent(SPACE, *parts)[0]
+    torch.testing.assert_close(ours, alone)
+    gradient = torch.randn_like(alone)
+    by_ours, by_alone = (torch.autograd.grad(y, inputs, gradient) for y in (ours, alone))
+    torch.testing.assert_close(by_ours, by_alone)
+
+
 def test_no_gradient_is_made_that_nobody_asks_for() -> None:
     inputs = _inputs(SPACE, (1, 5))
-    for x in inputs[5:]:
-        x.requires_grad_(False)
+    for x in inputs:
+        x.requires_grad_(x.ndim == 3)
     torch.autograd.backward(_run(SPACE, *inputs).sum())
     assert all((x.grad is not None) == x.requires_grad for x in inputs)
 
 
-def _shape(space: StateSpace, size: tuple[int, int], precision: str) -> RankShape:
+def _shape(space: StateSpace, size: tuple[int, int], **changes: object) -> RankShape:
     model = tiny_model(layers=1, state_space=space.model_dump(), max_sequence_length=512)
-    training = tiny_training(size[0], sequence_length=size[1], precision=precision)
+    training = tiny_training(size[0], sequence_length=size[1], **changes)
     return RankShape(model, training, Strategy(dp=1, micro_batch=size[0]))
 
 
@@ -104,6 +124,7 @@ def _counted(operators: tuple[Operator, ...]) -> tuple[float, float, int]:
     return sum(op.flops for op in gemms), sum(op.nbytes for op in streams), launches
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(
     ("space", "size", "precision"),
     [
@@ -112,17 +133,18 @@ def _counted(operators: tuple[Operator, ...]) -> tuple[float, float, int]:
     ],
 )
 def test_it_moves_multiplies_and_holds_what_the_planner_counts(
-    space: dict[str, int], size: tuple[int, int], precision: str
+    space: dict[str, int], size: tuple[int, int], precision: str, apart: bool
 ) -> None:
     spec = StateSpace.model_validate(space)
-    shape = _shape(spec, size, precision)
+    shape = _shape(spec, size, precision=precision, isolate_documents=apart)
+    begins = torch.zeros(size, dtype=torch.int32) if apart else None
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     inputs = [x.detach().requires_grad_() for x in _inputs(spec, size, dtype)]
     gradient = torch.randn(*size, spec.width, dtype=dtype)
     held = priced.forward_bytes(shape), priced.backward_bytes(shape)
     expected = priced.state_space(shape)
     with FlopCounterMode(display=False) as flops, Counted() as counted:
-        output = _run(spec, *inputs)
+        output = _run(spec, *inputs, begins=begins)
     with FlopCounterMode(display=False) as flops_back, Counted() as back:
         torch.autograd.backward(output, gradient)
     for counter, run, most, operators in zip(
