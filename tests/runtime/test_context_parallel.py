@@ -29,7 +29,7 @@ from tests.examples import examples
 from tests.runtime.context_ranks import plans
 from tests.runtime.harness import check, together
 from tests.runtime.neighbours import Called, side_by_side
-from tests.runtime.plans import models, tiny_training
+from tests.runtime.plans import models, tiny_model, tiny_training
 from tests.runtime.rounding import check_in_16_bits
 from tests.runtime.sharded_ranks import (
     MASKED,
@@ -143,6 +143,30 @@ def _block(model: ModelSpec, cp: int) -> LayerKind:
 def test_a_block_of_ranks_computes_exchanges_and_keeps_what_it_should(
     model: ModelSpec, cp: int, recompute: Recompute
 ) -> None:
+    _check_block(model, cp, recompute)
+
+
+# On four ranks: each has three value heads, and two have the same key head.
+FEW_KEYS = {"key_heads": 2, "value_heads": 12, "key_dim": 4, "value_dim": 6, "taps": 3}
+SPACES = {"heads": 8, "head_dim": 6, "state": 10}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"delta_rule": FEW_KEYS},
+        {"delta_rule": FEW_KEYS | {"key_heads": 4}},
+        *({"state_space": SPACES | {"groups": groups}} for groups in (1, 2, 8)),
+    ],
+    ids=["shared-keys", "own-keys", "one-group", "shared-groups", "own-groups"],
+)
+def test_heads_that_serve_several_are_exchanged_once_for_each_rank(
+    parts: dict[str, object],
+) -> None:
+    _check_block(tiny_model(**parts), 4, Recompute.NONE)
+
+
+def _check_block(model: ModelSpec, cp: int, recompute: Recompute) -> None:
     layer = _Layer(model, (BATCH, LENGTH))
     whole = layer.run(recompute)
     found, called = side_by_side(cp, lambda group: layer.run(recompute, ContextParallel(group)))
