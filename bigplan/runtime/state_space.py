@@ -82,15 +82,15 @@ def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways
     numbers = [context.own_heads(p[name]) for name in (LOG_DECAY, STEP_OFFSET, SKIP)]
     norm = Norm(model.norm_epsilon, ways.ranks, ways.kernels)
     if context.group.size == 1:
-        run = partial(gated, space, norm, begins)
-        return made_again(run, gates, p[NORM], *inputs, *numbers, *filters)
+        run, others = partial(gated, space, norm, begins=begins), (*numbers, p[NORM], *filters)
+        return made_again(run, gates, *inputs, *others)
     heads = []
     for width in (*widths, 1):  # a product is freed once its heads are here
         heads.append(context.heads_side_by_side(inputs.pop(0), width))
-    read = made_again(partial(read_of_states, space, begins), *heads, *numbers, *filters)
+    read = made_again(partial(in_torch, space, begins=begins), *heads, *numbers, *filters)
     del heads
-    read = context.tokens_of_all_heads(read)
-    return made_again(partial(gated_and_normed, space, norm), gates, p[NORM], read)
+    closed = partial(_gated_and_normed, space, norm)
+    return made_again(closed, gates, context.tokens_of_all_heads(read), p[NORM])
 
 
 class Norm(NamedTuple):
@@ -101,28 +101,20 @@ class Norm(NamedTuple):
     kernels: Library | None = None
 
 
-def gated(
-    space: StateSpace,
-    norm: Norm,
-    begins: Tensor | None,
-    gates: Tensor,
-    weight: Tensor,
-    *inputs: Tensor,
-) -> Tensor:
+def gated(space: StateSpace, norm: Norm, *inputs: Tensor, begins: Tensor | None = None) -> Tensor:
     """What heads read, gated and normed, [b, s, heads * head_dim] of this rank's heads.
 
-    `weight`: the norm's; `begins` and `inputs` as read_of_states has them.
+    `inputs`: gates, values, keys, queries and time steps [b, s, .], then A_log, dt_bias, D and the
+    norm's weight, then filters of values, keys and queries, and their biases if any. `begins`: the
+    first token of each token's document, int32 [b, s]; None: a sequence is one.
     """
-    return gated_and_normed(space, norm, gates, weight, read_of_states(space, begins, *inputs))
+    gates, *given, weight = inputs[:9]
+    read = in_torch(space, *given, *inputs[9:], begins=begins)
+    return _gated_and_normed(space, norm, gates, read, weight)
 
 
-def read_of_states(space: StateSpace, begins: Tensor | None, *inputs: Tensor) -> Tensor:
-    """What heads read, [b, s, heads * head_dim] of this rank's heads.
-
-    `begins`: the first token of each token's document, int32 [b, s]; None: a sequence is one.
-    `inputs`: values, keys, queries and time steps [b, s, .], then A_log, dt_bias and D, then
-    filters of values, keys and queries, and their biases if any.
-    """
+def in_torch(space: StateSpace, *inputs: Tensor, begins: Tensor | None = None) -> Tensor:
+    """What heads read, with D x, [b, s, heads * head_dim]; `gated` adds the gate and the norm."""
     *vectors, steps, log_decay, offset, skip = inputs[:7]
     filters, biases = inputs[7:10], inputs[10:] or (None,) * 3
     values, keys, queries = (
@@ -150,7 +142,7 @@ def state_space(
     """What is read of states, as values [b, s, groups, heads of each, head_dim].
 
     `rates`: steps and fades, fp32 [b, s, groups, heads of each]. Keys and queries are
-    [b, s, groups, state]. `begins` as read_of_states has it.
+    [b, s, groups, state]. `begins` as `gated` has it.
     """
     (steps, fades), length, dtype = rates, values.shape[1], values.dtype
     given = _chunked(values * steps.to(dtype).unsqueeze(-1))
@@ -213,8 +205,8 @@ def _chunked(x: Tensor) -> Tensor:
     return torch.unflatten(x, 1, (-1, CHUNK))
 
 
-def gated_and_normed(
-    space: StateSpace, norm: Norm, gates: Tensor, weight: Tensor, x: Tensor
+def _gated_and_normed(
+    space: StateSpace, norm: Norm, gates: Tensor, x: Tensor, weight: Tensor
 ) -> Tensor:
     """X [b, s, .] times the SiLU of gates, of which ranks have parts of a group or whole ones."""
     one, kernels = space.groups == 1, norm.kernels

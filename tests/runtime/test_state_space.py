@@ -31,26 +31,24 @@ SPACE = StateSpace(heads=6, head_dim=5, groups=2, state=7, taps=3, least_step=0.
 def _inputs(
     space: StateSpace, size: tuple[int, int], dtype: torch.dtype = torch.float64
 ) -> list[Tensor]:
-    """Gates and the norm's weight, then what read_of_states takes."""
     torch.manual_seed(0)
-    read = [(*size, n) for n in (space.width, *(space.keys,) * 2, space.heads)]
-    first = [(*size, space.width), (space.width,)]
-    others = [(n,) for n in (space.heads,) * 3]
+    read = [(*size, n) for n in (*(space.width,) * 2, *(space.keys,) * 2, space.heads)]
+    others = [(n,) for n in (*(space.heads,) * 3, space.width)]
     channels = space.width, space.keys, space.keys
     filters = [(n, space.taps) for n in channels]
     biases = [(n,) for n in channels] if space.convolution_bias else []
-    shapes = (*first, *read, *others, *filters, *biases)
+    shapes = (*read, *others, *filters, *biases)
     made = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     return [x.to(dtype).requires_grad_() for x in made]
 
 
 def _run(space: StateSpace, *inputs: Tensor, begins: Tensor | None = None) -> Tensor:
-    return made_again(partial(gated, space, Norm(EPSILON), begins), *inputs)
+    return made_again(partial(gated, space, Norm(EPSILON), begins=begins), *inputs)
 
 
 def _recurrent(space: StateSpace, *inputs: Tensor) -> Tensor:
     """Token by token, of heads side by side, as the paper writes it."""
-    gates, weight, *vectors, steps, log_decay, offset, skip = inputs[:9]
+    gates, *vectors, steps, log_decay, offset, skip, weight = inputs[:9]
     filters, biases = inputs[9:12], inputs[12:] or (None,) * 3
 
     def convolved(x: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
@@ -104,8 +102,8 @@ def test_documents_are_kept_apart() -> None:
 
 def test_no_gradient_is_made_that_nobody_asks_for() -> None:
     inputs = _inputs(SPACE, (1, 5))
-    for x in inputs:
-        x.requires_grad_(x.ndim == 3)
+    for x in inputs[5:]:
+        x.requires_grad_(False)
     torch.autograd.backward(_run(SPACE, *inputs).sum())
     assert all((x.grad is not None) == x.requires_grad for x in inputs)
 
