@@ -11,6 +11,7 @@ from bigplan.spec.model import ModelSpec
 from tests.runtime.masked import masked_training
 from tests.runtime.plans import SHORT, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.sharded_ranks import (
+    DELTA_RULE,
     EXPERTS,
     GPT2,
     GPT_OSS,
@@ -53,6 +54,14 @@ LFM2: dict[str, object] = {
 IN_TURNS = {
     mixer: {"mixer_pattern": (f"1 {mixer}", "1 attention")}
     for mixer in ("delta_rule", "state_space")
+}
+EVERY_MIXER: dict[str, object] = {
+    **LFM2,
+    **DELTA_RULE,
+    **GRANITE_4,
+    "layers": 4,
+    "mixer_pattern": ("1 state_space", "1 convolution", "1 delta_rule", "1 attention"),
+    "sliding_window": 5,
 }
 FAMILIES: dict[str, dict[str, object]] = {
     "gpt2": GPT2,
@@ -110,9 +119,8 @@ def _isolated(ranks: int, data: str) -> dict[str, Plan]:
         f"{MASKED}-isolated-tp": two.model_copy(update={"tp": 2}),
         "isolated-pp": two.model_copy(update={"pp": 2}),
     }
-    beside = {1: {"sliding_window": 5} | LFM2, 2: GRANITE_4 | IN_TURNS["state_space"]}
     for name, layout in ({f"{MASKED}-isolated": two} if ranks == 2 else others).items():
-        model = tiny_model(**(GPT2 if ranks == 2 else beside[layout.pp]))
+        model = tiny_model(**(GPT2 if ranks == 2 else EVERY_MIXER))
         placement = all_resident(build_graph(model, training, layout))
         found[name] = plan_of(model, training, layout, placement)
     return found
