@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import prod
 
 from bigplan.graph.strategy import Strategy
-from bigplan.graph.strategy_space import undivided
+from bigplan.graph.strategy_space import undivided, unexchanged
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.lora import trained
 from bigplan.spec.model import ModelSpec
@@ -177,6 +177,25 @@ def tensor_parallel_refusal(model: ModelSpec, tp: object) -> str | None:
     return None
 
 
+def context_parallel_refusal(model: ModelSpec, fixed: Mapping[str, object]) -> str | None:
+    """Why so many ranks do not exchange heads for tokens; None: they do, or with some tp.
+
+    `fixed`: values of a strategy, all or some.
+    """
+    cp, tp = (int(str(fixed.get(name, 1))) for name in ("cp", "tp"))
+    tried = (
+        [tp] if "tp" in fixed else [n for n in range(1, model.heads + 1) if not undivided(model, n)]
+    )
+    if not all(unexchanged(model, n, cp) for n in tried):
+        return None
+    beside = f" on each of tp {tp} ranks" if tp > 1 else ""
+    return (
+        f"cp {cp} does not divide {' and '.join(unexchanged(model, tp, cp))} of {model.name}"
+        f"{beside}, of which ranks that share sequences have equal parts: use a cp that does, or "
+        "that is a multiple of kv_heads, key_heads or groups alone"
+    )
+
+
 def zero_group_refusal(fixed: Mapping[str, object]) -> str | None:
     """Why no runtime shards over groups of so many ranks; None: some do.
 
@@ -251,28 +270,9 @@ def copies_refusal(model: ModelSpec, training: Training, tp: int, ep: int = 1) -
     return None
 
 
-def state_refusal(model: ModelSpec, training: Training, cp: object) -> str | None:
-    """Why a recurrence of states does not run so; None: it does, or the model has none."""
-    names = {"a gated delta rule": model.delta_rule, "a state space": model.state_space}
-    recurrence = next((name for name, there in names.items() if there is not None), None)
-    if recurrence is not None and str(cp) != "1":
-        return (
-            f"cp {cp}: {recurrence} needs the state of all tokens before, and bigplan hands "
-            f"none from rank to rank; some blocks of {model.name} have one: use cp 1"
-        )
-    if model.state_space is not None and training.isolate_documents:
-        return (
-            "isolate_documents: the state of a state space goes on from document to "
-            f"document, and some blocks of {model.name} have one: leave isolate_documents off"
-        )
-    return None
-
-
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
     if refusal := muon_refusal(training, dict(strategy)):
-        return refusal
-    if refusal := state_refusal(model, training, strategy.cp):
         return refusal
     spread = strategy.ep > 1
     if spread and (refusal := spread_refusal(model, training, dict(strategy))):

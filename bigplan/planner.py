@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from bigplan.capabilities import (
+    context_parallel_refusal,
     executable,
     gpu_refusal,
     muon_refusal,
     native_refusal,
     spread_refusal,
-    state_refusal,
     tensor_parallel_refusal,
     zero_group_refusal,
 )
@@ -125,8 +125,8 @@ def _refusal(model: ModelSpec, training: Training, fixed: Mapping[str, object]) 
     return (
         spread_refusal(model, training, fixed)
         or tensor_parallel_refusal(model, fixed.get("tp", 1))
+        or context_parallel_refusal(model, fixed)
         or zero_group_refusal(fixed)
-        or state_refusal(model, training, fixed.get("cp", 1))
         or muon_refusal(training, fixed)
     )
 

@@ -60,6 +60,8 @@ def test_one_sequence_may_employ_all_gpus() -> None:
     plan = _tiny((("cp", 2), ("tp", 1), ("pp", 1)), 4, batch=2)
     assert (plan.strategy.cp, plan.strategy.dp) == (2, 2)
     with pytest.raises(InputError, match="dp x cp x tp x pp must equal the GPUs"):
+        _tiny((("cp", 4),), 2)
+    with pytest.raises(InputError, match=r"cp 3 does not divide heads 4 .* use a cp that does"):
         _tiny((("cp", 3),), 4)
 
 

@@ -92,6 +92,11 @@ def saved_values(
             if shape.exchanging > 1:  # attention saves its own heads, the product what comes back
                 saves = (*saves, mixed._replace(name=f"{mixed.name} of own heads"))
             statistics = () if shape.materialised else statistics
+        if step.op in (StepOp.DELTA_RULE, StepOp.STATE_SPACE) and shape.exchanging > 1:
+            saves = tuple(map(shape.repeated, saves))
+        if step.op is StepOp.STATE_SPACE and shape.exchanging > 1:  # its gate and norm come after
+            (mixed,) = step.gives
+            saves = (*saves, mixed._replace(name=f"{mixed.name} before the gate"))
         if step.op is StepOp.CONVOLUTION and shape.exchanging > 1:
             found.update(_past(step, shape))
         found.update({value: shape.nbytes(value) for value in saves})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigplan.graph import attention_kernels
+from bigplan.graph.exchanged_heads import Columns
 from bigplan.graph.operators import (
     Attention,
-    Collective,
     Gemm,
     Operator,
     Stream,
@@ -260,32 +260,12 @@ def flash_gradients(shape: RankShape) -> int:
     return tokens * gradients + rows * 4 * heads * (sums * columns + 1)
 
 
-def exchanges(shape: RankShape) -> tuple[Operator, ...]:
-    """What context-parallel ranks do around attention, forward; the backward does the same back.
-
-    Each rank has a part of every sequence with all heads. It sends the others their heads and gets
-    their parts, which is an all-to-all of queries, keys, values, and of the result (Jacobs et al.
-    2023, arXiv 2309.14509, section 3). A head of keys goes to every rank that needs it. Parts are
-    copied to lie one behind the other, on both sides where a micro-batch has several sequences.
-    """
-    if shape.cp == 1:
-        return ()
-    found, sides = list[Operator](), 1 + (shape.strategy.micro_batch > 1)
+def heads(shape: RankShape) -> Columns:
+    """Columns of heads that context-parallel ranks exchange."""
     keys, values = shape.model.head_dim, shape.model.value_width
-    for name, columns in (
-        ("queries", shape.heads * keys),
-        ("keys", shape.kv_heads * keys),
-        ("values", shape.kv_heads * values),
-        ("attention's values", shape.heads * values),
-    ):
-        nbytes = shape.mixed_tokens * columns * shape.element
-        found.append(Collective(f"{name} exchange", "all_to_all", nbytes))
-        found.append(Stream(f"{name} in parts", 2 * sides * nbytes, sides))
-    return tuple(found)
-
-
-def exchange_bytes(shape: RankShape) -> int:
-    """Bytes of the largest exchange under way: what is sent, and what comes."""
-    if shape.cp == 1:
-        return 0
-    return 2 * shape.mixed_tokens * shape.heads * shape.model.head_dim * shape.element
+    return {
+        "queries": shape.heads * keys,
+        "keys": shape.kv_heads * keys,
+        "values": shape.kv_heads * values,
+        "attention's values": shape.heads * values,
+    }

@@ -8,7 +8,8 @@ those of delta_rule_kernels.py.
 from __future__ import annotations
 
 from bigplan.graph import delta_rule_kernels as kernels
-from bigplan.graph.delta_rule_sizes import Each, chunks_of, rule_of, sequences_of
+from bigplan.graph.delta_rule_sizes import Each, chunks_of, heads_of, rule_of, sequences_of
+from bigplan.graph.exchanged_heads import Columns, exchange_bytes
 from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.mechanics import RULE_CHUNK
@@ -39,8 +40,9 @@ def delta_rule(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, 
     if kernels.take(shape):
         return kernels.delta_rule(shape)
     rule, chunks = rule_of(shape), chunks_of(shape)
-    channels = (2 * rule.key_heads * rule.key_dim + rule.value_heads * rule.value_dim) // shape.tp
-    convolved = shape.tokens * channels * shape.element
+    keys, values = heads_of(shape)
+    channels = 2 * keys * rule.key_dim + values * rule.value_dim
+    convolved = shape.mixed_tokens * channels * shape.element
     apart, many = shape.training.isolate_documents, (1, chunks, rule.taps - 1)
     streams = (
         Stream(
@@ -86,20 +88,36 @@ def _products_back(shape: RankShape) -> tuple[Gemm, ...]:
 
 def _batches(shape: RankShape) -> tuple[int, int, int]:
     """A rank's value heads and key heads of all sequences, and the chunks of one sequence."""
-    rule, sequences = rule_of(shape), sequences_of(shape)
-    heads, each = sequences * rule.value_heads, sequences * rule.key_heads
-    return heads // shape.tp, each // shape.tp, chunks_of(shape)
+    sequences, (each, heads) = sequences_of(shape), heads_of(shape)
+    return sequences * heads, sequences * each, chunks_of(shape)
 
 
 def _run(*products: Gemm) -> tuple[Gemm, ...]:
     return tuple(product for product in products if product.count)
 
 
+def heads(shape: RankShape) -> Columns:
+    """Columns of heads that context-parallel ranks exchange."""
+    rule, (keys, values) = rule_of(shape), heads_of(shape)
+    of_keys, of_values = keys * rule.key_dim, values * rule.value_dim
+    return {
+        "rule's queries": of_keys,
+        "rule's keys": of_keys,
+        "rule's values": of_values,
+        "rule's gates": of_values,
+        "rates": values,
+        "decays": values,
+        "delta rule's values": of_values,
+    }
+
+
 def forward_bytes(shape: RankShape) -> int:
     """Bytes that a forward takes beside what it saves."""
     if kernels.take(shape):
-        return kernels.forward_bytes(shape)
-    return FP32 * int(MOST.elements(shape))
+        within = kernels.forward_bytes(shape)
+    else:
+        within = FP32 * int(MOST.elements(shape))
+    return max(within, exchange_bytes(shape, heads(shape)))
 
 
 def backward_bytes(shape: RankShape) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bigplan.graph.delta_rule_sizes import Each, chunks_of, rule_of, sequences_of
+from bigplan.graph.delta_rule_sizes import Each, chunks_of, heads_of, rule_of, sequences_of
 from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.mechanics import RULE_CHUNK, rule_in_kernels
@@ -78,7 +78,7 @@ def _operators(kernel: _Kernel, shape: RankShape) -> Iterator[Operator]:
     moved = shape.element * kernel.moved.elements(shape)
     yield Stream(kernel.name, moved, kernel.launches, generated=True)
     rule, chunks, c = rule_of(shape), chunks_of(shape), RULE_CHUNK
-    heads = sequences_of(shape) * rule.value_heads // shape.tp
+    heads = sequences_of(shape) * heads_of(shape)[1]
     batch, times = (heads, chunks) if kernel.walks else (heads * chunks, 1)
     filled = -(-rule.key_dim // c) * c  # tiles of keys are filled up
     for count, n, k in (

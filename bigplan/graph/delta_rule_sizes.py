@@ -23,9 +23,9 @@ class Each(NamedTuple):
     def elements(self, shape: RankShape) -> float:
         """Of a rank together; the last chunk of a sequence counts as full."""
         rule, chunks = rule_of(shape), sequences_of(shape) * chunks_of(shape)
-        tokens, heads = chunks * RULE_CHUNK, rule.value_heads // shape.tp
+        tokens, (keys, heads) = chunks * RULE_CHUNK, heads_of(shape)
         return (
-            self.queries * tokens * (rule.key_heads // shape.tp) * rule.key_dim
+            self.queries * tokens * keys * rule.key_dim
             + self.values * tokens * heads * rule.value_dim
             + self.repeated * tokens * heads * rule.key_dim
             + self.scores * tokens * heads * RULE_CHUNK
@@ -40,6 +40,13 @@ def rule_of(shape: RankShape) -> GatedDeltaRule:
     return rule
 
 
+def heads_of(shape: RankShape) -> tuple[int, int]:
+    """Heads of keys and of values that a rank has within the rule."""
+    rule = rule_of(shape)
+    keys, values = (heads // shape.tp for heads in (rule.key_heads, rule.value_heads))
+    return max(1, keys // shape.cp), values // shape.cp
+
+
 def sequences_of(shape: RankShape) -> int:
     """Of a micro-batch."""
     return shape.strategy.micro_batch
@@ -47,4 +54,4 @@ def sequences_of(shape: RankShape) -> int:
 
 def chunks_of(shape: RankShape) -> int:
     """Of a sequence, the last one filled up."""
-    return -(-shape.tokens // sequences_of(shape) // RULE_CHUNK)
+    return -(-shape.mixed_tokens // sequences_of(shape) // RULE_CHUNK)

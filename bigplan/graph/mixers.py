@@ -6,14 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigplan.graph import convolution, delta_rule, latent, state_space
-from bigplan.graph.attention import (
-    Passes,
-    attention,
-    exchange_bytes,
-    exchanges,
-    flash_gradients,
-    widened_bytes,
-)
+from bigplan.graph.attention import Passes, attention, flash_gradients, heads, widened_bytes
+from bigplan.graph.exchanged_heads import Columns, exchange_bytes
+from bigplan.graph.exchanged_heads import exchanges as exchanges_of
 from bigplan.graph.operators import Collective, Operator
 from bigplan.graph.shape import RankShape
 from bigplan.graph.sums import into_matrix, out_of_matrix
@@ -38,17 +33,23 @@ class Mixing:
     forward_bytes: Callable[[RankShape], int]  # beside what is saved
     backward_bytes: Callable[[RankShape], int]  # beyond what was saved
     core: Callable[[RankShape], Passes] = _no_core  # operators that no step of its own names
-    exchanges: Callable[[RankShape], Sequence[Operator]] = _nothing  # of parts of sequences
+    # What context-parallel ranks do: they exchange heads for tokens, or something of their own.
+    heads: Callable[[RankShape], Columns] | None = None
+    neighbours: Callable[[RankShape], Sequence[Operator]] = _nothing
+
+    def exchanges(self, shape: RankShape) -> Sequence[Operator]:
+        """Of parts of sequences, forward; the backward does the same back."""
+        return exchanges_of(shape, self.heads(shape)) if self.heads else self.neighbours(shape)
 
 
 def _forward_bytes(shape: RankShape) -> int:
-    heads = latent.forward_bytes(shape) + exchange_bytes(shape)
-    return widened_bytes(shape) // 2 + heads
+    exchanged = exchange_bytes(shape, heads(shape))
+    return widened_bytes(shape) // 2 + latent.forward_bytes(shape) + exchanged
 
 
 def _backward_bytes(shape: RankShape) -> int:
     widened = widened_bytes(shape) + latent.backward_bytes(shape)
-    return flash_gradients(shape) + widened + exchange_bytes(shape)
+    return flash_gradients(shape) + widened + exchange_bytes(shape, heads(shape))
 
 
 def _into_mixer(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
@@ -73,14 +74,14 @@ _MIXERS: Mapping[Mixer, Mixing] = {
         _forward_bytes,
         _backward_bytes,
         attention,
-        exchanges,
+        heads,
     ),
     CONVOLUTION: Mixing(
         _into_mixer,
         _out_of_mixer,
         convolution.forward_bytes,
         convolution.backward_bytes,
-        exchanges=convolution.exchanges,
+        neighbours=convolution.exchanges,
     ),
     DELTA_RULE: Mixing(
         _into_mixer,
@@ -88,6 +89,7 @@ _MIXERS: Mapping[Mixer, Mixing] = {
         delta_rule.forward_bytes,
         delta_rule.backward_bytes,
         delta_rule.delta_rule,
+        delta_rule.heads,
     ),
     STATE_SPACE: Mixing(
         _into_mixer,
@@ -95,6 +97,7 @@ _MIXERS: Mapping[Mixer, Mixing] = {
         state_space.forward_bytes,
         state_space.backward_bytes,
         state_space.state_space,
+        state_space.heads,
     ),
 }
 

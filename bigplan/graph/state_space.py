@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bigplan.graph.exchanged_heads import Columns, exchange_bytes
 from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.mechanics import SPACE_CHUNK
 from bigplan.spec.mixers import STATE_SPACE, StateSpace
 
 FP32 = 4  # bytes
+Launches = tuple[int, int, int]  # of all, of a chunk, of a token that the convolution reads before
 
 
 class _Each(NamedTuple):
@@ -67,8 +69,12 @@ MOST, MOST_BACK = _Each(7, 1, 3, 1, 0, 2, 0), _Each(8.5, 6, 4, 0, 2.5, 1, 1)
 SAVED, SAVED_BACK = _Saved(2, 9, 9), _Saved(7, 35, 26)
 # Of a token that the convolution reads before its own: an element of values, keys and queries.
 TAP_PASSES, TAP_PASSES_BACK = 3, 14
-# Kernels beside products: of all, of a chunk, of such a tap.
+# Kernels beside products.
 LAUNCHES, LAUNCHES_BACK = (50, 2, 3), (144, 8, 18)
+# More of such a tap and of kernels where documents are kept apart, whose tokens are multiplied by
+# masks. Counted with two to four taps; the few passes over masks of scores are among a tap's.
+HIDDEN_TAP, HIDDEN_TAP_BACK = 2, 6
+HIDDEN, HIDDEN_BACK = (8, 0, 9), (11, 0, 27)
 # On a GPU most of these kernels read operands that are broadcast or strided, which torch does not
 # vectorise: an H200 took 8.1 ms for 16.8 GB, which it copies in 4.0, of 4,096 tokens of
 # granite-4.0-h-micro (benchmarks/results/2026-11-27-h200-state-space).
@@ -82,11 +88,11 @@ def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator,
     """The state space between the block's first and last product, forward and backward."""
     rank = _rank(shape)
     channels = rank.heads * rank.space.head_dim + 2 * rank.groups * rank.space.state
-    convolved, taps = shape.tokens * channels * shape.element, rank.space.taps - 1
+    convolved, taps = shape.mixed_tokens * channels * shape.element, rank.space.taps - 1
     by_kernels = shape.generated and rank.space.groups == 1 and shape.tp == 1
     slower, each_launch = (STRIDED, LAUNCHED) if shape.fused else (1.0, 1)
 
-    def stream(passes: _Each, of_tap: int, launches: tuple[int, int, int], saved: _Saved) -> Stream:
+    def stream(passes: _Each, of_tap: int, launches: Launches, saved: _Saved) -> Stream:
         if by_kernels:
             passes = passes.without(saved)
         nbytes = passes.of(shape) + of_tap * taps * convolved
@@ -94,10 +100,18 @@ def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator,
         number -= by_kernels * saved.launches
         return Stream(STATE_SPACE, slower * nbytes, each_launch * number)
 
-    forward = stream(PASSES, TAP_PASSES, LAUNCHES, SAVED)
-    backward = stream(PASSES_BACK, TAP_PASSES_BACK, LAUNCHES_BACK, SAVED_BACK)
+    tap, tap_back, launches, back = TAP_PASSES, TAP_PASSES_BACK, LAUNCHES, LAUNCHES_BACK
+    if shape.training.isolate_documents:
+        tap, tap_back = tap + HIDDEN_TAP, tap_back + HIDDEN_TAP_BACK
+        launches, back = _sum(launches, HIDDEN), _sum(back, HIDDEN_BACK)
+    forward = stream(PASSES, tap, launches, SAVED)
+    backward = stream(PASSES_BACK, tap_back, back, SAVED_BACK)
     again = _products(rank)
     return (forward, *again), (backward, *again, *_products_back(rank))
+
+
+def _sum(one: Launches, two: Launches) -> Launches:
+    return one[0] + two[0], one[1] + two[1], one[2] + two[2]
 
 
 class _Rank(NamedTuple):
@@ -123,9 +137,9 @@ class _Rank(NamedTuple):
 def _rank(shape: RankShape) -> _Rank:
     space, sequences = shape.model.state_space, shape.strategy.micro_batch
     assert space is not None, shape.model.name
-    chunks = -(-shape.tokens // sequences // SPACE_CHUNK)
-    heads, groups = space.heads // shape.tp, max(1, space.groups // shape.tp)
-    return _Rank(space, heads, groups, sequences, chunks)
+    chunks = -(-shape.mixed_tokens // sequences // SPACE_CHUNK)
+    heads, groups = (number // shape.tp // shape.cp for number in (space.heads, space.groups))
+    return _Rank(space, heads, max(1, groups), sequences, chunks)
 
 
 def _products(rank: _Rank) -> tuple[Gemm, ...]:
@@ -154,9 +168,22 @@ def _products_back(rank: _Rank) -> tuple[Gemm, ...]:
     )
 
 
+def heads(shape: RankShape) -> Columns:
+    """Columns of heads that context-parallel ranks exchange."""
+    rank = _rank(shape)
+    values, keys = rank.heads * rank.space.head_dim, rank.groups * rank.space.state
+    return {
+        "space's values": values,
+        "space's keys": keys,
+        "space's queries": keys,
+        "time steps": rank.heads,
+        "state space's values": values,
+    }
+
+
 def forward_bytes(shape: RankShape) -> int:
     """Bytes that a forward takes beside what it saves."""
-    return int(MOST.of(shape))
+    return max(int(MOST.of(shape)), exchange_bytes(shape, heads(shape)))
 
 
 def backward_bytes(shape: RankShape) -> int:

@@ -238,14 +238,29 @@ def undivided(model: ModelSpec, tp: int) -> tuple[str, ...]:
 
 
 def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:
-    """Whether `cp` divides a tensor-parallel rank's heads, and goes with key-value heads.
+    """Whether `cp` ranks may have equal parts of a tensor-parallel rank's heads."""
+    return not unexchanged(model, tp, cp)
 
-    Where a rank has fewer key-value heads than `cp`, neighbouring context ranks get the same head.
+
+def unexchanged(model: ModelSpec, tp: int, cp: int) -> tuple[str, ...]:
+    """Heads of a tensor-parallel rank that `cp` ranks cannot exchange, as `name number`.
+
+    `cp` divides the heads of attention, a delta rule and a state space. It goes with those that
+    serve several of them each: where there are fewer than `cp`, neighbouring ranks get the same.
     """
-    if cp > 1 and (model.delta_rule or model.state_space):  # refused by name in capabilities.py
-        return False
-    kv_heads = -(-model.kv_heads // tp)
-    return model.heads // tp % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0)
+    whole, shared = {"heads": model.heads}, {"kv_heads": model.kv_heads}
+    if (rule := model.delta_rule) is not None:
+        whole["delta_rule.value_heads"] = rule.value_heads
+        shared["delta_rule.key_heads"] = rule.key_heads
+    if (space := model.state_space) is not None:
+        whole["state_space.heads"] = space.heads
+        shared["state_space.groups"] = space.groups
+    odd = {name: number for name, number in whole.items() if number // tp % cp}
+    for name, number in shared.items():
+        own = -(-number // tp)
+        if own % cp and cp % own:
+            odd[name] = number
+    return tuple(f"{name} {number}" for name, number in odd.items())
 
 
 def spreads_experts(model: ModelSpec, training: Training, ranks: tuple[int, int], ep: int) -> bool:

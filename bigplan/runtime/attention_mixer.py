@@ -40,7 +40,7 @@ def mixed(
         groups = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
     window, by_kernel = attends.window, ways.kernels is not None
-    own = sinks.of_rank(p[SINKS], ways.context) if model.attention_sinks else None
+    own = ways.context.own_heads(p[SINKS]) if model.attention_sinks else None
     if bounds is not None:
         slopes = alibi.Biases(*tables).slopes if model.positions == "alibi" else None
         scores = Scores(model.scale_of_scores, model.score_cap, window, slopes, bounds)

@@ -1,9 +1,10 @@
-"""What context-parallel ranks exchange around attention (DeepSpeed Ulysses, arXiv 2309.14509).
+"""What context-parallel ranks exchange around a mixer (DeepSpeed Ulysses, arXiv 2309.14509).
 
 A rank has consecutive tokens of every sequence of a micro-batch, [b, s / ranks, heads, d] of
-queries. Attention wants whole sequences, but knows nothing of other heads. So before it each rank
-sends the others their heads and gets their tokens, [b, s, heads / ranks, d]. After it they come
-back. All else in a layer looks at single tokens and is the same with any number of ranks.
+queries. Attention, a delta rule and a state space want whole sequences, but know nothing of other
+heads. So before it each rank sends the others their heads and gets their tokens,
+[b, s, heads / ranks, d]. After it they come back. All else in a layer looks at single tokens, or as
+a short convolution at a few before (convolution.py), and is the same with any number of ranks.
 """
 
 from __future__ import annotations
@@ -44,6 +45,22 @@ class ContextParallel:
         if self.group.size == 1:
             return x
         return _Exchanged.apply(x, self.group, False)  # type: ignore[no-any-return, no-untyped-call]
+
+    def heads_side_by_side(self, x: Tensor, width: int) -> Tensor:
+        """As whole_sequences, of heads of so many columns each that lie side by side, [b, s, .]."""
+        if self.group.size == 1:
+            return x
+        return self.whole_sequences(torch.unflatten(x, -1, (-1, width))).flatten(2)
+
+    def tokens_of_all_heads(self, x: Tensor) -> Tensor:
+        """The way back: this rank's heads side by side, [b, s, .], as its tokens of all of them."""
+        return x if self.group.size == 1 else self.own_tokens(x.unsqueeze(2)).flatten(2)
+
+    def own_heads(self, x: Tensor, width: int = 1) -> Tensor:
+        """Rows of x [heads * width, ...] of the heads that whole_sequences gives this rank."""
+        ranks, heads = self.group.size, len(x) // width
+        first = self.group.place * heads // ranks
+        return x[first * width : (first + max(1, heads // ranks)) * width]
 
 
 WHOLE = ContextParallel()

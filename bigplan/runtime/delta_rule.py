@@ -8,6 +8,9 @@ L_ij = exp(c_i - c_j) for i >= j, all tokens' updates are one triangular system 
   (I + tril(b K K^T L, -1)) [U W] = b [V, exp(c) K]
   V' = U - W S,   O = exp(c) Q S + (Q K^T L) V',   S' = exp(c_last) S + (exp(c_last - c) K)^T V'
 
+Context-parallel ranks exchange tokens for heads before the convolution, and back after the gate:
+all of this is of whole sequences.
+
 Where documents are kept apart, a chunk's tokens of other documents have L = 0, and those of a
 document that begins within the chunk have nothing of S: for them exp(c) = 0 before Q and K. If the
 chunk's last token is one of these, exp(c_last) is 0, too. The convolution reads no token before its
@@ -20,6 +23,7 @@ generated kernels, those of bigplan/kernels/delta_rule.py do the same in 16 bits
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -31,6 +35,7 @@ from torch.autograd import Function
 
 from bigplan.mechanics import RULE_CHUNK as CHUNK
 from bigplan.mechanics import rule_in_kernels
+from bigplan.runtime.chunks import documents_in_chunks
 from bigplan.runtime.made_again import made_again
 from bigplan.runtime.operators import wide
 from bigplan.runtime.positions import Positions
@@ -57,20 +62,34 @@ LENGTH_EPSILON = 1e-6  # added to the square of a length of queries and keys, as
 def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways) -> Tensor:
     """What the rule makes of x, the normed residual stream, before its last product.
 
-    `positions` tell how many tokens a sequence has, and where documents begin.
+    `positions` tell how many tokens of a sequence this rank has, and where documents begin.
     """
     bounds = positions.bounds
     begins = None if bounds is None else bounds[:, 0]
-    rule, length = model.delta_rule, len(positions.tables[0])
+    rule, length, context = model.delta_rule, len(positions.tables[0]), ways.context
     assert rule is not None, model.name
-    products = ways.linears(p, (QUERIES, KEYS, VALUES, GATES, RATES, DECAYS), x)
-    heads = [y.view(-1, length, y.shape[-1]) for y in products]
-    others = [p[name] for name in (*FILTERS, LOG_DECAY, DECAY_OFFSET, NORM)]
+    products = list(ways.linears(p, (QUERIES, KEYS, VALUES, GATES, RATES, DECAYS), x))
+    widths = (rule.key_dim,) * 2 + (rule.value_dim,) * 2 + (1,) * 2
+    heads = []
+    for width in widths:  # a product is freed once its heads are here
+        own = products.pop(0)
+        heads.append(context.heads_side_by_side(own.view(-1, length, own.shape[-1]), width))
+    rule = _of_rank(rule, heads)
+    filters = [context.own_heads(p[n], width) for n, width in zip(FILTERS, widths, strict=False)]
+    others = [*filters, *(context.own_heads(p[n]) for n in (LOG_DECAY, DECAY_OFFSET)), p[NORM]]
     epsilon = rule.norm_epsilon or model.norm_epsilon
     fits = rule_in_kernels(x.element_size(), (rule.key_dim, rule.value_dim), rule.taps)
     if fits and ways.kernels is not None:
-        return InKernels.apply(rule, epsilon, begins, *heads, *others)  # type: ignore[no-any-return, no-untyped-call]
-    return in_torch(rule, epsilon, begins, *heads, *others)
+        output = InKernels.apply(rule, epsilon, begins, *heads, *others)  # type: ignore[no-untyped-call]
+    else:
+        output = in_torch(rule, epsilon, begins, *heads, *others)
+    return context.tokens_of_all_heads(output)
+
+
+def _of_rank(rule: GatedDeltaRule, heads: Sequence[Tensor]) -> GatedDeltaRule:
+    """The rule of a rank's heads; of a key head that several have, each has some value heads."""
+    keys, values = heads[1].shape[-1] // rule.key_dim, heads[2].shape[-1] // rule.value_dim
+    return rule.model_copy(update={"key_heads": keys, "value_heads": values})
 
 
 def in_torch(
@@ -186,10 +205,7 @@ def _hidden(
     """
     if begins is None:
         return later, None, None, None
-    first = torch.unflatten(F.pad(begins, (0, missing)), -1, (-1, CHUNK))
-    first = first[:, None, None, ..., None]  # beside heads: [b, 1, 1, chunks, CHUNK, 1]
-    places = torch.arange(first.shape[3] * CHUNK, device=begins.device).view(-1, CHUNK, 1)
-    apart, within = places.mT < first, first >= places[:, :1]
+    apart, within = (x[:, None, None] for x in documents_in_chunks(begins, CHUNK, missing))
     return later | apart, within, apart[..., -1:, :].mT, within[..., -1:, :]
 
 

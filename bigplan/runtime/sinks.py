@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime import attention as fused
-from bigplan.runtime.context_parallel import ContextParallel
 
 
 def attention(
@@ -27,12 +26,6 @@ def attention(
 ) -> Tensor:
     """As attention.attention of q, k and v, with sinks [heads] of these heads of queries."""
     return _Attention.apply(*heads, sinks, window, scale)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def of_rank(sinks: Tensor, context: ContextParallel) -> Tensor:
-    """Sinks of the heads that a rank has within attention, of those that it has without."""
-    group = context.group
-    return sinks if group.size == 1 else sinks.chunk(group.size)[group.place]
 
 
 class _Attention(Function):

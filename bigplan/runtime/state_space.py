@@ -12,11 +12,18 @@ Time steps, decays, states and the norm are in fp32, products of chunks in the c
 Mamba-2's own kernels have them (state-spaces/mamba, ssd_chunk_state.py and ssd_chunk_scan.py).
 Only what the block's first products give is saved: the backward runs all of it again, with a graph
 of its own.
+
+Context-parallel ranks exchange tokens for heads before the convolution, with their groups, and back
+before gate and norm. So a rank has all heads of its tokens in the norm, and keeps what is read.
+
+Where documents are kept apart, the convolution reads no token before its document, and tokens know
+nothing of others and of states that are not their document's, as in delta_rule.py.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,6 +32,7 @@ from torch import Tensor
 
 from bigplan.mechanics import SPACE_CHUNK as CHUNK
 from bigplan.runtime import generated
+from bigplan.runtime.chunks import documents_in_chunks
 from bigplan.runtime.generated import NormRule
 from bigplan.runtime.made_again import made_again
 from bigplan.runtime.operators import RmsRule, wide
@@ -55,17 +63,34 @@ if TYPE_CHECKING:
 def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways) -> Tensor:
     """What the state space makes of x, the normed residual stream, before its last product.
 
-    `positions` tell how many tokens a sequence has.
+    `positions` tell how many tokens of a sequence this rank has, and where documents begin.
     """
-    space, length = model.state_space, len(positions.tables[0])
+    space, length, context = model.state_space, len(positions.tables[0]), ways.context
     assert space is not None, model.name
-    products = ways.linears(p, (GATES, VALUES, KEYS, QUERIES, STEPS), x)
-    read = [y.view(-1, length, y.shape[-1]) for y in products]
+    bounds = positions.bounds
+    begins = None if bounds is None else bounds[:, 0]
+    products = list(ways.linears(p, (GATES, VALUES, KEYS, QUERIES, STEPS), x))
+    gates, *inputs = (y.view(-1, length, y.shape[-1]) for y in products)
+    del products
+    widths = space.head_dim, space.state, space.state
     parts = ("weight", "bias") if space.convolution_bias else ("weight",)
-    filters = [p[f"{name}.{part}"] for part in parts for name in CONVOLVED]
-    others = [p[name] for name in (LOG_DECAY, STEP_OFFSET, SKIP, NORM)]
-    run = partial(gated, space, Norm(model.norm_epsilon, ways.ranks, ways.kernels))
-    return made_again(run, *read, *others, *filters)
+    filters = [
+        context.own_heads(p[f"{name}.{part}"], width)
+        for part in parts
+        for name, width in zip(CONVOLVED, widths, strict=True)
+    ]
+    numbers = [context.own_heads(p[name]) for name in (LOG_DECAY, STEP_OFFSET, SKIP)]
+    norm = Norm(model.norm_epsilon, ways.ranks, ways.kernels)
+    if context.group.size == 1:
+        run, others = partial(gated, space, norm, begins=begins), (*numbers, p[NORM], *filters)
+        return made_again(run, gates, *inputs, *others)
+    heads = []
+    for width in (*widths, 1):  # a product is freed once its heads are here
+        heads.append(context.heads_side_by_side(inputs.pop(0), width))
+    read = made_again(partial(in_torch, space, begins=begins), *heads, *numbers, *filters)
+    del heads
+    closed = partial(_gated_and_normed, space, norm)
+    return made_again(closed, gates, context.tokens_of_all_heads(read), p[NORM])
 
 
 class Norm(NamedTuple):
@@ -76,16 +101,24 @@ class Norm(NamedTuple):
     kernels: Library | None = None
 
 
-def gated(space: StateSpace, norm: Norm, *inputs: Tensor) -> Tensor:
+def gated(space: StateSpace, norm: Norm, *inputs: Tensor, begins: Tensor | None = None) -> Tensor:
     """What heads read, gated and normed, [b, s, heads * head_dim] of this rank's heads.
 
     `inputs`: gates, values, keys, queries and time steps [b, s, .], then A_log, dt_bias, D and the
-    norm's weight, then filters of values, keys and queries, and their biases if any.
+    norm's weight, then filters of values, keys and queries, and their biases if any. `begins`: the
+    first token of each token's document, int32 [b, s]; None: a sequence is one.
     """
-    gates, *vectors, steps, log_decay, offset, skip, weight = inputs[:9]
-    filters, biases = inputs[9:12], inputs[12:] or (None,) * 3
+    gates, *given, weight = inputs[:9]
+    read = in_torch(space, *given, *inputs[9:], begins=begins)
+    return _gated_and_normed(space, norm, gates, read, weight)
+
+
+def in_torch(space: StateSpace, *inputs: Tensor, begins: Tensor | None = None) -> Tensor:
+    """What heads read, with D x, [b, s, heads * head_dim]; `gated` adds the gate and the norm."""
+    *vectors, steps, log_decay, offset, skip = inputs[:7]
+    filters, biases = inputs[7:10], inputs[10:] or (None,) * 3
     values, keys, queries = (
-        silu_convolved(*one) for one in zip(vectors, filters, biases, strict=True)
+        silu_convolved(*one, begins) for one in zip(vectors, filters, biases, strict=True)
     )
     groups = keys.shape[-1] // space.state
     values = torch.unflatten(values, -1, (groups, -1, space.head_dim))
@@ -95,35 +128,61 @@ def gated(space: StateSpace, norm: Norm, *inputs: Tensor) -> Tensor:
         steps = steps.clamp(space.least_step, space.most_step)
     fades = -wide(log_decay).exp() * steps
     steps, fades = (torch.unflatten(x, -1, (groups, -1)) for x in (steps, fades))
-    read = state_space(values, steps, fades, keys, queries)
-    read = torch.addcmul(read, skip.view(groups, -1, 1), values)
-    return _gated_and_normed(space, norm, gates, read.flatten(2), weight)
+    read = state_space(values, (steps, fades), keys, queries, begins)
+    return torch.addcmul(read, skip.view(groups, -1, 1), values).flatten(2)
 
 
 def state_space(
-    values: Tensor, steps: Tensor, fades: Tensor, keys: Tensor, queries: Tensor
+    values: Tensor,
+    rates: tuple[Tensor, Tensor],
+    keys: Tensor,
+    queries: Tensor,
+    begins: Tensor | None = None,
 ) -> Tensor:
     """What is read of states, as values [b, s, groups, heads of each, head_dim].
 
-    Steps and fades are fp32 [b, s, groups, heads of each], keys and queries [b, s, groups, state].
+    `rates`: steps and fades, fp32 [b, s, groups, heads of each]. Keys and queries are
+    [b, s, groups, state]. `begins` as `gated` has it.
     """
-    length, dtype = values.shape[1], values.dtype
+    (steps, fades), length, dtype = rates, values.shape[1], values.dtype
     given = _chunked(values * steps.to(dtype).unsqueeze(-1))
     reach = _chunked(fades).cumsum(2)  # [b, chunks, CHUNK, groups, heads of each]
     keys, queries = (_chunked(x).transpose(2, 3) for x in (keys, queries))
     by_head = reach.permute(0, 1, 3, 4, 2).unsqueeze(-1)  # [b, chunks, groups, heads, CHUNK, 1]
     later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=values.device).triu(1)
-    between = (by_head - by_head.mT).masked_fill_(later, float("-inf")).exp_().to(dtype)
+    others, before, after, both = _hidden(later, begins)
+    between = (by_head - by_head.mT).masked_fill_(others, -inf).exp_().to(dtype)
     within = ((queries @ keys.mT).unsqueeze(3) * between) @ given.permute(0, 1, 3, 4, 2, 5)
     last = reach[:, :, -1:]
-    lasting = (last - reach).exp_().to(dtype).unsqueeze(-1) * given
+    lasting = _hiding(last - reach, after).exp_().to(dtype).unsqueeze(-1) * given
     added = keys.mT @ lasting.transpose(2, 3).flatten(4)  # [b, chunks, groups, state, heads * dim]
     sizes = given.shape[-2:]
-    states = _states(torch.unflatten(added, -1, sizes), last.exp().transpose(2, 3))
+    states = _states(torch.unflatten(added, -1, sizes), _hiding(last, both).exp().transpose(2, 3))
     read = torch.unflatten(queries @ states.flatten(4), -1, sizes).transpose(2, 3)
     inside = within.permute(0, 1, 4, 2, 3, 5)
-    read = torch.addcmul(inside, read, reach.exp().to(dtype).unsqueeze(-1))
+    read = torch.addcmul(inside, read, _hiding(reach, before).exp().to(dtype).unsqueeze(-1))
     return read.flatten(1, 2)[:, :length]
+
+
+def _hiding(exponent: Tensor, hidden: Tensor | None) -> Tensor:
+    """With an exponential of 0 where hidden."""
+    return exponent if hidden is None else exponent.masked_fill(hidden, -inf)
+
+
+def _hidden(
+    later: Tensor, begins: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """What is hidden in each chunk: from a token others [CHUNK, CHUNK], and the state before
+    [CHUNK, 1, 1]; from the state after tokens [CHUNK, 1, 1], and the state before [1, 1, 1]; None:
+    nothing.
+
+    `later`: which others come later.
+    """
+    if begins is None:
+        return later, None, None, None
+    apart, within = documents_in_chunks(begins, CHUNK, -begins.shape[1] % CHUNK)
+    before, last = within.unsqueeze(-1), apart[:, :, -1, :, None, None]
+    return later | apart[:, :, None, None], before, last, before[:, :, -1:]
 
 
 def _states(added: Tensor, stays: Tensor) -> Tensor:

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bigplan.capabilities import muon_refusal, spread_refusal, tensor_parallel_refusal
+from bigplan.capabilities import (
+    context_parallel_refusal,
+    muon_refusal,
+    spread_refusal,
+    tensor_parallel_refusal,
+)
 from bigplan.errors import InputError
 from bigplan.graph.build import loss_chunks
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind
@@ -30,6 +35,7 @@ def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
     model, training, nodes = workload.model, workload.training, workload.nodes
     why = spread_refusal(model, training, dict(strategy))
     why = why or tensor_parallel_refusal(model, strategy.tp)
+    why = why or context_parallel_refusal(model, dict(strategy))
     if why := why or muon_refusal(training, dict(strategy)):
         raise InputError(f"strategy.{why}")
     fixed: dict[str, int] = {"cp": strategy.cp}  # which a search may not have tried by itself

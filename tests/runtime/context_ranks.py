@@ -11,12 +11,18 @@ from bigplan.spec.model import ModelSpec
 from tests.runtime.masked import masked_training
 from tests.runtime.plans import SHORT, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.sharded_ranks import (
+    DELTA_RULE,
     EXPERTS,
     GPT2,
     GPT_OSS,
+    GRANITE_4,
+    IN_GROUPS,
     LATENT,
     MASKED,
+    OLMO_HYBRID,
+    QWEN3_NEXT,
     all_resident,
+    anywhere,
     drawn,
     name_of,
     placed_everywhere,
@@ -45,6 +51,18 @@ LFM2: dict[str, object] = {
     "convolution": {"taps": 4, "bias": True},
     "mixer_pattern": ("1 convolution", "1 attention"),
 }
+IN_TURNS = {
+    mixer: {"mixer_pattern": (f"1 {mixer}", "1 attention")}
+    for mixer in ("delta_rule", "state_space")
+}
+EVERY_MIXER: dict[str, object] = {
+    **LFM2,
+    **DELTA_RULE,
+    **GRANITE_4,
+    "layers": 4,
+    "mixer_pattern": ("1 state_space", "1 convolution", "1 delta_rule", "1 attention"),
+    "sliding_window": 5,
+}
 FAMILIES: dict[str, dict[str, object]] = {
     "gpt2": GPT2,
     "neox": NEOX,
@@ -56,6 +74,8 @@ FAMILIES: dict[str, dict[str, object]] = {
     "gpt-oss": GPT_OSS,
     "lfm2": LFM2,
     "mixtral": {**EXPERTS, "router_loss": 0.0},  # the plain loop balances over whole sequences
+    "qwen3-next": QWEN3_NEXT | IN_TURNS["delta_rule"] | {"router_loss": 0.0},
+    "bamba": IN_GROUPS | IN_TURNS["state_space"],
 }
 
 
@@ -92,7 +112,7 @@ def _random(ranks: int, number: int) -> dict[str, Plan]:
 
 
 def _isolated(ranks: int, data: str) -> dict[str, Plan]:
-    """Documents that are kept apart, in sequences that are split."""
+    """Documents that are kept apart, in sequences that are split, beside every mixer."""
     found, training = {}, masked_training(4, data, clip_norm=0.5, isolate_documents=True)
     two = Strategy(dp=1, cp=2, micro_batch=2)
     others = {
@@ -100,9 +120,24 @@ def _isolated(ranks: int, data: str) -> dict[str, Plan]:
         "isolated-pp": two.model_copy(update={"pp": 2}),
     }
     for name, layout in ({f"{MASKED}-isolated": two} if ranks == 2 else others).items():
-        model = tiny_model(**(GPT2 if ranks == 2 else {"sliding_window": 5} | LFM2))
+        model = tiny_model(**(GPT2 if ranks == 2 else EVERY_MIXER))
         placement = all_resident(build_graph(model, training, layout))
         found[name] = plan_of(model, training, layout, placement)
+    return found
+
+
+def _mixed() -> dict[str, Plan]:
+    """Four ranks whose blocks have delta rules or state spaces, wherever and recomputed anyhow."""
+    three = Strategy(dp=2, cp=2, zero=3, micro_batch=2)
+    split = Strategy(dp=1, cp=2, tp=2, micro_batch=2)
+    found = {}
+    for name, layout, parts in (
+        ("qwen3-next-z3", three, QWEN3_NEXT | {"router_loss": 0.0}),
+        ("granite-4-tp2", split, GRANITE_4),
+        ("olmo-hybrid-tp2-z3", split.model_copy(update={"zero": 3}), OLMO_HYBRID),
+    ):
+        training = tiny_training(4 * layout.dp, clip_norm=0.5)
+        found[name] = anywhere(tiny_model(layers=3, **parts), training, layout)
     return found
 
 
@@ -131,6 +166,7 @@ def plans(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     else:
         found |= _resident(tiny_model(**BLOOM), Strategy(dp=1, cp=2, tp=2), "bloom")
         found |= _resident(tiny_model(**GPT2), Strategy(dp=1, cp=2, tp=2), "gpt2")
+        found |= _mixed()
         few = tiny_model(kv_heads=1)
         found |= _resident(few, Strategy(dp=1, cp=4), "one-key")
     return found

@@ -43,14 +43,15 @@ SEVERAL_KINDS: dict[str, object] = {
     "convolution": {"taps": 3},
     "mixer_pattern": ("1 convolution", "1 attention"),
 }
-# Blocks with a state space, which do not split sequences, beside others.
-STATE_SPACE: dict[str, object] = {
+# Blocks with a state space and with a delta rule beside others.
+STATES: dict[str, object] = {
     "state_space": {"heads": 16, "head_dim": 4, "state": 16},
-    "mixer_pattern": ("1 state_space", "1 attention"),
+    "delta_rule": {"key_heads": 4, "value_heads": 16, "key_dim": 4, "value_dim": 16},
+    "mixer_pattern": ("1 state_space", "1 delta_rule", "2 attention"),
     "residual_scale": 0.3,
     "positions": "none",
 }
-OF_STATE_SPACE = ("dp2-zero3", "tp2", "pp2-vpp2")  # layouts
+OF_STATES = ("dp2-zero3", "tp2", "cp2", "pp2-vpp2", "cp2-zero3")  # layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def plans(
 ) -> dict[str, Plan]:
     """One training under every layout: frozen blocks on the GPU, in host memory or on a drive.
 
-    `parts`: of a model in place of the usual one; with a state space, layouts that it has.
+    `parts`: of a model in place of the usual one; with a state space, some layouts.
     """
     found = {}
     ways = list(Recompute)
@@ -123,7 +124,7 @@ def plans(
         if strategy.shards > 1 and not strategy.zero:
             tier = Tier.GPU  # what is not sharded does not leave
         recompute = ways[number % len(ways)]
-        if "state_space" in several and name not in OF_STATE_SPACE:
+        if "state_space" in several and name not in OF_STATES:
             continue
         model = tiny_model(layers=4, tied_embeddings=ranks == 4, **several)
         every = {"targets": possible_targets(model)} if several else {}

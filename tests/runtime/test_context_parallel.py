@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import LayerKind, Recompute
@@ -27,17 +29,20 @@ from bigplan.runtime.tensor_parallel import ONE
 from bigplan.spec.model import ModelSpec
 from tests.examples import examples
 from tests.runtime.context_ranks import plans
-from tests.runtime.harness import check, together
+from tests.runtime.harness import check, execute, together
 from tests.runtime.neighbours import Called, side_by_side
-from tests.runtime.plans import models, tiny_training
-from tests.runtime.rounding import check_in_16_bits
+from tests.runtime.plans import models, plan_of, tiny_model, tiny_training
+from tests.runtime.rounding import BF16_LOSS, check_in_16_bits
 from tests.runtime.sharded_ranks import (
     MASKED,
     Ran,
+    all_resident,
     check_same_model,
     check_validation,
     executed,
     results,
+    run_rank,
+    write_plans,
 )
 
 pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
@@ -135,7 +140,7 @@ def _block(model: ModelSpec, cp: int) -> LayerKind:
 
 
 @given(
-    models(kv_heads=(1, 2, 4)).filter(lambda model: not (model.delta_rule or model.state_space)),
+    models(kv_heads=(1, 2, 4)),
     st.sampled_from((2, 4)),
     st.sampled_from(tuple(Recompute)),
 )
@@ -143,6 +148,30 @@ def _block(model: ModelSpec, cp: int) -> LayerKind:
 def test_a_block_of_ranks_computes_exchanges_and_keeps_what_it_should(
     model: ModelSpec, cp: int, recompute: Recompute
 ) -> None:
+    _check_block(model, cp, recompute)
+
+
+# On four ranks: each has three value heads, and two have the same key head.
+FEW_KEYS = {"key_heads": 2, "value_heads": 12, "key_dim": 4, "value_dim": 6, "taps": 3}
+SPACES = {"heads": 8, "head_dim": 6, "state": 10}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"delta_rule": FEW_KEYS},
+        {"delta_rule": FEW_KEYS | {"key_heads": 4}},
+        *({"state_space": SPACES | {"groups": groups}} for groups in (1, 2, 8)),
+    ],
+    ids=["shared-keys", "own-keys", "one-group", "shared-groups", "own-groups"],
+)
+def test_heads_that_serve_several_are_exchanged_once_for_each_rank(
+    parts: dict[str, object],
+) -> None:
+    _check_block(tiny_model(**parts), 4, Recompute.NONE)
+
+
+def _check_block(model: ModelSpec, cp: int, recompute: Recompute) -> None:
     layer = _Layer(model, (BATCH, LENGTH))
     whole = layer.run(recompute)
     found, called = side_by_side(cp, lambda group: layer.run(recompute, ContextParallel(group)))
@@ -157,3 +186,28 @@ def test_a_block_of_ranks_computes_exchanges_and_keeps_what_it_should(
     assert Counter(called) == _exchanged(kind, recompute)
     if recompute is not Recompute.FULL:  # whose input the caller keeps
         assert {int(one[2]) for one in found} == {kind.kept(recompute)}
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)  # each rank compiles
+def test_kernels_have_whole_sequences_of_a_ranks_heads(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    """Two ranks on one GPU, of one key head, or one group, that both have."""
+    rule = {"key_heads": 1, "value_heads": 4, "key_dim": 64, "value_dim": 64}
+    space = {"heads": 4, "head_dim": 64, "state": 64}
+    found = {}
+    training = tiny_training(2, sequence_length=256, precision="bf16")
+    for name, parts in (("delta_rule", rule), ("state_space", space)):
+        model = tiny_model(max_sequence_length=256, **{name: parts})
+        for layout in (Strategy(dp=1, cp=2), Strategy(dp=1)):
+            where = all_resident(build_graph(model, training, layout))
+            plan = plan_of(model, training, layout, where, "cuda")
+            found[name] = (*found.get(name, ()), plan)
+    write_plans(tmp_path, {name: split for name, (split, _) in found.items()})
+    spawn(run_rank, (str(tmp_path), "gloo", False), nprocs=2)  # type: ignore[no-untyped-call]
+    for name, (_, whole) in found.items():
+        with subtests.test(name):
+            expected = pytest.approx(execute(whole).losses, rel=BF16_LOSS)
+            for run in results(tmp_path, name, 2):
+                assert run.losses == expected

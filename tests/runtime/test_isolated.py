@@ -39,7 +39,7 @@ from tests.runtime.context_ranks import BLOOM
 from tests.runtime.harness import check, evaluated, execute, same
 from tests.runtime.plans import LENGTH, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.rounding import check_within_rounding
-from tests.runtime.sharded_ranks import GEMMA, GPT2, GPT_OSS, LATENT, LFM2, QWEN3_NEXT
+from tests.runtime.sharded_ranks import GEMMA, GPT2, GPT_OSS, GRANITE_4, LATENT, LFM2, QWEN3_NEXT
 from tests.toys import kind_placement
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -56,6 +56,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "deepseek": NARROW,
     "lfm2": LFM2,
     "qwen3-next": QWEN3_NEXT,
+    "granite-4": GRANITE_4,
 }
 DOCUMENTS = [f"Document {i} says {i * i} things. " * (1 + i % 3) for i in range(30)]
 

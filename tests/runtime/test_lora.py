@@ -28,7 +28,7 @@ from bigplan.spec.training import ValidationSpec
 from tests.examples import examples
 from tests.runtime.harness import context_of, started
 from tests.runtime.lora_loop import LoraLoop
-from tests.runtime.lora_ranks import LORA, STATE_SPACE, frozen, plans, run_rank
+from tests.runtime.lora_ranks import LORA, STATES, frozen, plans, run_rank
 from tests.runtime.lora_ranks import STEPS as OF_RANKS
 from tests.runtime.plans import models, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.processes import start
@@ -170,7 +170,7 @@ def test_any_plan_trains_adapters_as_a_plain_loop_does(found: Plan) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("ranks", "clip_norm", "parts"), [(2, None, {}), (4, 1e-3, {}), (2, 1e-3, STATE_SPACE)]
+    ("ranks", "clip_norm", "parts"), [(2, None, {}), (4, 1e-3, {}), (2, 1e-3, STATES)]
 )
 def test_ranks_train_as_one_does_and_go_on_under_another_split(
     ranks: int,

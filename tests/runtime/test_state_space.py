@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import starmap
+from functools import partial
+from itertools import pairwise, starmap
 
 import pytest
 
@@ -41,8 +42,8 @@ def _inputs(
     return [x.to(dtype).requires_grad_() for x in made]
 
 
-def _run(space: StateSpace, *inputs: Tensor) -> Tensor:
-    return made_again(lambda *x: gated(space, Norm(EPSILON), *x), *inputs)
+def _run(space: StateSpace, *inputs: Tensor, begins: Tensor | None = None) -> Tensor:
+    return made_again(partial(gated, space, Norm(EPSILON), begins=begins), *inputs)
 
 
 def _recurrent(space: StateSpace, *inputs: Tensor) -> Tensor:
@@ -82,6 +83,23 @@ def test_chunks_are_the_recurrence_with_its_gradients(length: int, bias: bool) -
     torch.testing.assert_close(by_ours, by_plain)
 
 
+def test_documents_are_kept_apart() -> None:
+    """That begin at the edge of a chunk, end there, are a token long, or longer than chunks."""
+    cuts, length = ([0, 5, 6, 64, 100, 230], [0, 63, 65, 192, 229, 230]), 230
+    inputs = _inputs(SPACE, (2, length))
+    begins = [[a for a, b in pairwise(own) for _ in range(a, b)] for own in cuts]
+    ours = _run(SPACE, *inputs, begins=torch.tensor(begins, dtype=torch.int32))
+    alone = torch.empty_like(ours)
+    for sequence, own in enumerate(cuts):
+        for a, b in pairwise(own):
+            parts = (x[sequence : sequence + 1, a:b] if x.ndim == 3 else x for x in inputs)
+            alone[sequence, a:b] = _recurrent(SPACE, *parts)[0]
+    torch.testing.assert_close(ours, alone)
+    gradient = torch.randn_like(alone)
+    by_ours, by_alone = (torch.autograd.grad(y, inputs, gradient) for y in (ours, alone))
+    torch.testing.assert_close(by_ours, by_alone)
+
+
 def test_no_gradient_is_made_that_nobody_asks_for() -> None:
     inputs = _inputs(SPACE, (1, 5))
     for x in inputs[5:]:
@@ -90,9 +108,9 @@ def test_no_gradient_is_made_that_nobody_asks_for() -> None:
     assert all((x.grad is not None) == x.requires_grad for x in inputs)
 
 
-def _shape(space: StateSpace, size: tuple[int, int], precision: str) -> RankShape:
+def _shape(space: StateSpace, size: tuple[int, int], **changes: object) -> RankShape:
     model = tiny_model(layers=1, state_space=space.model_dump(), max_sequence_length=512)
-    training = tiny_training(size[0], sequence_length=size[1], precision=precision)
+    training = tiny_training(size[0], sequence_length=size[1], **changes)
     return RankShape(model, training, Strategy(dp=1, micro_batch=size[0]))
 
 
@@ -104,6 +122,7 @@ def _counted(operators: tuple[Operator, ...]) -> tuple[float, float, int]:
     return sum(op.flops for op in gemms), sum(op.nbytes for op in streams), launches
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(
     ("space", "size", "precision"),
     [
@@ -112,17 +131,18 @@ def _counted(operators: tuple[Operator, ...]) -> tuple[float, float, int]:
     ],
 )
 def test_it_moves_multiplies_and_holds_what_the_planner_counts(
-    space: dict[str, int], size: tuple[int, int], precision: str
+    space: dict[str, int], size: tuple[int, int], precision: str, apart: bool
 ) -> None:
     spec = StateSpace.model_validate(space)
-    shape = _shape(spec, size, precision)
+    shape = _shape(spec, size, precision=precision, isolate_documents=apart)
+    begins = torch.zeros(size, dtype=torch.int32) if apart else None
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     inputs = [x.detach().requires_grad_() for x in _inputs(spec, size, dtype)]
     gradient = torch.randn(*size, spec.width, dtype=dtype)
     held = priced.forward_bytes(shape), priced.backward_bytes(shape)
     expected = priced.state_space(shape)
     with FlopCounterMode(display=False) as flops, Counted() as counted:
-        output = _run(spec, *inputs)
+        output = _run(spec, *inputs, begins=begins)
     with FlopCounterMode(display=False) as flops_back, Counted() as back:
         torch.autograd.backward(output, gradient)
     for counter, run, most, operators in zip(

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from bigplan.capabilities import native_refusal
 from bigplan.graph.strategy import Strategy
-from bigplan.graph.strategy_space import splits_over_tensor_parallel
+from bigplan.graph.strategy_space import splits_over_context_parallel, splits_over_tensor_parallel
 from bigplan.spec.catalog import find_model
 from bigplan.spec.mixers import StateSpace
 from bigplan.spec.model import ModelSpec
@@ -85,29 +85,28 @@ def test_what_is_not_planned_is_refused_by_name() -> None:
     assert native_refusal(model(), training, Strategy(dp=1, cp=4)) is None
 
 
-def test_a_delta_rule_is_planned_where_its_state_is_whole() -> None:
+def test_ranks_have_equal_parts_of_heads_of_a_delta_rule() -> None:
     spec = model(convolution=None, delta_rule=RULE, mixer_pattern=["2 delta_rule", "1 attention"])
     training = Training.model_validate({"sequence_length": 16, "global_batch": 1})
-    refused = native_refusal(spec, training, Strategy(dp=1, cp=2))
-    assert "cp 2: a gated delta rule needs the state of all tokens before" in str(refused)
-    assert native_refusal(spec, training, Strategy(dp=1, tp=2)) is None
+    assert native_refusal(spec, training, Strategy(dp=1, cp=2, tp=2)) is None
     assert splits_over_tensor_parallel(spec, 2)
     assert not splits_over_tensor_parallel(spec, 4)
+    assert [splits_over_context_parallel(spec, 1, cp) for cp in (2, 4, 8)] == [True, True, False]
+    assert splits_over_context_parallel(spec, 2, 2)  # of one key head, two value heads
 
 
-def test_a_state_space_is_planned_where_its_state_is_whole() -> None:
+def test_ranks_have_equal_parts_of_heads_of_a_state_space() -> None:
     pattern = ["2 state_space", "1 attention"]
-    spec = model(convolution=None, state_space=SPACE, mixer_pattern=pattern)
+    spec = model(convolution=None, state_space=SPACE, mixer_pattern=pattern, heads=8)
     training = Training.model_validate({"sequence_length": 16, "global_batch": 1})
-    refused = native_refusal(spec, training, Strategy(dp=1, cp=2))
-    assert "cp 2: a state space needs the state of all tokens before" in str(refused)
     apart = training.model_copy(update={"isolate_documents": True})
-    refused = native_refusal(spec, apart, Strategy(dp=1))
-    assert "isolate_documents: the state of a state space goes on" in str(refused)
-    assert native_refusal(spec, training, Strategy(dp=1, tp=2)) is None
+    assert native_refusal(spec, apart, Strategy(dp=1, cp=2, tp=2)) is None
     one = spec.model_copy(update={"state_space": StateSpace(heads=8)})
     splits = [[splits_over_tensor_parallel(some, tp) for tp in (2, 4)] for some in (spec, one)]
     assert splits == [[True, False], [True, True]]
+    odd = spec.model_copy(update={"state_space": StateSpace(heads=12, groups=3)})
+    splits = [[splits_over_context_parallel(some, 1, n) for n in (2, 4)] for some in (spec, odd)]
+    assert splits == [[True, True], [False, False]]
 
 
 def test_the_shipped_one_has_attention_where_its_file_says() -> None:
