@@ -130,6 +130,7 @@ def test_more_memory_is_never_worse() -> None:
             _not_worse(better, worse)
 
 
+@pytest.mark.usefixtures("first_plans")
 @pytest.mark.parametrize(
     "field", ["host_to_device", "device_to_host", "read", "write", "adam_rate"]
 )
@@ -142,7 +143,13 @@ def test_more_bandwidth_is_never_worse(field: str) -> None:
     if part == "pcie":
         factor[f"node_{field}"] = getattr(block, f"node_{field}") * 4
     faster = group.model_copy(update={part: block.model_copy(update=factor)})
-    _not_worse(_plan(cluster.model_copy(update={"node_groups": (faster,)})), _capped(20, 87, 2000))
+    _not_worse(_plan(cluster.model_copy(update={"node_groups": (faster,)})), _tight_first_plan())
+
+
+@cache
+def _tight_first_plan() -> Plan:
+    """Of tests with first plans alone."""
+    return _plan(_machine(20, 87, 2000))
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -239,6 +246,7 @@ def _pins_of(plan: Plan) -> dict[str, str | int | float]:
     return settings
 
 
+@pytest.mark.usefixtures("first_plans")
 @pytest.mark.parametrize("caps", [(5, None, 0), (60, 1, 0), (20, 50, 0), (30, 1, 60), (20, 1, 1)])
 def test_what_is_short_is_named_and_adding_it_is_enough(caps: tuple[int | None, ...]) -> None:
     with pytest.raises(InfeasibleError) as error:
@@ -274,6 +282,7 @@ def test_pins_are_obeyed_or_refused() -> None:
         _plan(_machine(), {"parameters": "host", "optimizer": "gpu"})
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_an_engine_limits_the_strategies() -> None:
     cluster = find_cluster("dgx-h100").with_caps(gpu=3 * 2**30)
     training = Training(sequence_length=256, global_batch=32)
@@ -321,6 +330,7 @@ def test_alternatives_are_other_strategies_and_no_better() -> None:
     assert plan.search.strategies > len(strategies)
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_a_stopped_search_gives_its_best_plan_and_says_so() -> None:
     cluster = find_cluster("dgx-h100").with_caps(gpu=3 * 2**30)
     training = Training(sequence_length=256, global_batch=32)
