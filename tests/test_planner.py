@@ -54,9 +54,13 @@ def _plan(cluster: Cluster, settings: Settings | None = None, **options: bool | 
     return make_plan(request)
 
 
-@cache
 def _capped(gpu: int | None = None, host: int | None = None, nvme: int | None = None) -> Plan:
-    return _plan(_machine(gpu, host, nvme))
+    return _once(gpu, host, nvme)
+
+
+@cache
+def _once(*caps: int | None) -> Plan:
+    return _plan(_machine(*caps))
 
 
 CAPS = [(None, None, None), (60, None, None), (30, None, None), (20, 87, 2000), (20, 1000, 0)]
@@ -160,7 +164,8 @@ def test_what_fits_stays_on_the_gpu(devices: int) -> None:
 
 
 # The blocks' optimizer state and activations are left to choose: few enough to try all.
-FEW: Settings = {"micro_batch": 1, "accumulation_group": 2, "streamed": 0} | {
+ALONE = {"micro_batch": 1, "accumulation_group": 2}
+FEW: Settings = {**ALONE, "streamed": 0, "optimizer.nvme": 0} | {
     f"{kind}.{tensor}": "gpu"
     for kind in ("embedding", "head")
     for tensor in ("parameters", "gradients", "optimizer")
@@ -268,6 +273,7 @@ def test_what_is_short_is_named_and_adding_it_is_enough(caps: tuple[int | None, 
         _plan(_machine(**tiers | {short.tier: half}))
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_pins_are_obeyed_or_refused() -> None:
     plan = _plan(_machine(), {"block.parameters": "host", "micro_batch": 2, "recompute": "full"})
     block = plan.placement.stages[0].kinds["block"]
@@ -410,6 +416,7 @@ def test_splits_pinned_to_a_part_of_a_node_beside_others_are_no_plan() -> None:
         make_plan(Request(find_model("llama-3.2-1b"), training, cluster, pins))
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_moved_bytes_are_those_of_the_lane_s_busiest_stage() -> None:
     plan = _plan(_machine(), {"optimizer": "nvme"})
     candidate, (program,) = programs_of(plan)
