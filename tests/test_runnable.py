@@ -16,8 +16,6 @@ from bigplan.spec.training import Training
 from tests.tiny import tiny_plan
 from tests.wording import tells
 
-pytestmark = pytest.mark.usefixtures("first_plans")
-
 TRAINING = Training(sequence_length=255, global_batch=32)
 REQUEST = Request(find_model("tiny-llama-demo"), TRAINING, find_cluster("dgx-h100"), {})
 SPLIT = {"tp": 4, "micro_batch": 1}

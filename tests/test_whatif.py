@@ -16,8 +16,6 @@ from bigplan.spec.cluster import MOST_NODES, Cluster
 from bigplan.spec.training import Training
 from bigplan.whatif import FULL, Outcome, helps, what_would_help
 
-pytestmark = pytest.mark.usefixtures("first_plans")
-
 GIB = 2**30
 
 

@@ -12,8 +12,6 @@ from bigplan.cli.app import app
 from bigplan.errors import InputError
 from tests.intake.files import DEEPSPEED, FSDP
 
-pytestmark = pytest.mark.usefixtures("first_plans")
-
 ARGUMENTS = ["--model", "llama-3-8b", "--cluster", "hgx-h200", "--seq-len", "4096"]
 # For which better plans are found in a tenth of the time.
 SMALLER = ["--model", "gpt2-xl", "--cluster", "rtx-4090x2-workstation", "--seq-len", "1024"]

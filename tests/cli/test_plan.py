@@ -11,8 +11,6 @@ from bigplan.spec.catalog import find_model
 from bigplan.spec.lora import Lora, trained_count
 from tests.tiny import write_cluster
 
-pytestmark = pytest.mark.usefixtures("first_plans")
-
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("--seq-len", "32", "--global-batch", "4", "--precision", "fp32")
 
