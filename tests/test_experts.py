@@ -30,8 +30,6 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from tests.export.test_tools import MEGATRON
 
-pytestmark = pytest.mark.usefixtures("first_plans")
-
 SMALL = find_model("qwen3-0.6b")
 # The dense model's matrices for a token, split over 4 of 16 experts.
 ROUTED = ModelSpec.model_validate(

@@ -43,7 +43,6 @@ def test_gpt3_175b_does_not_fit_one_dgx_a100() -> None:
         planned("gpt3-175b", find_cluster("dgx-a100-80g"), SC21, **ON_GPU, micro_batch=1)
 
 
-@pytest.mark.usefixtures("first_plans")
 def test_gpt3_175b_fits_one_dgx_a100_with_host_memory_and_nvme() -> None:
     plan = planned("gpt3-175b", find_cluster("dgx-a100-80g"), SC21)
     state = 16 * plan.model.parameter_count
@@ -52,7 +51,6 @@ def test_gpt3_175b_fits_one_dgx_a100_with_host_memory_and_nvme() -> None:
     assert held[Tier.GPU] < state
 
 
-@pytest.mark.usefixtures("first_plans")
 def test_a_70b_on_one_rtx_4090_lives_on_its_drive_and_wears_it_out() -> None:
     training = Training(sequence_length=8192, global_batch=512)
     plan = planned("llama-3-70b", find_cluster("rtx-4090-workstation"), training)
