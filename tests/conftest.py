@@ -46,7 +46,7 @@ def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def first_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans as a search first finds them: for tests that ask nothing about how good plans are.
 
-    The climb that improves plans takes much of a search: of a small model that moves tensors 5.8 of 6.2 s.
+    The climb that improves plans takes much of a search: 5.8 of 6.2 s of a small model that moves.
     """
     from bigplan.effort import Effort
     from bigplan.solve.improve import BUDGETS, Budget
