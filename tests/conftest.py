@@ -42,6 +42,19 @@ def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def first_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans as a search first finds them: for tests that ask nothing about how good plans are.
+
+    The climb that improves plans takes much of a search: 5.8 of 6.2 s of a small model that moves.
+    """
+    from bigplan.effort import Effort
+    from bigplan.solve.improve import BUDGETS, Budget
+
+    none = Budget(simulations=0, instructions=0, strategies=0, patience=0)
+    monkeypatch.setitem(BUDGETS, Effort.USUAL, none)
+
+
 @pytest.hookimpl(optionalhook=True)  # of xdist's, which one process does without
 def pytest_xdist_auto_num_workers() -> int:
     """Two more than cores: tests of launches wait most of their time for Ray, for 9 minutes in all.

@@ -10,6 +10,8 @@ from bigplan.planner import Request, make_plan
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 
+pytestmark = pytest.mark.usefixtures("first_plans")
+
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 100, 999, 1000])
 @pytest.mark.parametrize("close", [0, CLOSE])

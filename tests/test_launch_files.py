@@ -14,6 +14,8 @@ from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.sweep import Studied, load_study
 from tests.tiny import small_cluster
 
+pytestmark = pytest.mark.usefixtures("first_plans")
+
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCH = ROOT / "launch"
 RESULTS = ROOT / "benchmarks" / "results" / "2026-11-24-experiments"

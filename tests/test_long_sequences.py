@@ -17,6 +17,8 @@ from bigplan.spec.training import Training
 from bigplan.verify import verify
 from tests.tiny import small_cluster
 
+pytestmark = pytest.mark.usefixtures("first_plans")
+
 LONG = 2**21  # tokens: 16 GiB of a hidden state of llama-3-8b
 Settings = dict[str, str | int | float]
 

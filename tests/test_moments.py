@@ -37,6 +37,8 @@ from tests.examples import examples
 from tests.tiny import tiny_plan
 from tests.toys import kind_placement, placed, toy_graph
 
+pytestmark = pytest.mark.usefixtures("first_plans")
+
 runs = settings(max_examples=examples(30), derandomize=True, deadline=None)
 FEWER: tuple[Moments, ...] = ("bf16", "int8")
 BYTES = {"fp32": 12, "bf16": 8, "int8": 6 + 8 / BLOCK}  # of a parameter's state

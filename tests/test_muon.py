@@ -28,6 +28,8 @@ from bigplan.spec.lora import Lora
 from bigplan.spec.optimizer import Optimizer, orthogonalised
 from bigplan.spec.training import Training
 
+pytestmark = pytest.mark.usefixtures("first_plans")
+
 MUON = Training(sequence_length=4096, global_batch=16, optimizer=Optimizer(name="muon"))
 ADAMW = MUON.model_copy(update={"optimizer": Optimizer()})
 MODEL = find_model("llama-3-8b")

@@ -54,9 +54,13 @@ def _plan(cluster: Cluster, settings: Settings | None = None, **options: bool | 
     return make_plan(request)
 
 
-@cache
 def _capped(gpu: int | None = None, host: int | None = None, nvme: int | None = None) -> Plan:
-    return _plan(_machine(gpu, host, nvme))
+    return _once(gpu, host, nvme)
+
+
+@cache
+def _once(*caps: int | None) -> Plan:
+    return _plan(_machine(*caps))
 
 
 CAPS = [(None, None, None), (60, None, None), (30, None, None), (20, 87, 2000), (20, 1000, 0)]
@@ -130,6 +134,7 @@ def test_more_memory_is_never_worse() -> None:
             _not_worse(better, worse)
 
 
+@pytest.mark.usefixtures("first_plans")
 @pytest.mark.parametrize(
     "field", ["host_to_device", "device_to_host", "read", "write", "adam_rate"]
 )
@@ -142,7 +147,13 @@ def test_more_bandwidth_is_never_worse(field: str) -> None:
     if part == "pcie":
         factor[f"node_{field}"] = getattr(block, f"node_{field}") * 4
     faster = group.model_copy(update={part: block.model_copy(update=factor)})
-    _not_worse(_plan(cluster.model_copy(update={"node_groups": (faster,)})), _capped(20, 87, 2000))
+    _not_worse(_plan(cluster.model_copy(update={"node_groups": (faster,)})), _tight_first_plan())
+
+
+@cache
+def _tight_first_plan() -> Plan:
+    """Of tests with first plans alone."""
+    return _plan(_machine(20, 87, 2000))
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -153,7 +164,8 @@ def test_what_fits_stays_on_the_gpu(devices: int) -> None:
 
 
 # The blocks' optimizer state and activations are left to choose: few enough to try all.
-FEW: Settings = {"micro_batch": 1, "accumulation_group": 2, "streamed": 0} | {
+ALONE = {"micro_batch": 1, "accumulation_group": 2}
+FEW: Settings = {**ALONE, "streamed": 0, "optimizer.nvme": 0} | {
     f"{kind}.{tensor}": "gpu"
     for kind in ("embedding", "head")
     for tensor in ("parameters", "gradients", "optimizer")
@@ -239,6 +251,7 @@ def _pins_of(plan: Plan) -> dict[str, str | int | float]:
     return settings
 
 
+@pytest.mark.usefixtures("first_plans")
 @pytest.mark.parametrize("caps", [(5, None, 0), (60, 1, 0), (20, 50, 0), (30, 1, 60), (20, 1, 1)])
 def test_what_is_short_is_named_and_adding_it_is_enough(caps: tuple[int | None, ...]) -> None:
     with pytest.raises(InfeasibleError) as error:
@@ -260,6 +273,7 @@ def test_what_is_short_is_named_and_adding_it_is_enough(caps: tuple[int | None, 
         _plan(_machine(**tiers | {short.tier: half}))
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_pins_are_obeyed_or_refused() -> None:
     plan = _plan(_machine(), {"block.parameters": "host", "micro_batch": 2, "recompute": "full"})
     block = plan.placement.stages[0].kinds["block"]
@@ -274,6 +288,7 @@ def test_pins_are_obeyed_or_refused() -> None:
         _plan(_machine(), {"parameters": "host", "optimizer": "gpu"})
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_an_engine_limits_the_strategies() -> None:
     cluster = find_cluster("dgx-h100").with_caps(gpu=3 * 2**30)
     training = Training(sequence_length=256, global_batch=32)
@@ -321,6 +336,7 @@ def test_alternatives_are_other_strategies_and_no_better() -> None:
     assert plan.search.strategies > len(strategies)
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_a_stopped_search_gives_its_best_plan_and_says_so() -> None:
     cluster = find_cluster("dgx-h100").with_caps(gpu=3 * 2**30)
     training = Training(sequence_length=256, global_batch=32)
@@ -400,6 +416,7 @@ def test_splits_pinned_to_a_part_of_a_node_beside_others_are_no_plan() -> None:
         make_plan(Request(find_model("llama-3.2-1b"), training, cluster, pins))
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_moved_bytes_are_those_of_the_lane_s_busiest_stage() -> None:
     plan = _plan(_machine(), {"optimizer": "nvme"})
     candidate, (program,) = programs_of(plan)

@@ -12,6 +12,8 @@ from bigplan.spec.experiment import make_experiment
 from bigplan.spec.training import Training
 from bigplan.wear import allowed_bytes, require_wear, wear_of, worn_out
 
+pytestmark = pytest.mark.usefixtures("first_plans")
+
 MODEL = find_model("llama-3-8b").model_copy(update={"layers": 2})
 TRAINING = Training(sequence_length=1024, global_batch=4, tokens=10**8)
 # State that half of the host's memory would hold, but for what the limit keeps off the drive.

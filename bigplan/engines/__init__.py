@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from bigplan.collector import collected_rarely
 from bigplan.engines.auto import Chosen, choose
 from bigplan.engines.deepspeed import DeepSpeed
 from bigplan.engines.engine import Engine
@@ -39,6 +40,7 @@ def engine_of(plan: Plan) -> Engine:
     return _PLANNED[plan.engine]
 
 
+@collected_rarely()
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     """The best plan for the engine that the request names. Raises as Engine.make_plan.
 
@@ -58,6 +60,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     return require_wear(made, request.max_wear)
 
 
+@collected_rarely()
 def chosen(request: Request, watch: Watch = unwatched) -> Chosen:
     """The fastest plan that can run here and now, and the plans that it was chosen from.
 

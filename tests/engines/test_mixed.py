@@ -17,6 +17,8 @@ from bigplan.spec.mixed import choices
 from bigplan.spec.training import Training
 from tests.wording import tells
 
+pytestmark = pytest.mark.usefixtures("first_plans")
+
 TRAINING = Training(sequence_length=2048, global_batch=64)
 
 

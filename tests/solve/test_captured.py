@@ -10,6 +10,8 @@ from bigplan.planner import Request, make_plan, programs_of
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 
+pytestmark = pytest.mark.usefixtures("first_plans")
+
 MODEL = find_model("tiny-llama-demo")
 TRAINING = Training(sequence_length=256, global_batch=8)
 

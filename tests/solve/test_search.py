@@ -126,14 +126,22 @@ def test_families_cover_the_space() -> None:
     assert any(s.first_blocks or s.last_blocks for s in every)
 
 
-def test_a_watched_search_is_told_where_it_stands() -> None:
-    told: list[tuple[float | None, float, int]] = []
+Told = list[tuple[float | None, float, int]]
+
+
+@cache
+def _watched() -> tuple[Found, Told]:
+    told: Told = []
 
     def watch(best: float | None, bound: float, left: int) -> bool:
         told.append((best, bound, left))
         return True
 
-    found = search(_workload(), Scope(), watch)
+    return search(_workload(), Scope(), watch), told
+
+
+def test_a_watched_search_is_told_where_it_stands() -> None:
+    found, told = _watched()
     assert not found.stopped
     best = [seconds or inf for seconds, _, _ in told]
     assert best == sorted(best, reverse=True)
@@ -151,7 +159,7 @@ def test_a_stopped_search_answers_with_its_best(how: str) -> None:
             raise KeyboardInterrupt
         return False
 
-    found, whole = search(_workload(), Scope(), watch), search(_workload(), Scope())
+    found, (whole, _) = search(_workload(), Scope(), watch), _watched()
     assert found.stopped
     # A search that ends takes the simplest plan of those about as fast.
     assert found.bound <= whole.best.seconds <= found.best.seconds * (1 + WITHIN)
@@ -226,6 +234,7 @@ def test_fewer_rings_are_taken_where_more_do_not_fit() -> None:
     assert max(p.bytes_by_tier()[Tier.GPU] for p in tight.best.programs) <= short * MIB
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_a_network_that_estimates_make_light_of_does_not_end_the_search() -> None:
     """Plans with one or two stages come first, and are 40% above their estimates."""
     network = find_network("ethernet-50g")
