@@ -141,11 +141,11 @@ def test_fused_norms_are_no_chains_forward_backward_and_again() -> None:
         assert {op.eager for op in changed if isinstance(op, Stream)} == {1.0}
 
 
-class _Passes(TorchDispatchMode):
+class _Passes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what operators read and write of tensors of a size, and those operators."""
 
     def __init__(self, elements: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.elements, self.moved = elements, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -173,7 +173,7 @@ def test_positions_with_a_factor_take_as_many_passes_as_torch_makes() -> None:
         result = torch.cat((summed, others), dim=-1)
     gradient = torch.ones_like(result)
     with _Passes(heads.numel()) as backward:
-        result.backward(gradient)
+        result.backward(gradient)  # type: ignore[no-untyped-call]
 
     graph, _ = _graphs("cheap", "gpt-oss-20b")
     changed = turning_by_torch(graph, find_model("gpt-oss-20b"))

@@ -238,7 +238,8 @@ def test_what_a_run_says_does_not_overlap_is_waited_for() -> None:
     assert usual.tensor_exposed == usual.tensor_exposed_async < alone.tensor_exposed == 1.0
     assert (alone.reduce_exposed, alone.send_exposed) == (1.0, 1.0)
     assert usual.reduce_exposed < 1.0 > usual.send_exposed
-    assert usual.beside_weights and not alone.beside_weights
+    assert usual.beside_weights
+    assert not alone.beside_weights
 
 
 def test_asynchronous_tensor_parallelism_exposes_less() -> None:
