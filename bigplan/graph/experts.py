@@ -45,8 +45,8 @@ def row_bytes(shape: RankShape) -> int:
 
 def inner_bytes(shape: RankShape) -> int:
     """Bytes of all rows' gate, up or inner values on a tensor-parallel rank."""
-    *_, activation = shape.steps(StepOp.ACTIVATION)  # after that of an MLP beside the experts
-    return shape.activation_shape.nbytes(activation.gives[0])
+    activations = shape.steps(StepOp.ACTIVATION)[-1:]  # after that of an MLP beside the experts
+    return sum(shape.activation_shape.nbytes(step.gives[0]) for step in activations)
 
 
 def grouped_product(shape: RankShape, step: LayerStep, *, fp8: bool = False) -> Gemm:

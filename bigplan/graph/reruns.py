@@ -11,12 +11,11 @@ from bigplan.graph.expert_biases import biases_of
 from bigplan.graph.experts import SENT, brought_again, kept_rows
 from bigplan.graph.graph import Recompute, Rerun
 from bigplan.graph.latent import made_again, runs_again
-from bigplan.graph.mixers import mixing, output_of
+from bigplan.graph.mixers import mixing, out_of_output, output_of
 from bigplan.graph.operators import Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.shared import into_mlp, out_of_mlp
 from bigplan.graph.spread import counted, places_bytes
-from bigplan.graph.sums import out_of_matrix
 from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.layers import SHARED_ACTIVATION
 from bigplan.spec.step import LayerStep, StepOp, StepValue
@@ -63,7 +62,7 @@ def reruns(
     mixer, output = mixing(shape), output_of(shape)
     summed = (*mixer.into(shape, ""),)
     if all(op.name != output for op in left_out):
-        summed += out_of_matrix(shape, output)
+        summed += out_of_output(shape)
     if all(op.name != "mlp down" for op in left_out):
         summed += out_of_mlp(shape, "mlp output")
     exchanged_again = (*mixer.exchanges(shape), *wide_norms(shape))

@@ -13,7 +13,7 @@ from bigplan.spec.architecture import Architecture
 from bigplan.spec.convolution_steps import convolution
 from bigplan.spec.delta_rule_steps import delta_rule
 from bigplan.spec.latent_heads import latent_heads
-from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, STATE_SPACE, Mixer
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, MLP, STATE_SPACE, Mixer
 from bigplan.spec.state_space_steps import state_space
 from bigplan.spec.step import TERMS, LayerStep, Parameter, Split, StepOp, StepValue, product
 
@@ -29,6 +29,7 @@ _KINDS: Mapping[tuple[Mixer, bool], str] = {
     (CONVOLUTION, False): CONVOLUTION,
     (DELTA_RULE, False): DELTA_RULE,
     (STATE_SPACE, False): STATE_SPACE,
+    (MLP, False): MLP,
     (ATTENTION, False): BLOCK,
 }
 BLOCKS = tuple(_KINDS.values())
@@ -83,27 +84,41 @@ def _block(model: Architecture) -> tuple[LayerStep, ...]:
     """Attention and MLP, each added to the residual stream, with norms before or after.
 
     Another mixer may stand in place of attention. With a parallel residual both read the block's
-    input, normed for each or once for both.
+    input, normed for each or once for both. A block may be a mixer or an MLP alone.
     """
     x = _hidden(model, "input")
+    if model.mixer == MLP:
+        return _widening_half(model, x, x)
     first = _opening_norm(model, "input_norm", "input norm", x, "attention input")
     read = first[-1].gives[0] if first else x
     mixing = _MIXING.get(model.mixer, _attention)(model, read)
     mixing += _closing(model, "attention", mixing[-1].gives[0])
-    between = _sum(f"{model.mixer} residual", x, mixing[-1].gives[0], "between")
+    gives = "between" if model.has_mlp else "output"
+    between = _sum(f"{model.mixer} residual", x, mixing[-1].gives[0], gives)
+    half = (*first, *mixing, between)
+    if not model.has_mlp:
+        return half
+    read = x if model.parallel_residual and not model.shared_norm else read
+    return (*half, *_widening_half(model, read, between.gives[0]))
+
+
+def _widening_half(
+    model: Architecture, read: StepValue, stream: StepValue
+) -> tuple[LayerStep, ...]:
+    """The MLP or experts, of the stream or, with a parallel residual, of `read`, and their sum."""
     second = list[LayerStep]()
     if not model.shared_norm:
-        read = x if model.parallel_residual else between.gives[0]
+        read = read if model.parallel_residual else stream
         second = _opening_norm(model, "post_norm", "post norm", read, "mlp input")
         read = second[-1].gives[0] if second else read
-    shared, stream = _shared(model, read, between.gives[0])
+    shared, stream = _shared(model, read, stream)
     if model.experts:  # whose weights hold the factor of what they add
         mlp = _experts(model, read)
     else:
         mlp = _mlp(model, read)
         mlp += _closing(model, "mlp", mlp[-1].gives[0])
     last = _sum("mlp residual", stream, mlp[-1].gives[0], "output")
-    return (*first, *mixing, between, *second, *shared, *mlp, last)
+    return (*second, *shared, *mlp, last)
 
 
 def _opening_norm(
