@@ -32,6 +32,9 @@ _COUNTS = {
     "taps": "conv_kernel",
 }
 _PATTERN, _TYPES = "hybrid_override_pattern", "layers_block_type"
+# To this, transformers 5.23 raises time steps whatever `time_step_limit` says (0.001 unless told),
+# and takes its logarithm. NVIDIA's own code goes by `time_step_limit`, as `_read` does.
+_LEAST, _NO_LEAST = "time_step_min", 1e-9
 _EXPERTS = "experts"  # of blocks, besides mixers and MLP
 _LETTERS = {"M": STATE_SPACE, "*": ATTENTION, "-": MLP, "E": _EXPERTS}
 _WORDS = {
@@ -126,6 +129,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "mlp_bias": model.mlp_bias,
         "tie_word_embeddings": False,
         **write_alone(space, _COUNTS),
+        _LEAST: max(space.least_step, _NO_LEAST),
         **NO_TOKENS,
     }
 
