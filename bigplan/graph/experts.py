@@ -30,6 +30,9 @@ EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES = 24, 10
 # The clamped activation of GPT-OSS by torch's operators (runtime/clamped.py).
 EAGER_CLAMPED, EAGER_CLAMPED_LAUNCHES = 18, 8
 EAGER_CLAMPED_BACK, EAGER_CLAMPED_BACK_LAUNCHES = 56, 26
+# The squared relu of experts without a gate, likewise (runtime/squared.py).
+EAGER_SQUARED, EAGER_SQUARED_LAUNCHES = 6, 3
+EAGER_SQUARED_BACK, EAGER_SQUARED_BACK_LAUNCHES = 19, 8
 DISPATCHED_BACK_PASSES = 5  # Megatron Core keeps the activation that the native backward writes
 # A bias, and groups: bytes a score and kernels beyond these.
 BIASED_BYTES, BIASED_LAUNCHES = 8, 4

@@ -224,7 +224,9 @@ def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple
 
 def _shared(p: Parameters, x: Tensor, normed: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
     """Add to x what the MLP beside the experts gives of `normed`."""
-    last, names = ways.last or ways.close, ["shared.gate_proj", "shared.up_proj"]
+    last, names = ways.last or ways.close, ["shared.up_proj"]
+    if model.gated:
+        names.insert(0, "shared.gate_proj")
     if model.shared_gate:
         names.append("shared_gate")
     inputs = (ways.widening or ways.linears)(p, tuple(names), normed)
@@ -233,7 +235,7 @@ def _shared(p: Parameters, x: Tensor, normed: Tensor, model: ModelSpec, ways: Wa
         inner = gated_by_score(ways.experts.rows, (gate, up), score, ways.forget)
     elif not model.adds_products:
         return _closed_and_added(p, "shared.down_proj", x, inputs, model, ways)
-    elif ways.gated:
+    elif ways.gated and model.gated:
         return ways.gated(p, "shared.down_proj", x, inputs, "swiglu")
     else:
         inner = _activation(inputs, model, ways)

@@ -27,6 +27,7 @@ from bigplan.runtime.mixture import (
     UP_BIAS,
     Entering,
     ForgetRouted,
+    Matrix,
     Mixture,
     Routed,
     by_experts,
@@ -95,7 +96,10 @@ def unit_vectors(dispatch: Dispatch, places: Places, bias: Tensor) -> Tensor:
 
 
 class RoutedRows(Function):
-    """Gate and up of the rows of x, their weights, their ways and their places."""
+    """Gate and up of the rows of x, their weights, their ways and their places.
+
+    Gate is None where experts have no such matrix.
+    """
 
     @staticmethod
     def forward(
@@ -128,10 +132,14 @@ class RoutedRows(Function):
         kept = x if asked else None, tokens if dispatch.away else None
         ctx.save_for_backward(*kept, scores, *places, router, gate, up, biases[0])
         rows = read(dispatch, mixture.rows, mixture.grouped, tokens, *places)
-        matrices = ((gate,), (up,)) if biases[0] is None else ((gate, biases[0]), (up, biases[1]))
+        matrices: tuple[Matrix | None, Matrix] = (None if gate is None else (gate,)), (up,)
+        if biases[0] is not None:
+            matrices = (gate, biases[0]), (up, biases[1])
         opened, beside = (
-            given(dispatch, mixture.grouped, own, rows, weight, *places, *bias)
-            for own, (weight, *bias) in zip(adapters, matrices, strict=True)
+            given(dispatch, mixture.grouped, own, rows, matrix[0], *places, *matrix[1:])
+            if matrix is not None
+            else None
+            for own, matrix in zip(adapters, matrices, strict=True)
         )
         if forget is not None:
             routed = Routed(tokens, opened, beside, by_row, by_token, places, dispatch, adapters)
@@ -149,13 +157,15 @@ class RoutedRows(Function):
         del x
         by_gate, by_up, by_weights, by_own, *_ = gradients
         grouped = mixture.grouped
-        rows = grouped.leaving(grouped.read(by_gate), gate, ends)
-        beside = grouped.leaving(grouped.read(by_up), up, ends)
-        for own, by_output, total in zip(adapters, (by_gate, by_up), (rows, beside), strict=True):
+        found = []
+        for own, by_output, matrix in zip(adapters, (by_gate, by_up), (gate, up), strict=True):
+            if matrix is None:
+                continue
+            found.append(grouped.leaving(grouped.read(by_output), matrix, ends))
             if own is not None:
-                own.add_by_input(total, by_output, ends)
-        by_input = dispatch.combined(mixture.rows, rows, places, beside)
-        del rows, beside
+                own.add_by_input(found[-1], by_output, ends)
+        by_input = dispatch.combined(mixture.rows, found[0], places, *found[1:])
+        del found
         by_token = dispatch.returned(by_weights, places)
         by_scores = experts.by_scores(
             scores,
@@ -170,8 +180,11 @@ class RoutedRows(Function):
             if mixture.frozen:
                 return [None, None]
             rows = grouped.read_again(sent(dispatch, mixture.rows, tokens, *places), ends)
-            named = ((GATE, gate), by_gate), ((UP, up), by_up)
-            return [by_experts(mixture, one, (by, rows), ends) for one, by in named]
+            named = (GATE, gate, by_gate), (UP, up, by_up)
+            return [
+                None if matrix is None else by_experts(mixture, (name, matrix), (by, rows), ends)
+                for name, matrix, by in named
+            ]
 
         # What other ranks' experts give comes beside these products.
         by_matrices = [None, None] if kept is None or mixture.frozen else by_factors(kept)

@@ -249,8 +249,7 @@ def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:
 
 def _mlp(model: Architecture, x: StepValue) -> list[LayerStep]:
     """A gated MLP, or one with a plain activation. ReLU's derivative needs only its output."""
-    names = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
-    modules = {name: StepValue(name.removesuffix("_proj"), model.ffn) for name in names}
+    modules = {f"{name}_proj": StepValue(name, model.ffn) for name in _entering(model)}
     inner, inputs = StepValue("inner", model.ffn), tuple(modules.values())
     by_output = model.mlp == "relu"
     saved = (inner,) if by_output else inputs
@@ -265,6 +264,11 @@ def _mlp(model: Architecture, x: StepValue) -> list[LayerStep]:
     ]
 
 
+def _entering(model: Architecture) -> tuple[str, ...]:
+    """What MLPs make of what they read, by names of matrices."""
+    return ("gate", "up") if model.gated else ("up",)
+
+
 def _shared(
     model: Architecture, x: StepValue, stream: StepValue
 ) -> tuple[list[LayerStep], StepValue]:
@@ -274,8 +278,9 @@ def _shared(
     """
     if not model.shared_ffn:
         return [], stream
-    inputs = tuple(StepValue(f"shared {name}", model.shared_ffn) for name in ("gate", "up"))
-    modules = {f"shared.{name}_proj": v for name, v in zip(("gate", "up"), inputs, strict=True)}
+    names = _entering(model)
+    inputs = tuple(StepValue(f"shared {name}", model.shared_ffn) for name in names)
+    modules = {f"shared.{name}_proj": v for name, v in zip(names, inputs, strict=True)}
     first, inner = (
         product(SHARED_UP, x, modules, bias=False),
         inputs[0]._replace(name="shared inner"),
@@ -304,7 +309,7 @@ def _shared(
 
 
 def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
-    """A router and gated MLPs, of which each token passes some.
+    """A router and MLPs, gated or not, of which each token passes some.
 
     Every tensor-parallel rank routes all tokens and has a part of each expert. Values between ROUTE
     and COMBINE have a row for each expert that a token passes. An expert's result is weighted
@@ -316,21 +321,23 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     routing = _routing(model, x)
     sent, weights = routing[-1].gives
     each = model.experts_per_token
-    gate, up, inner = (StepValue(name, model.ffn, each) for name in ("gate", "up", "inner"))
-    returned = sent._replace(name="returned")
-    first, last = _of_experts(model, "gate_proj", "up_proj"), _of_experts(model, "down_proj")
+    names = _entering(model)
+    *entered, inner = (StepValue(name, model.ffn, each) for name in (*names, "inner"))
+    opened, returned = tuple(entered), sent._replace(name="returned")
+    first = _of_experts(model, *(f"{name}_proj" for name in names))
+    last = _of_experts(model, "down_proj")
     activation = LayerStep(
         StepOp.ACTIVATION,
         "activation",
-        (gate, up, weights),
+        (*opened, weights),
         (inner,),
-        saves=(gate, up),
+        saves=opened,
         statistics=(weights,),
         cheap=True,
     )
     return [
         *routing,
-        LayerStep(StepOp.PRODUCT, "mlp up", (sent,), (gate, up), first),
+        LayerStep(StepOp.PRODUCT, "mlp up", (sent,), opened, first),
         activation,
         LayerStep(StepOp.PRODUCT, "mlp down", (inner,), (returned,), last, saves=(inner,)),
         LayerStep(StepOp.COMBINE, "combine", (returned,), (_hidden(model, "mlp output"),)),

@@ -523,6 +523,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "nemotron_h",
         NEMOTRON_H | {"mlp_bias": True, "use_bias": True, "use_conv_bias": False, "n_groups": 1},
     ),
+    "nemotron-h-experts": (
+        "nemotron_h",
+        NEMOTRON_H
+        | {"layers_block_type": ["mamba", "moe", "attention", "moe"], "n_routed_experts": 8}
+        | {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56}
+        | {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+    ),
     "mamba2": ("mamba2", MAMBA2),
     "mamba2-tied": ("mamba2", MAMBA2 | {"tie_word_embeddings": True, "use_bias": True}),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
@@ -588,6 +595,11 @@ def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, t
         theirs = {name.replace(old, new): value for name, value in theirs.items()}
     if config.model_type == "olmo_hybrid":
         theirs = _of_olmo_hybrid(theirs, config)
+    for name in [n for n in theirs if n.endswith("mixer.experts.up_proj")]:
+        prefix = name.removesuffix("up_proj")
+        for part in ("up_proj", "down_proj"):
+            each = enumerate(theirs.pop(f"{prefix}{part}"))
+            theirs |= {f"{prefix}{e}.{part}.weight": one for e, one in each}
     for name in [n for n in theirs if n.endswith("experts.gate_up_proj")]:
         if config.model_type != "gpt_oss":
             theirs |= _of_experts(theirs, name.removesuffix("gate_up_proj"))
