@@ -114,8 +114,8 @@ def _run_again(shape: RankShape, stream: Stream) -> Stream | None:
     """
     if stream.name == "activation" and shape.model.experts:
         return None
-    gated = stream.name == "activation" and shape.model.gated
+    gated = stream.name == "activation"
     gated = gated or (stream.name == SHARED_ACTIVATION and not shape.model.shared_gate)
-    if gated and shape.fused:
+    if gated and shape.model.gated and shape.fused:
         return Stream(stream.name, stream.nbytes / 3, 0, eager=3.0)
     return stream

@@ -68,7 +68,7 @@ def shared_workspace(shape: RankShape) -> int:
     inner = shared_inner_bytes(shape)
     if not inner:
         return 0
-    plain = shape.fused and not shape.generated
+    plain = shape.fused and not shape.generated and shape.model.gated
     passes = (2 if shape.generated else 4) if shape.model.shared_gate else 2 + plain
     matrix = shape.model.hidden * (shape.model.shared_ffn // shape.tp) * shape.element
     scaled = 0 if shape.model.adds_products else shape.hidden  # the gradient by the product

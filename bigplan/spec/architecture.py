@@ -92,7 +92,7 @@ class Architecture(Spec):
     """runs of blocks by what mixes their tokens, over and over, as [2 convolution, 1 attention]
 
     Without a pattern, all blocks have the same mixer. With `mlp` among its words, as in
-    [1 state_space, 1 mlp], each block is one thing alone: a mixer, or an MLP or experts (Nemotron-H).
+    [1 state_space, 1 mlp], each block is one thing alone: a mixer, an MLP or experts (Nemotron-H).
     """
     vocab: int = Field(gt=0, le=10**8)
     """rows of the token table"""

@@ -43,12 +43,16 @@ SEVERAL_KINDS: dict[str, object] = {
     "convolution": {"taps": 3},
     "mixer_pattern": ("1 convolution", "1 attention"),
 }
-# Blocks with a state space, which do not split sequences, beside others.
+# Blocks that are a state space, experts or attention alone; the first do not split sequences.
 STATE_SPACE: dict[str, object] = {
     "state_space": {"heads": 16, "head_dim": 4, "state": 16},
-    "mixer_pattern": ("1 state_space", "1 attention"),
-    "residual_scale": 0.3,
+    "mixer_pattern": ("1 state_space", "1 mlp", "1 attention"),
     "positions": "none",
+    "mlp": "relu2",
+    "ffn": 32,
+    "experts": 4,
+    "experts_per_token": 2,
+    "shared_ffn": 32,
 }
 OF_STATE_SPACE = ("dp2-zero3", "tp2", "pp2-vpp2")  # layouts
 

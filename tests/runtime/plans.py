@@ -189,7 +189,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         mixers = of_lfm2(dense=dense) | of_qwen3_next(dense=dense) | of_granite4(dense=dense)
         style |= draw(mixers | of_nemotron_h(style) if _stand_alone(style) else mixers)
     several = {"attention_pattern", "dense_blocks", "mixer_pattern"} & {*style}
-    least = 3 if _ALONE == style.get("mixer_pattern") else 2 if several else 1
+    least = 3 if style.get("mixer_pattern") == _ALONE else 2 if several else 1
     tied = draw(flag)
     turned = style.get("positions", "rope") == "rope"
     norms = _NORMS_OF_HEADS if turned else _NORMS_OF_HEADS[:3]
@@ -289,12 +289,13 @@ def _latent(draw: st.DrawFn) -> dict[str, object]:
 
 @st.composite
 def beside_experts(draw: st.DrawFn) -> dict[str, object]:
-    """Parts of DeepSeek's, GLM-4.5's and Qwen2-MoE's models beside experts, each or not."""
+    """Parts of DeepSeek's, GLM-4.5's, Qwen2-MoE's and Nemotron 3's models, each or not."""
     style: dict[str, object] = {}
     if draw(st.booleans()):
         style |= {"shared_ffn": draw(st.sampled_from((16, 48))), "shared_gate": draw(st.booleans())}
     if not style.get("shared_gate"):
         style["residual_scale"] = draw(st.sampled_from((1.0, 0.3)))
+        style["mlp"] = draw(st.sampled_from(("swiglu", "relu2")))
     if draw(st.booleans()):
         style |= {"dense_blocks": 1, "dense_ffn": 64}
     if draw(st.booleans()):
