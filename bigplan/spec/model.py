@@ -107,6 +107,11 @@ class ModelSpec(Architecture):
         """Elements in one layer of this kind (a tied head holds only its norm)."""
         return sum(parameter.values for parameter in self._kinds[kind])
 
+    @property
+    def routed_blocks(self) -> int:
+        """How many blocks have experts."""
+        return sum(self.seen_by(kind).experts > 0 for kind in self._sequence[1:-1])
+
     def passed(self, parameter: Parameter) -> int:
         """Elements of a parameter that a token passes: those of the experts picked for it."""
         if not parameter.name.startswith(OF_AN_EXPERT):
