@@ -233,8 +233,9 @@ class Adds(Protocol):
         """Add, or overwrite."""
 
 
-Weighting = Callable[[Tensor, Tensor, Tensor], Tensor]
-WeightingBackward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+# Of gate, up and weights, and of the gradient besides; squared relu has no gate: None.
+Weighting = Callable[..., Tensor]
+WeightingBackward = Callable[..., tuple[Tensor | None, Tensor, Tensor]]
 
 
 class RowOperators(NamedTuple):

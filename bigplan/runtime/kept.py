@@ -185,7 +185,7 @@ class KeptActivations:
             rows = _RecomputedTensor(read, [tokens, *places])
             outputs = zip((routed.gate, routed.up), matrices, routed.adapters, strict=True)
             for output, entering, own in outputs:
-                if output is None or entering is None:
+                if output is None or entering is None:  # of a gate that experts have not
                     continue
                 matrix, *biases = entering
                 given = partial(routed_rows.given, dispatch, grouped, own)

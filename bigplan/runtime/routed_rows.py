@@ -9,6 +9,7 @@ are saved, too, because it takes an exchange to have them again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -135,12 +136,12 @@ class RoutedRows(Function):
         matrices: tuple[Matrix | None, Matrix] = (None if gate is None else (gate,)), (up,)
         if biases[0] is not None:
             matrices = (gate, biases[0]), (up, biases[1])
-        opened, beside = (
-            given(dispatch, mixture.grouped, own, rows, matrix[0], *places, *matrix[1:])
-            if matrix is not None
-            else None
-            for own, matrix in zip(adapters, matrices, strict=True)
-        )
+
+        def entered(own: ExpertAdapters | None, matrix: Matrix) -> Tensor:
+            return given(dispatch, mixture.grouped, own, rows, matrix[0], *places, *matrix[1:])
+
+        opened = None if matrices[0] is None else entered(adapters[0], matrices[0])
+        beside = entered(adapters[1], matrices[1])
         if forget is not None:
             routed = Routed(tokens, opened, beside, by_row, by_token, places, dispatch, adapters)
             forget(x, matrices, routed)
@@ -177,14 +178,8 @@ class RoutedRows(Function):
         ).to(router.dtype)
 
         def by_factors(tokens: Tensor) -> list[Tensor | None]:
-            if mixture.frozen:
-                return [None, None]
-            rows = grouped.read_again(sent(dispatch, mixture.rows, tokens, *places), ends)
-            named = (GATE, gate, by_gate), (UP, up, by_up)
-            return [
-                None if matrix is None else by_experts(mixture, (name, matrix), (by, rows), ends)
-                for name, matrix, by in named
-            ]
+            rows = sent(dispatch, mixture.rows, tokens, *places)
+            return _by_factors(mixture, ((gate, by_gate), (up, by_up)), rows, ends)
 
         # What other ranks' experts give comes beside these products.
         by_matrices = [None, None] if kept is None or mixture.frozen else by_factors(kept)
@@ -207,6 +202,17 @@ class RoutedRows(Function):
             named = (GATE_BIAS, by_gate), (UP_BIAS, by_up)
             by_biases[1:] = [by_matrix(mixture.sums, name, one, vectors) for name, one in named]
         return None, None, summed().view(ctx.shape), None, by_router, *by_matrices, *by_biases
+
+
+def _by_factors(
+    mixture: Mixture, factors: Sequence[tuple[Tensor | None, Tensor]], rows: Tensor, ends: Tensor
+) -> list[Tensor | None]:
+    """The gradients by gate and up of rows [rows, h], of each and the gradient by what it gives."""
+    read = mixture.grouped.read_again(rows, ends)
+    return [
+        None if matrix is None else by_experts(mixture, (name, matrix), (gradient, read), ends)
+        for name, (matrix, gradient) in zip((GATE, UP), factors, strict=True)
+    ]
 
 
 def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:

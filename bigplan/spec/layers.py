@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.convolution_steps import convolution
@@ -281,10 +282,8 @@ def _shared(
     names = _entering(model)
     inputs = tuple(StepValue(f"shared {name}", model.shared_ffn) for name in names)
     modules = {f"shared.{name}_proj": v for name, v in zip(names, inputs, strict=True)}
-    first, inner = (
-        product(SHARED_UP, x, modules, bias=False),
-        inputs[0]._replace(name="shared inner"),
-    )
+    first = product(SHARED_UP, x, modules, bias=False)
+    inner = inputs[0]._replace(name="shared inner")
     read: tuple[StepValue, ...] = inputs
     weights: tuple[StepValue, ...] = ()
     if model.shared_gate:
@@ -377,16 +376,12 @@ def _of_experts(model: Architecture, *modules: str) -> tuple[Parameter, ...]:
     ]
     if model.mlp_bias:
         down = modules == ("down_proj",)
-        rows, split = model.hidden if down else model.ffn, _split(columns=down)
+        rows, split = (model.hidden, "columns") if down else (model.ffn, "rows")
         found += [
-            Parameter(f"experts.{module}.bias", (rows, model.experts), split, False)
+            Parameter(f"experts.{module}.bias", (rows, model.experts), cast(Split, split), False)
             for module in modules
         ]
     return tuple(found)
-
-
-def _split(*, columns: bool) -> Split:
-    return "columns" if columns else "rows"
 
 
 def _head(model: Architecture) -> tuple[LayerStep, ...]:

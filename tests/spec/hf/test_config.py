@@ -35,7 +35,12 @@ _QWEN3_NEXT = _RULE | {"num_experts": 16}
 _GRANITE_4 = {"num_local_experts": 0, "shared_intermediate_size": 160, "mamba_n_heads": 8}
 _NEMOTRON_H = {key: value for key, value in _SMALL.items() if key != "num_hidden_layers"}
 _NEMOTRON_3 = {"hybrid_override_pattern": "ME*E"}
-_MAMBA2 = {"hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 512, "num_heads": 8}
+_MAMBA2: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "vocab_size": 512,
+    "num_heads": 8,
+}
 _MAMBA2 |= {"head_dim": 16, "pad_token_id": None}
 _BAMBA = {"mamba_n_heads": 16, "pad_token_id": None}
 _DOTS1 = {
@@ -367,10 +372,8 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         "rope_theta": spec.rope_theta,
     }
     llama |= {"tie_word_embeddings": spec.tied_embeddings}
-    if spec.state_space is not None and spec.mlp == "relu2":
-        return _nemotron_h(spec, shared)
     if spec.mlp == "relu2":
-        return "nemotron", llama | {"norm_eps": spec.norm_epsilon}
+        return _squared(spec, shared, llama)
     if spec.name.startswith("starcoder2"):
         told = {"norm_epsilon": spec.norm_epsilon, "sliding_window": spec.sliding_window}
         return "starcoder2", llama | told
@@ -387,9 +390,12 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
     return _rope_like(spec, llama)
 
 
-def _nemotron_h(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _squared(
+    spec: ModelSpec, shared: dict[str, Any], llama: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
     """Sizes of states and heads are transformers' defaults; NVIDIA's own patterns of letters."""
-    assert spec.state_space is not None
+    if spec.state_space is None:
+        return "nemotron", llama | {"norm_eps": spec.norm_epsilon}
     letters = {"state_space": "M", "attention": "*", "mlp": "E" if spec.experts else "-"}
     return "nemotron_h", {key: shared[key] for key in shared if key != "num_hidden_layers"} | {
         "hybrid_override_pattern": "".join(letters[mixer] for mixer in spec.mixers),
@@ -720,7 +726,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "qwen3_next, qwen3_5_moe_text, qwen3_5_moe, granitemoehybrid, nemotron_h, or a dense one",
+            "qwen3_5_moe_text, qwen3_5_moe, granitemoehybrid, nemotron_h, or a dense one",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),
