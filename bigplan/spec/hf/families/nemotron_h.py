@@ -195,7 +195,6 @@ NEMOTRON_H = ModelFamily(
     {
         **DEEPSEEK_KEYS,
         **keys_of(_COUNTS | ALONE_FLAGS),
-        "layers": (_TYPES, _PATTERN),
         "mixer_pattern": (_TYPES, _PATTERN),
         "hidden": ("hidden_size",),
         "ffn": ("intermediate_size", "moe_intermediate_size"),
