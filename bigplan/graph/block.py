@@ -28,7 +28,7 @@ from bigplan.graph.experts import (
 from bigplan.graph.four_bits import unpacked_bytes, unpacking
 from bigplan.graph.graph import LayerKind, Tensor
 from bigplan.graph.latent import turned
-from bigplan.graph.mixers import mixing, output_of
+from bigplan.graph.mixers import into_output, mixing, out_of_output
 from bigplan.graph.operators import (
     Collective,
     Gemm,
@@ -49,7 +49,6 @@ from bigplan.graph.shared import (
     shared_workspace,
 )
 from bigplan.graph.spread import counted
-from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_SUM, SHARED_UP
 from bigplan.spec.step import LayerStep, StepOp
@@ -129,7 +128,7 @@ def _collectives(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator
         *mixer.exchanges(shape),
         *mixer.into(shape, ""),
         *into_mlp(shape, "mlp input"),
-        *out_of_matrix(shape, output_of(shape)),
+        *out_of_output(shape),
         *out_of_mlp(shape, "mlp output"),
         *counted(shape),
         *exchanged(shape),
@@ -140,7 +139,7 @@ def _collectives(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator
         *mixer.exchanges(shape),
         *mixer.out_of(shape),
         *out_of_mlp(shape, "mlp input", beside="mlp up by weight"),
-        *into_matrix(shape, output_of(shape)),
+        *into_output(shape),
         *into_mlp(shape, "mlp output"),
         *_gathered_again(shape),
         *exchanged(shape),

@@ -30,6 +30,9 @@ EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES = 24, 10
 # The clamped activation of GPT-OSS by torch's operators (runtime/clamped.py).
 EAGER_CLAMPED, EAGER_CLAMPED_LAUNCHES = 18, 8
 EAGER_CLAMPED_BACK, EAGER_CLAMPED_BACK_LAUNCHES = 56, 26
+# The squared relu of experts without a gate, likewise (runtime/squared.py).
+EAGER_SQUARED, EAGER_SQUARED_LAUNCHES = 6, 3
+EAGER_SQUARED_BACK, EAGER_SQUARED_BACK_LAUNCHES = 17, 8
 DISPATCHED_BACK_PASSES = 5  # Megatron Core keeps the activation that the native backward writes
 # A bias, and groups: bytes a score and kernels beyond these.
 BIASED_BYTES, BIASED_LAUNCHES = 8, 4
@@ -45,8 +48,13 @@ def row_bytes(shape: RankShape) -> int:
 
 def inner_bytes(shape: RankShape) -> int:
     """Bytes of all rows' gate, up or inner values on a tensor-parallel rank."""
-    *_, activation = shape.steps(StepOp.ACTIVATION)  # after that of an MLP beside the experts
-    return shape.activation_shape.nbytes(activation.gives[0])
+    activations = shape.steps(StepOp.ACTIVATION)[-1:]  # after that of an MLP beside the experts
+    return sum(shape.activation_shape.nbytes(step.gives[0]) for step in activations)
+
+
+def _entering(shape: RankShape) -> int:
+    """Values that experts' first products give: gate and up, or up alone."""
+    return 1 + shape.model.gated
 
 
 def grouped_product(shape: RankShape, step: LayerStep, *, fp8: bool = False) -> Gemm:
@@ -81,10 +89,11 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     hidden = spread.routed_hidden(shape)
     # Tokens in 8 bits are copied at half the bytes (runtime/grouped_eight_bits.py).
     copied = rows if shape.training.fp8_gemms else 2 * rows
-    there, back = copied, _summed(shape, hidden, both=True) + 2 * rows
+    both = shape.model.gated
+    there, back = copied, _summed(shape, hidden, both=both) + 2 * rows
     if shape.spreads_experts:  # tokens are copied for ranks and added up by them besides
         came = spread.came_bytes(shape)
-        there, back = there + 2 * came, _summed(shape, came, both=True) + 2 * rows + came + hidden
+        there, back = there + 2 * came, _summed(shape, came, both=both) + 2 * rows + came + hidden
     if shape.dispatched:
         there = back = _brought(shape)
     return (
@@ -194,14 +203,15 @@ def arriving_bytes(shape: RankShape) -> int:
     if not shape.spreads_experts:
         return 0
     came = 2 * spread.came_bytes(shape)
-    return came + int(UNEVEN * (came + 2 * row_bytes(shape) + 3 * inner_bytes(shape)))
+    inner = (_entering(shape) + 1) * inner_bytes(shape)
+    return came + int(UNEVEN * (came + 2 * row_bytes(shape) + inner))
 
 
 def uneven_bytes(shape: RankShape) -> int:
     """Bytes that a block may keep of more rows than an equal share: tokens that came, gate, up."""
     if not shape.spreads_experts:
         return 0
-    return int(UNEVEN * (spread.came_bytes(shape) + 2 * inner_bytes(shape)))
+    return int(UNEVEN * (spread.came_bytes(shape) + _entering(shape) * inner_bytes(shape)))
 
 
 def _summed(shape: RankShape, tokens: int, *, both: bool = False) -> int:
@@ -223,8 +233,10 @@ def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     if shape.model.mlp == "clamped_swiglu":
         forward = EAGER_CLAMPED, EAGER_CLAMPED_LAUNCHES
         backward = EAGER_CLAMPED_BACK, EAGER_CLAMPED_BACK_LAUNCHES
-    # A clamped activation of any number of rows has no kernel.
-    made = shape.generated and not (shape.spreads_experts and shape.model.mlp != "swiglu")
+    if shape.model.mlp == "relu2":
+        forward = EAGER_SQUARED, EAGER_SQUARED_LAUNCHES
+        backward = EAGER_SQUARED_BACK, EAGER_SQUARED_BACK_LAUNCHES
+    made = _activated_by_kernel(shape)
     if made or shape.dispatched:
         forward = WEIGHTED_PASSES, WEIGHTED_LAUNCHES
         passes = DISPATCHED_BACK_PASSES if shape.dispatched else WEIGHTED_BACK_PASSES
@@ -233,6 +245,13 @@ def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     return (
         Stream(step.name, forward[0] * inner, forward[1], generated=made),
         Stream(step.name, backward[0] * inner, backward[1], generated=made),
+    )
+
+
+def _activated_by_kernel(shape: RankShape) -> bool:
+    """Whether a kernel runs experts' activation: a clamped one of any number of rows has none."""
+    return shape.generated and not (
+        shape.model.mlp == "relu2" or (shape.spreads_experts and shape.model.mlp != "swiglu")
     )
 
 
@@ -262,12 +281,12 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     Within the activation, the gradients by it, by gate and by up live beside those of the rows; the
     activation itself is computed over the first. Torch's operators need two tensors more, of a
     clamped activation five. Then comes a projection's gradient; at the end rows are added up by
-    token.
+    token. Without a gate there is one gradient and one set of rows less.
     """
     rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
-    eager = 7 if shape.model.mlp == "clamped_swiglu" else 4
-    by_kernel = shape.generated and not (shape.spreads_experts and eager == 7)
-    within = rows + (2 if by_kernel or shape.dispatched else eager) * inner
-    projection = rows + 2 * inner + made + spread.routed_hidden(shape)
-    adding = 2 * inner + 2 * rows + spread.routed_hidden(shape)
+    entering, eager = _entering(shape), 7 if shape.model.mlp == "clamped_swiglu" else 4
+    by_kernel = _activated_by_kernel(shape) or shape.dispatched
+    within = rows + (entering if by_kernel else eager) * inner
+    projection = rows + entering * inner + made + spread.routed_hidden(shape)
+    adding = entering * (inner + rows) + spread.routed_hidden(shape)
     return max(within, projection, adding) + shape.gathered

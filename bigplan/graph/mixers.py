@@ -12,12 +12,16 @@ from bigplan.graph.exchanged_heads import exchanges as exchanges_of
 from bigplan.graph.operators import Collective, Operator
 from bigplan.graph.shape import RankShape
 from bigplan.graph.sums import into_matrix, out_of_matrix
-from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, STATE_SPACE, Mixer
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, MLP, STATE_SPACE, Mixer
 from bigplan.spec.step import StepOp
 
 
 def _nothing(shape: RankShape) -> tuple[()]:
     return ()
+
+
+def _no_bytes(shape: RankShape) -> int:
+    return 0
 
 
 def _no_core(shape: RankShape) -> Passes:
@@ -99,6 +103,7 @@ _MIXERS: Mapping[Mixer, Mixing] = {
         state_space.state_space,
         state_space.heads,
     ),
+    MLP: Mixing(lambda shape, again: (), _nothing, _no_bytes, _no_bytes),
 }
 
 
@@ -110,3 +115,13 @@ def mixing(shape: RankShape) -> Mixing:
 def output_of(shape: RankShape) -> str:
     """The name of the product that leads from the mixer back to the residual stream."""
     return f"{shape.model.mixer} output"
+
+
+def into_output(shape: RankShape) -> tuple[Collective, ...]:
+    """As `into_matrix` of that product's gradient, where the block mixes tokens."""
+    return () if shape.model.mixer == MLP else into_matrix(shape, output_of(shape))
+
+
+def out_of_output(shape: RankShape) -> tuple[Collective, ...]:
+    """As `out_of_matrix` of that product, likewise."""
+    return () if shape.model.mixer == MLP else out_of_matrix(shape, output_of(shape))

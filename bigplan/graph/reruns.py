@@ -11,12 +11,11 @@ from bigplan.graph.expert_biases import biases_of
 from bigplan.graph.experts import SENT, brought_again, kept_rows
 from bigplan.graph.graph import Recompute, Rerun
 from bigplan.graph.latent import made_again, runs_again
-from bigplan.graph.mixers import mixing, output_of
+from bigplan.graph.mixers import mixing, out_of_output, output_of
 from bigplan.graph.operators import Operator, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.shared import into_mlp, out_of_mlp
 from bigplan.graph.spread import counted, places_bytes
-from bigplan.graph.sums import out_of_matrix
 from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.layers import SHARED_ACTIVATION
 from bigplan.spec.step import LayerStep, StepOp, StepValue
@@ -63,7 +62,7 @@ def reruns(
     mixer, output = mixing(shape), output_of(shape)
     summed = (*mixer.into(shape, ""),)
     if all(op.name != output for op in left_out):
-        summed += out_of_matrix(shape, output)
+        summed += out_of_output(shape)
     if all(op.name != "mlp down" for op in left_out):
         summed += out_of_mlp(shape, "mlp output")
     exchanged_again = (*mixer.exchanges(shape), *wide_norms(shape))
@@ -115,8 +114,8 @@ def _run_again(shape: RankShape, stream: Stream) -> Stream | None:
     """
     if stream.name == "activation" and shape.model.experts:
         return None
-    gated = stream.name == "activation" and shape.model.gated
+    gated = stream.name == "activation"
     gated = gated or (stream.name == SHARED_ACTIVATION and not shape.model.shared_gate)
-    if gated and shape.fused:
+    if gated and shape.model.gated and shape.fused:
         return Stream(stream.name, stream.nbytes / 3, 0, eager=3.0)
     return stream

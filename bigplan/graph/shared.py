@@ -36,13 +36,15 @@ def out_of_shared(shape: RankShape, name: str, beside: str) -> tuple[Collective,
 def into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
     """As `into_matrix`, and of a shared MLP; ranks with whole experts have no matrix in parts."""
     beside = into_shared(shape, name)
-    return beside if shape.dispatched else (*beside, *into_matrix(shape, name))
+    whole = shape.dispatched or not shape.model.has_mlp
+    return beside if whole else (*beside, *into_matrix(shape, name))
 
 
 def out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
     """As `out_of_matrix`, likewise."""
     shared = out_of_shared(shape, name, beside)
-    return shared if shape.dispatched else (*shared, *out_of_matrix(shape, name, beside=beside))
+    whole = shape.dispatched or not shape.model.has_mlp
+    return shared if whole else (*shared, *out_of_matrix(shape, name, beside=beside))
 
 
 def added(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
@@ -66,7 +68,7 @@ def shared_workspace(shape: RankShape) -> int:
     inner = shared_inner_bytes(shape)
     if not inner:
         return 0
-    plain = shape.fused and not shape.generated
+    plain = shape.fused and not shape.generated and shape.model.gated
     passes = (2 if shape.generated else 4) if shape.model.shared_gate else 2 + plain
     matrix = shape.model.hidden * (shape.model.shared_ffn // shape.tp) * shape.element
     scaled = 0 if shape.model.adds_products else shape.hidden  # the gradient by the product

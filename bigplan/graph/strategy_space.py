@@ -9,7 +9,6 @@ from math import ceil, lcm, prod
 from typing import NamedTuple
 
 from bigplan.graph.strategy import WIDEST_CUT, Cut, Strategy
-from bigplan.spec.layers import BLOCK
 from bigplan.spec.lora import packs, stored
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.moments import sharing_scales
@@ -274,10 +273,11 @@ def spreads_experts(model: ModelSpec, training: Training, ranks: tuple[int, int]
     if not model.experts or model.experts % ep:
         return False
     shards, tp = ranks
-    every = stored(model, BLOCK, training.lora, training.compute_bytes)
-    elements = sum(prod(p.local(tp, ep)) for p in every if p.experts)
+    lora, size = training.lora, training.compute_bytes
+    kinds = (stored(model, kind, lora, size) for kind in model.kinds())
+    elements = (sum(prod(p.local(tp, ep)) for p in kind if p.experts) for kind in kinds)
     unit = lcm(WIDEST_CUT, sharing_scales(training.optimizer.moments))
-    return elements % (shards // ep * unit) == 0
+    return all(of_a_kind % (shards // ep * unit) == 0 for of_a_kind in elements)
 
 
 def balanced_ends(blocks: int, chunks: int, ends: Ends) -> tuple[int, int]:

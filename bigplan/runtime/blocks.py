@@ -30,7 +30,15 @@ from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.ways import PLAIN, Parameters, Ways
 from bigplan.runtime.words import Words, cross_entropy, own_rows
 from bigplan.spec.layers import TABLE
-from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, OUTPUTS, STATE_SPACE, Mixer
+from bigplan.spec.mixers import (
+    ATTENTION,
+    CONVOLUTION,
+    DELTA_RULE,
+    MLP,
+    OUTPUTS,
+    STATE_SPACE,
+    Mixer,
+)
 from bigplan.spec.model import ModelSpec
 
 
@@ -118,22 +126,34 @@ def block(
 ) -> Tensor:
     """One transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
 
+    It may be a mixer or an MLP alone.
+
     `positions` are position_tables for this s and this block's attention. Ways of tensor-parallel
     ranks take x as a rank has it, and p with its heads and its part of the MLP. Those of
     context-parallel ranks take a part of s.
     """
+    if model.mixer == MLP:
+        return _widened(p, *norm_of(p, "post_norm", x, model, ways), model, ways)
     last = ways.last or ways.close
     normed = x
     if model.norms != "after":
-        # With one norm for both, the gradient beside it is the caller's.
-        normed, x = norm_of(p, "input_norm", x, model, ways, over=not model.shared_norm)
+        # With one norm for both, or for a mixer alone, the gradient beside it is the caller's.
+        over = model.has_mlp and not model.shared_norm
+        normed, x = norm_of(p, "input_norm", x, model, ways, over=over)
     mixed = _MIXERS[model.mixer](p, normed, model, positions, ways)
+    if not model.has_mlp:
+        return last(p, OUTPUTS[model.mixer], x, mixed)
     if model.parallel_residual:
         if not model.shared_norm:
             normed, x = norm_of(p, "post_norm", x, model, ways)
         x = last(p, "o_proj", x, mixed)
     else:
         normed, x = _closed_and_normed(p, x, mixed, model, ways)
+    return _widened(p, normed, x, model, ways)
+
+
+def _widened(p: Parameters, normed: Tensor, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
+    """Add to x what the MLP or the experts give of `normed`."""
     if model.experts:
         if model.shared_ffn:
             x = _shared(p, x, normed, model, ways)
@@ -143,7 +163,7 @@ def block(
         return _closed_and_added(p, "down_proj", x, inputs, model, ways)
     if ways.gated and model.mlp in ("swiglu", "geglu"):
         return ways.gated(p, "down_proj", x, inputs, model.mlp)
-    return last(p, "down_proj", x, _activation(inputs, model, ways))
+    return (ways.last or ways.close)(p, "down_proj", x, _activation(inputs, model, ways))
 
 
 _MIXERS: Mapping[Mixer, Callable[..., Tensor]] = {
@@ -204,7 +224,9 @@ def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple
 
 def _shared(p: Parameters, x: Tensor, normed: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
     """Add to x what the MLP beside the experts gives of `normed`."""
-    last, names = ways.last or ways.close, ["shared.gate_proj", "shared.up_proj"]
+    last, names = ways.last or ways.close, ["shared.up_proj"]
+    if model.gated:
+        names.insert(0, "shared.gate_proj")
     if model.shared_gate:
         names.append("shared_gate")
     inputs = (ways.widening or ways.linears)(p, tuple(names), normed)
@@ -213,7 +235,7 @@ def _shared(p: Parameters, x: Tensor, normed: Tensor, model: ModelSpec, ways: Wa
         inner = gated_by_score(ways.experts.rows, (gate, up), score, ways.forget)
     elif not model.adds_products:
         return _closed_and_added(p, "shared.down_proj", x, inputs, model, ways)
-    elif ways.gated:
+    elif ways.gated and model.gated:
         return ways.gated(p, "shared.down_proj", x, inputs, "swiglu")
     else:
         inner = _activation(inputs, model, ways)

@@ -48,12 +48,12 @@ def mlp(
 ) -> Tensor:
     """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
-    rows = mixture.rows.of_clamped if model.mlp == "clamped_swiglu" else mixture.rows
+    rows = mixture.rows.activating(model.mlp)
     entering = mixture.adapters(p, GATE), mixture.adapters(p, UP)
     passed = Passed(mixture._replace(forget=None, rows=rows), model, entering)
     biases = (p.get(name) for name in (SCORE_BIAS, GATE_BIAS, UP_BIAS))
     routed = RoutedRows.apply(  # type: ignore[no-untyped-call]
-        passed, mixture.forget, normed, p.get(ROUTER_BIAS), p[ROUTER], p[GATE], p[UP], *biases
+        passed, mixture.forget, normed, p.get(ROUTER_BIAS), p[ROUTER], p.get(GATE), p[UP], *biases
     )
     gate, up, weights, by_token, dispatch, *places = routed
     there = _Sent(passed.mixture, dispatch, mixture.adapters(p, DOWN))
@@ -65,11 +65,11 @@ def mlp(
 
 
 class Weighted(Function):
-    """silu(gate) * up * weight of each row; saves all three."""
+    """silu(gate) * up * weight of each row, or another activation; saves all that there are."""
 
     @staticmethod
     def forward(
-        ctx: Any, operators: RowOperators, gate: Tensor, up: Tensor, weights: Tensor
+        ctx: Any, operators: RowOperators, gate: Tensor | None, up: Tensor, weights: Tensor
     ) -> Tensor:
         ctx.operators = operators
         ctx.save_for_backward(gate, up, weights)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from bigplan.mechanics import groups_in_one
 from bigplan.runtime import clamped as of_gpt_oss
+from bigplan.runtime import squared as of_nemotron
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.constants import values_of
 from bigplan.runtime.operators import gated, gated_backward
@@ -232,8 +233,9 @@ class Adds(Protocol):
         """Add, or overwrite."""
 
 
-Weighting = Callable[[Tensor, Tensor, Tensor], Tensor]
-WeightingBackward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+# Of gate, up and weights, and of the gradient besides; squared relu has no gate: None.
+Weighting = Callable[..., Tensor]
+WeightingBackward = Callable[..., tuple[Tensor | None, Tensor, Tensor]]
 
 
 class RowOperators(NamedTuple):
@@ -246,11 +248,16 @@ class RowOperators(NamedTuple):
     put: Put = put
     clamped: Weighting = of_gpt_oss.weighted
     clamped_backward: WeightingBackward = of_gpt_oss.weighted_backward
+    squared: Weighting = of_nemotron.weighted
+    squared_backward: WeightingBackward = of_nemotron.weighted_backward
 
-    @property
-    def of_clamped(self) -> RowOperators:
-        """The same with the clamped activation in place of the usual one."""
-        return self._replace(weighted=self.clamped, weighted_backward=self.clamped_backward)
+    def activating(self, mlp: str) -> RowOperators:
+        """The same with a model's activation in place of the usual one."""
+        if mlp == "clamped_swiglu":
+            return self._replace(weighted=self.clamped, weighted_backward=self.clamped_backward)
+        if mlp == "relu2":
+            return self._replace(weighted=self.squared, weighted_backward=self.squared_backward)
+        return self
 
 
 def entering(weight: Tensor, experts: int) -> Tensor:

@@ -170,7 +170,7 @@ class KeptActivations:
         """
         ranks, by, grouped = products.ranks, products.mixture.rows, products.matrices.grouped
 
-        def forget(x: Tensor, matrices: tuple[Matrix, Matrix], routed: Routed) -> None:
+        def forget(x: Tensor, matrices: tuple[Matrix | None, Matrix], routed: Routed) -> None:
             (chosen, order), dispatch = routed.places, routed.dispatch
             whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
             tokens: Any = self._pack(whole)
@@ -184,7 +184,10 @@ class KeptActivations:
             read = partial(routed_rows.read, dispatch, by, grouped)
             rows = _RecomputedTensor(read, [tokens, *places])
             outputs = zip((routed.gate, routed.up), matrices, routed.adapters, strict=True)
-            for output, (matrix, *biases), own in outputs:
+            for output, entering, own in outputs:
+                if output is None or entering is None:  # of a gate that experts have not
+                    continue
+                matrix, *biases = entering
                 given = partial(routed_rows.given, dispatch, grouped, own)
                 self.forget(output, given, rows, matrix, chosen, order, *biases)
 

@@ -93,8 +93,7 @@ def _balance(context: Context, losses: Losses) -> Callable[[], float] | None:
     model, strategy = context.model, context.graph.strategy
     if not model.router_loss:
         return None
-    blocks = model.layers - model.dense_blocks
-    terms = blocks * context.graph.micro_batches * strategy.shards * strategy.tp
+    terms = model.routed_blocks * context.graph.micro_batches * strategy.shards * strategy.tp
     return lambda: model.router_loss / terms * losses.scale
 
 

@@ -31,7 +31,7 @@ class Routed(NamedTuple):
     """What experts make of the rows that they are sent, and where the rows are."""
 
     came: Tensor  # tokens [., h]
-    gate: Tensor  # [rows, f]
+    gate: Tensor | None  # [rows, f]; None: experts have none
     up: Tensor  # [rows, f]
     weights: Tensor  # fp32 [rows]
     by_token: Tensor  # fp32 [tokens * k]: weights of this rank's tokens' rows
@@ -49,7 +49,7 @@ class GradientSums(GroupedSums, Protocol):
 
 Matrix = tuple[Tensor, ...]  # of experts, and their biases where they have some
 # Told what gives tokens, gate and up again: the MLP's input, and gate's and up's matrices.
-ForgetRouted = Callable[[Tensor, tuple[Matrix, Matrix], Routed], None]
+ForgetRouted = Callable[[Tensor, tuple[Matrix | None, Matrix], Routed], None]
 
 
 class Mixture(NamedTuple):

@@ -9,6 +9,7 @@ are saved, too, because it takes an exchange to have them again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -27,6 +28,7 @@ from bigplan.runtime.mixture import (
     UP_BIAS,
     Entering,
     ForgetRouted,
+    Matrix,
     Mixture,
     Routed,
     by_experts,
@@ -95,7 +97,10 @@ def unit_vectors(dispatch: Dispatch, places: Places, bias: Tensor) -> Tensor:
 
 
 class RoutedRows(Function):
-    """Gate and up of the rows of x, their weights, their ways and their places."""
+    """Gate and up of the rows of x, their weights, their ways and their places.
+
+    Gate is None where experts have no such matrix.
+    """
 
     @staticmethod
     def forward(
@@ -128,11 +133,15 @@ class RoutedRows(Function):
         kept = x if asked else None, tokens if dispatch.away else None
         ctx.save_for_backward(*kept, scores, *places, router, gate, up, biases[0])
         rows = read(dispatch, mixture.rows, mixture.grouped, tokens, *places)
-        matrices = ((gate,), (up,)) if biases[0] is None else ((gate, biases[0]), (up, biases[1]))
-        opened, beside = (
-            given(dispatch, mixture.grouped, own, rows, weight, *places, *bias)
-            for own, (weight, *bias) in zip(adapters, matrices, strict=True)
-        )
+        matrices: tuple[Matrix | None, Matrix] = (None if gate is None else (gate,)), (up,)
+        if biases[0] is not None:
+            matrices = (gate, biases[0]), (up, biases[1])
+
+        def entered(own: ExpertAdapters | None, matrix: Matrix) -> Tensor:
+            return given(dispatch, mixture.grouped, own, rows, matrix[0], *places, *matrix[1:])
+
+        opened = None if matrices[0] is None else entered(adapters[0], matrices[0])
+        beside = entered(adapters[1], matrices[1])
         if forget is not None:
             routed = Routed(tokens, opened, beside, by_row, by_token, places, dispatch, adapters)
             forget(x, matrices, routed)
@@ -151,13 +160,15 @@ class RoutedRows(Function):
         del x
         by_gate, by_up, by_weights, by_own, *_ = gradients
         grouped = mixture.grouped
-        rows = grouped.leaving(grouped.read(by_gate), gate, ends)
-        beside = grouped.leaving(grouped.read(by_up), up, ends)
-        for own, by_output, total in zip(adapters, (by_gate, by_up), (rows, beside), strict=True):
+        found = []
+        for own, by_output, matrix in zip(adapters, (by_gate, by_up), (gate, up), strict=True):
+            if matrix is None:
+                continue
+            found.append(grouped.leaving(grouped.read(by_output), matrix, ends))
             if own is not None:
-                own.add_by_input(total, by_output, ends)
-        by_input = dispatch.combined(mixture.rows, rows, places, beside)
-        del rows, beside
+                own.add_by_input(found[-1], by_output, ends)
+        by_input = dispatch.combined(mixture.rows, found[0], places, *found[1:])
+        del found
         by_token = dispatch.returned(by_weights, places)
         by_scores = experts.by_scores(
             scores,
@@ -173,9 +184,7 @@ class RoutedRows(Function):
             if mixture.frozen:
                 _by_adapters(ctx.passed, (by_gate, by_up), rows, ends)
                 return [None, None]
-            rows = grouped.read_again(rows, ends)
-            named = ((GATE, gate), by_gate), ((UP, up), by_up)
-            return [by_experts(mixture, one, (by, rows), ends) for one, by in named]
+            return _by_factors(mixture, ((gate, by_gate), (up, by_up)), rows, ends)
 
         # What other ranks' experts give comes beside these products.
         by_matrices = by_factors(kept) if dispatch.away and asked else [None, None]
@@ -204,6 +213,17 @@ def _by_adapters(
     for own, by_output in zip(passed.adapters, by_outputs, strict=True):
         if own is not None:
             own.add_gradients(by_output, rows, ends, passed.mixture.rows.put)
+
+
+def _by_factors(
+    mixture: Mixture, factors: Sequence[tuple[Tensor | None, Tensor]], rows: Tensor, ends: Tensor
+) -> list[Tensor | None]:
+    """The gradients by gate and up of rows [rows, h], of each and the gradient by what it gives."""
+    read = mixture.grouped.read_again(rows, ends)
+    return [
+        None if matrix is None else by_experts(mixture, (name, matrix), (gradient, read), ends)
+        for name, (matrix, gradient) in zip((GATE, UP), factors, strict=True)
+    ]
 
 
 def _balance(mixture: Mixture, model: ModelSpec, places: Places) -> Tensor | None:

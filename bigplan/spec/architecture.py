@@ -15,6 +15,7 @@ from bigplan.spec.latent import LatentAttention
 from bigplan.spec.mixers import (
     ATTENTION,
     BESIDE_ATTENTION,
+    MLP,
     GatedDeltaRule,
     Mixer,
     ShortConvolution,
@@ -48,8 +49,8 @@ class Architecture(Spec):
     """number of transformer blocks"""
     hidden: int = Field(gt=0, le=10**6)
     """width of the residual stream"""
-    ffn: int = Field(gt=0, le=10**7)
-    """inner width of the MLP; with experts, of one of them"""
+    ffn: int = Field(ge=0, le=10**7)
+    """inner width of the MLP; with experts, of one of them; 0: blocks have none, as in Mamba-2"""
     experts: int = Field(default=0, ge=0, le=10**4)
     """MLPs of each block, of which a router picks some for each token; 0: one for all tokens"""
     experts_per_token: int = Field(default=0, ge=0, le=10**4)
@@ -90,7 +91,8 @@ class Architecture(Spec):
     mixer_pattern: tuple[str, ...] = ()
     """runs of blocks by what mixes their tokens, over and over, as [2 convolution, 1 attention]
 
-    Without a pattern, all blocks have the same mixer.
+    Without a pattern, all blocks have the same mixer. With `mlp` among its words, as in
+    [1 state_space, 1 mlp], each block is one thing alone: a mixer, an MLP or experts (Nemotron-H).
     """
     vocab: int = Field(gt=0, le=10**8)
     """rows of the token table"""
@@ -214,13 +216,18 @@ class Architecture(Spec):
     @property
     def mixers(self) -> tuple[Mixer, ...]:
         """What mixes tokens in every block."""
-        return mixers_of(self.mixer_pattern, self.layers, self.mixer)
+        alone = ATTENTION if self.mixer_pattern else self.mixer
+        return mixers_of(self.mixer_pattern, self.layers, alone)
 
     @property
     def mixer(self) -> Mixer:
-        """What mixes tokens in all blocks; with a `mixer_pattern`, attention in some of them."""
+        """What mixes tokens in all blocks; with a `mixer_pattern`, attention in some of them.
+
+        `mlp`: nothing does, because all blocks are MLPs alone.
+        """
         others = (name for name in BESIDE_ATTENTION if getattr(self, name) is not None)
-        return ATTENTION if self.mixer_pattern else next(others, ATTENTION)
+        alone = bool(self.mixer_pattern) and set(self.mixers) == {MLP}
+        return MLP if alone else ATTENTION if self.mixer_pattern else next(others, ATTENTION)
 
     @property
     def attentions(self) -> tuple[BlockAttention, ...]:
@@ -256,6 +263,11 @@ class Architecture(Spec):
     def adds_products(self) -> bool:
         """Whether products of attention and MLP are added as they are, not normed or scaled."""
         return self.norms == "before" and self.residual_scale == 1
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether a block has an MLP, or experts, besides its mixer."""
+        return self.ffn > 0
 
     @property
     def gated(self) -> bool:

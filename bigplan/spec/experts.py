@@ -80,15 +80,21 @@ def _check_beside(model: Any) -> None:
 def _check_mlp(model: Any) -> None:
     """What an expert is."""
     unlike = {
-        f"`mlp: {model.mlp}`": model.mlp not in ("swiglu", "clamped_swiglu"),
+        f"`mlp: {model.mlp}`": model.mlp not in ("swiglu", "clamped_swiglu", "relu2"),
         "`parallel_residual`": model.parallel_residual,
     }
     if found := [name for name, there in unlike.items() if there]:
         raise InputError(
             f"`experts` {model.experts} with {' and '.join(found)}, but experts are swiglu "
-            "MLPs, clamped or not, after attention; change that, or remove `experts`"
+            "MLPs, clamped or not, or relu2 MLPs, after attention; change that, or remove `experts`"
         )
-    own = {"`mlp_bias`": model.mlp_bias, "`mlp: clamped_swiglu`": model.mlp != "swiglu"}
+    of_gates = [key for key in ("mlp_bias", "shared_gate") if getattr(model, key)]
+    if of_gates and not model.gated:
+        raise InputError(
+            f"`experts` {model.experts} with `mlp: {model.mlp}` and `{of_gates[0]}`, which experts "
+            "with a gate have; remove one"
+        )
+    own = {"`mlp_bias`": model.mlp_bias, "`mlp: clamped_swiglu`": model.mlp == "clamped_swiglu"}
     found = [name for name, there in own.items() if there]
     if found and (model.shared_ffn or model.dense_blocks):
         beside = "shared_ffn" if model.shared_ffn else "dense_blocks"

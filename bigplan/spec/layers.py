@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.convolution_steps import convolution
 from bigplan.spec.delta_rule_steps import delta_rule
 from bigplan.spec.latent_heads import latent_heads
-from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, STATE_SPACE, Mixer
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, MLP, STATE_SPACE, Mixer
 from bigplan.spec.state_space_steps import state_space
 from bigplan.spec.step import TERMS, LayerStep, Parameter, Split, StepOp, StepValue, product
 
@@ -29,6 +30,7 @@ _KINDS: Mapping[tuple[Mixer, bool], str] = {
     (CONVOLUTION, False): CONVOLUTION,
     (DELTA_RULE, False): DELTA_RULE,
     (STATE_SPACE, False): STATE_SPACE,
+    (MLP, False): MLP,
     (ATTENTION, False): BLOCK,
 }
 BLOCKS = tuple(_KINDS.values())
@@ -83,27 +85,41 @@ def _block(model: Architecture) -> tuple[LayerStep, ...]:
     """Attention and MLP, each added to the residual stream, with norms before or after.
 
     Another mixer may stand in place of attention. With a parallel residual both read the block's
-    input, normed for each or once for both.
+    input, normed for each or once for both. A block may be a mixer or an MLP alone.
     """
     x = _hidden(model, "input")
+    if model.mixer == MLP:
+        return _widening_half(model, x, x)
     first = _opening_norm(model, "input_norm", "input norm", x, "attention input")
     read = first[-1].gives[0] if first else x
     mixing = _MIXING.get(model.mixer, _attention)(model, read)
     mixing += _closing(model, "attention", mixing[-1].gives[0])
-    between = _sum(f"{model.mixer} residual", x, mixing[-1].gives[0], "between")
+    gives = "between" if model.has_mlp else "output"
+    between = _sum(f"{model.mixer} residual", x, mixing[-1].gives[0], gives)
+    half = (*first, *mixing, between)
+    if not model.has_mlp:
+        return half
+    read = x if model.parallel_residual and not model.shared_norm else read
+    return (*half, *_widening_half(model, read, between.gives[0]))
+
+
+def _widening_half(
+    model: Architecture, read: StepValue, stream: StepValue
+) -> tuple[LayerStep, ...]:
+    """The MLP or experts, of the stream or, with a parallel residual, of `read`, and their sum."""
     second = list[LayerStep]()
     if not model.shared_norm:
-        read = x if model.parallel_residual else between.gives[0]
+        read = read if model.parallel_residual else stream
         second = _opening_norm(model, "post_norm", "post norm", read, "mlp input")
         read = second[-1].gives[0] if second else read
-    shared, stream = _shared(model, read, between.gives[0])
+    shared, stream = _shared(model, read, stream)
     if model.experts:  # whose weights hold the factor of what they add
         mlp = _experts(model, read)
     else:
         mlp = _mlp(model, read)
         mlp += _closing(model, "mlp", mlp[-1].gives[0])
     last = _sum("mlp residual", stream, mlp[-1].gives[0], "output")
-    return (*first, *mixing, between, *second, *shared, *mlp, last)
+    return (*second, *shared, *mlp, last)
 
 
 def _opening_norm(
@@ -234,8 +250,7 @@ def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:
 
 def _mlp(model: Architecture, x: StepValue) -> list[LayerStep]:
     """A gated MLP, or one with a plain activation. ReLU's derivative needs only its output."""
-    names = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
-    modules = {name: StepValue(name.removesuffix("_proj"), model.ffn) for name in names}
+    modules = {f"{name}_proj": StepValue(name, model.ffn) for name in _entering(model)}
     inner, inputs = StepValue("inner", model.ffn), tuple(modules.values())
     by_output = model.mlp == "relu"
     saved = (inner,) if by_output else inputs
@@ -250,6 +265,11 @@ def _mlp(model: Architecture, x: StepValue) -> list[LayerStep]:
     ]
 
 
+def _entering(model: Architecture) -> tuple[str, ...]:
+    """What MLPs make of what they read, by names of matrices."""
+    return ("gate", "up") if model.gated else ("up",)
+
+
 def _shared(
     model: Architecture, x: StepValue, stream: StepValue
 ) -> tuple[list[LayerStep], StepValue]:
@@ -259,12 +279,11 @@ def _shared(
     """
     if not model.shared_ffn:
         return [], stream
-    inputs = tuple(StepValue(f"shared {name}", model.shared_ffn) for name in ("gate", "up"))
-    modules = {f"shared.{name}_proj": v for name, v in zip(("gate", "up"), inputs, strict=True)}
-    first, inner = (
-        product(SHARED_UP, x, modules, bias=False),
-        inputs[0]._replace(name="shared inner"),
-    )
+    names = _entering(model)
+    inputs = tuple(StepValue(f"shared {name}", model.shared_ffn) for name in names)
+    modules = {f"shared.{name}_proj": v for name, v in zip(names, inputs, strict=True)}
+    first = product(SHARED_UP, x, modules, bias=False)
+    inner = inputs[0]._replace(name="shared inner")
     read: tuple[StepValue, ...] = inputs
     weights: tuple[StepValue, ...] = ()
     if model.shared_gate:
@@ -289,7 +308,7 @@ def _shared(
 
 
 def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
-    """A router and gated MLPs, of which each token passes some.
+    """A router and MLPs, gated or not, of which each token passes some.
 
     Every tensor-parallel rank routes all tokens and has a part of each expert. Values between ROUTE
     and COMBINE have a row for each expert that a token passes. An expert's result is weighted
@@ -301,21 +320,23 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     routing = _routing(model, x)
     sent, weights = routing[-1].gives
     each = model.experts_per_token
-    gate, up, inner = (StepValue(name, model.ffn, each) for name in ("gate", "up", "inner"))
-    returned = sent._replace(name="returned")
-    first, last = _of_experts(model, "gate_proj", "up_proj"), _of_experts(model, "down_proj")
+    names = _entering(model)
+    *entered, inner = (StepValue(name, model.ffn, each) for name in (*names, "inner"))
+    opened, returned = tuple(entered), sent._replace(name="returned")
+    first = _of_experts(model, *(f"{name}_proj" for name in names))
+    last = _of_experts(model, "down_proj")
     activation = LayerStep(
         StepOp.ACTIVATION,
         "activation",
-        (gate, up, weights),
+        (*opened, weights),
         (inner,),
-        saves=(gate, up),
+        saves=opened,
         statistics=(weights,),
         cheap=True,
     )
     return [
         *routing,
-        LayerStep(StepOp.PRODUCT, "mlp up", (sent,), (gate, up), first),
+        LayerStep(StepOp.PRODUCT, "mlp up", (sent,), opened, first),
         activation,
         LayerStep(StepOp.PRODUCT, "mlp down", (inner,), (returned,), last, saves=(inner,)),
         LayerStep(StepOp.COMBINE, "combine", (returned,), (_hidden(model, "mlp output"),)),
@@ -355,16 +376,12 @@ def _of_experts(model: Architecture, *modules: str) -> tuple[Parameter, ...]:
     ]
     if model.mlp_bias:
         down = modules == ("down_proj",)
-        rows, split = model.hidden if down else model.ffn, _split(columns=down)
+        rows, split = (model.hidden, "columns") if down else (model.ffn, "rows")
         found += [
-            Parameter(f"experts.{module}.bias", (rows, model.experts), split, False)
+            Parameter(f"experts.{module}.bias", (rows, model.experts), cast(Split, split), False)
             for module in modules
         ]
     return tuple(found)
-
-
-def _split(*, columns: bool) -> Split:
-    return "columns" if columns else "rows"
 
 
 def _head(model: Architecture) -> tuple[LayerStep, ...]:

@@ -17,13 +17,14 @@ from bigplan.errors import InputError
 from bigplan.spec.files.document import Spec
 from bigplan.spec.pattern import in_runs
 
-Mixer = Literal["attention", "convolution", "delta_rule", "state_space"]
+Mixer = Literal["attention", "convolution", "delta_rule", "state_space", "mlp"]
 ATTENTION: Mixer = "attention"
 CONVOLUTION: Mixer = "convolution"
 DELTA_RULE: Mixer = "delta_rule"
 STATE_SPACE: Mixer = "state_space"
 MIXERS: tuple[Mixer, ...] = (ATTENTION, CONVOLUTION, DELTA_RULE, STATE_SPACE)
 BESIDE_ATTENTION = MIXERS[1:]  # fields of Architecture
+MLP: Mixer = "mlp"  # nothing mixes: the block is an MLP alone, and others beside it have none
 # The module whose product leads from each mixer back to the residual stream.
 OUTPUTS: Mapping[Mixer, str] = {
     ATTENTION: "o_proj",
@@ -146,8 +147,9 @@ def mixers_of(pattern: tuple[str, ...], blocks: int, alone: Mixer) -> tuple[Mixe
     """The mixer of each block; `alone`: of all of them without a pattern."""
     if not pattern:
         return (alone,) * blocks
-    words = in_runs("mixer_pattern", pattern, blocks, MIXERS)
-    return tuple(one for word in words for one in MIXERS if one == word)
+    every = (*MIXERS, MLP)
+    words = in_runs("mixer_pattern", pattern, blocks, every)
+    return tuple(one for word in words for one in every if one == word)
 
 
 def check_mixers(model: Any) -> None:
@@ -158,6 +160,7 @@ def check_mixers(model: Any) -> None:
     others = [name for name in BESIDE_ATTENTION if getattr(model, name) is not None]
     if model.mixer_pattern:
         _check_pattern(model, others)
+    _check_alone(model)
     if not others:
         return
     if len(others) > 1 and not model.mixer_pattern:
@@ -187,9 +190,33 @@ def _norms_before(model: Any) -> bool:
     return own and model.convolution is None and bool(model.mixer_pattern)
 
 
+def _check_alone(model: Any) -> None:
+    """Blocks that are a mixer or an MLP alone have one norm before, and are added as they are."""
+    if model.has_mlp and MLP not in model.mixers:
+        return
+    why = "`mlp` in `mixer_pattern`" if MLP in model.mixers else "`ffn` 0"
+    if not model.has_mlp and (model.experts or MLP in model.mixers):
+        beside = f"`experts` {model.experts}" if model.experts else why
+        raise InputError(f"`ffn` 0, which leaves blocks without an MLP, with {beside}; remove one")
+    unlike = {
+        "`parallel_residual`": model.parallel_residual,
+        f"`norms: {model.norms}`": model.norms != "before",
+        f"`residual_scale` {model.residual_scale:g}": model.residual_scale != 1,
+        "`dense_blocks`": bool(model.dense_blocks),
+        f"`mlp: {model.mlp}`": model.mlp == "clamped_swiglu",
+    }
+    if found := [name for name, there in unlike.items() if there]:
+        raise InputError(
+            f"{why} with {' and '.join(found)}, but a block that is a mixer or an MLP alone norms "
+            "what that reads and adds what it gives; change that, or remove it"
+        )
+
+
 def _check_pattern(model: Any, others: list[Mixer]) -> None:
     """Every mixer of the pattern is described, and every one described is in it."""
     found = mixers_of(model.mixer_pattern, model.layers, ATTENTION)
+    if set(found) == {MLP} and not others:  # as blocks see the model that are one alone
+        return
     for name in BESIDE_ATTENTION:
         if name in found and name not in others:
             raise InputError(

@@ -8,7 +8,7 @@ from functools import cached_property
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.experts import OF_EXPERTS
 from bigplan.spec.layers import BLOCK, BLOCKS, DENSE, OF_AN_EXPERT, block_kind, described
-from bigplan.spec.mixers import ATTENTION, BESIDE_ATTENTION, DELTA_RULE, Mixer
+from bigplan.spec.mixers import ATTENTION, BESIDE_ATTENTION, DELTA_RULE, MLP, Mixer
 from bigplan.spec.step import LayerStep, Parameter
 
 
@@ -35,7 +35,7 @@ class ModelSpec(Architecture):
 
         Empty where all blocks are alike.
         """
-        if not self.dense_blocks and not self.mixer_pattern:
+        if not self.dense_blocks and len({*self.mixers}) == 1:
             return {}
         blocks = dict(zip(reversed(self._sequence[1:-1]), reversed(self.mixers), strict=True))
         return {
@@ -48,10 +48,13 @@ class ModelSpec(Architecture):
         if kind.startswith(DENSE):
             yield from ((key, ModelSpec.model_fields[key].default) for key in OF_EXPERTS)
             yield "ffn", self.dense_ffn
+        elif MLP in self.mixers and mixer != MLP:  # it has neither an MLP nor experts
+            yield from ((key, ModelSpec.model_fields[key].default) for key in OF_EXPERTS)
+            yield "ffn", 0
         else:
             yield from (("dense_blocks", 0), ("dense_ffn", 0))
         if self.mixer_pattern:
-            yield "mixer_pattern", ()
+            yield "mixer_pattern", (f"1 {MLP}",) if mixer == MLP else ()
             yield from ((name, None) for name in BESIDE_ATTENTION if name != mixer)
             if mixer == DELTA_RULE and self.delta_rule is not None and self.delta_rule.norms_before:
                 yield "norms", "before"
@@ -64,7 +67,7 @@ class ModelSpec(Architecture):
             for number, mixer in enumerate(mixers)
         )
         alike = (BLOCK,) * self.layers
-        several = self.dense_blocks or self.mixer_pattern
+        several = self.dense_blocks or len({*mixers}) > 1
         return ("embedding", *(blocks if several else alike), "head")
 
     @property
@@ -103,6 +106,11 @@ class ModelSpec(Architecture):
     def kind_parameter_count(self, kind: str) -> int:
         """Elements in one layer of this kind (a tied head holds only its norm)."""
         return sum(parameter.values for parameter in self._kinds[kind])
+
+    @property
+    def routed_blocks(self) -> int:
+        """How many blocks have experts."""
+        return sum(self.seen_by(kind).experts > 0 for kind in self._sequence[1:-1])
 
     def passed(self, parameter: Parameter) -> int:
         """Elements of a parameter that a token passes: those of the experts picked for it."""

@@ -117,10 +117,12 @@ def test_weighted_activations(
     exact = _exact(gate, up, weights, given_rows, clamped=clamped)
     plain = by == "torch" or (clamped and by == "hand")  # which has no clamped ones
     operators = experts.RowOperators() if by == "torch" else rows_of(library, varying=by == "hand")
-    operators = operators.of_clamped if clamped else operators
+    operators = operators.activating("clamped_swiglu") if clamped else operators
     found = [operators.weighted(gate, up, weights)]
     gradient = given_rows.clone()
-    found += operators.weighted_backward(gate, up, weights, gradient)
+    by_gate, *others = operators.weighted_backward(gate, up, weights, gradient)
+    assert by_gate is not None
+    found += [by_gate, *others]
     assert found[3].dtype is torch.float32
     more = 4 if plain else 2  # torch rounds after every operator
     for one, right in zip([*found, gradient], [*exact, exact[0]], strict=True):

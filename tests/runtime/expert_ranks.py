@@ -13,6 +13,7 @@ from tests.runtime.sharded_ranks import (
     EXPERTS,
     GPT_OSS,
     MASKED,
+    NEMOTRON_3,
     all_resident,
     name_of,
     placed_everywhere,
@@ -68,4 +69,8 @@ def expert_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         if layout.zero in {2: (0, 3), 4: (3,) if layout.tp > 1 else ()}[ranks]:
             biased = tiny_model(layers=3, **GPT_OSS)
             found[f"{name}-gpt-oss"] = plan_of(biased, training, strategy, where)
+        if ranks == 2 and layout.zero == 3:
+            alone = tiny_model(layers=3, **NEMOTRON_3)
+            resident = all_resident(build_graph(alone, training, strategy))
+            found[f"{name}-nemotron-3"] = plan_of(alone, training, strategy, resident)
     return found

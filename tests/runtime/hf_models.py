@@ -195,6 +195,22 @@ GRANITE_HYBRID = (
     | {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3}
     | {"num_local_experts": 0, "shared_intermediate_size": 112, "tie_word_embeddings": True}
 )
+# transformers 5.23 raises time steps to `time_step_min`, whatever `time_step_limit` is.
+MAMBA_ALONE = {"n_groups": 2, "use_conv_bias": True, "time_step_min": 1e-9}
+NEMOTRON_H = (
+    {key: value for key, value in SIZES.items() if key != "num_hidden_layers"}
+    | NO_TOKENS
+    | MAMBA_ALONE
+    | {"layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba"], "head_dim": 16}
+    | {"intermediate_size": 112, "num_key_value_heads": 2, "ssm_state_size": 10}
+    | {"mamba_num_heads": 6, "mamba_head_dim": 12}
+)
+MAMBA2 = (
+    {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size")}
+    | NO_TOKENS
+    | MAMBA_ALONE
+    | {"num_heads": 6, "head_dim": 16, "state_size": 10}
+)
 ERNIE_MOE = {
     "num_hidden_layers": 3,
     "moe_intermediate_size": 24,
@@ -502,6 +518,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | MAMBA
         | {"mamba_d_conv": 3, "attention_bias": True, "mlp_bias": True, "attn_layer_indices": [0]},
     ),
+    "nemotron-h": ("nemotron_h", NEMOTRON_H),
+    "nemotron-h-bias": (
+        "nemotron_h",
+        NEMOTRON_H | {"mlp_bias": True, "use_bias": True, "use_conv_bias": False, "n_groups": 1},
+    ),
+    "nemotron-h-experts": (
+        "nemotron_h",
+        NEMOTRON_H
+        | {"layers_block_type": ["mamba", "moe", "attention", "moe"], "n_routed_experts": 8}
+        | {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56}
+        | {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+    ),
+    "mamba2": ("mamba2", MAMBA2),
+    "mamba2-tied": ("mamba2", MAMBA2 | {"tie_word_embeddings": True, "use_bias": True}),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }
 BIAS = (
@@ -510,6 +540,7 @@ BIAS = (
 )  # of routers, a buffer, or of ERNIE a constant parameter
 # What files call the modules that transformers 5 has by other names.
 RENAMED = {
+    "nemotron_h": {"model.": "backbone."},
     "mixtral": {".mlp.": ".block_sparse_moe."},
     "minimax_m2": {".mlp.": ".block_sparse_moe."},
     "ernie4_5_moe": {".gate.moe_statics.": ".moe_statics."},
@@ -564,6 +595,11 @@ def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, t
         theirs = {name.replace(old, new): value for name, value in theirs.items()}
     if config.model_type == "olmo_hybrid":
         theirs = _of_olmo_hybrid(theirs, config)
+    for name in [n for n in theirs if n.endswith("mixer.experts.up_proj")]:
+        prefix = name.removesuffix("up_proj")
+        for part in ("up_proj", "down_proj"):
+            each = enumerate(theirs.pop(f"{prefix}{part}"))
+            theirs |= {f"{prefix}{e}.{part}.weight": one for e, one in each}
     for name in [n for n in theirs if n.endswith("experts.gate_up_proj")]:
         if config.model_type != "gpt_oss":
             theirs |= of_experts(theirs, name.removesuffix("gate_up_proj"))

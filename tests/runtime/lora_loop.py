@@ -127,8 +127,7 @@ class LoraLoop:
         """The losses of all targets."""
         model, lora = self.plan.model, self.plan.training.lora
         assert lora is not None
-        of_experts = model.layers - model.dense_blocks
-        ways = plain_ways(lora.scale, model.router_loss / of_experts)
+        ways = plain_ways(lora.scale, model.router_loss / max(1, model.routed_blocks))
         length = tokens.shape[1]
         tables = {
             one: positions.position_tables(model, length, "cpu", torch.float32, attends=one)

@@ -43,13 +43,17 @@ SEVERAL_KINDS: dict[str, object] = {
     "convolution": {"taps": 3},
     "mixer_pattern": ("1 convolution", "1 attention"),
 }
-# Blocks with a state space and with a delta rule beside others.
+# Blocks that are a state space, a delta rule, experts or attention alone.
 STATES: dict[str, object] = {
     "state_space": {"heads": 16, "head_dim": 4, "state": 16},
     "delta_rule": {"key_heads": 4, "value_heads": 16, "key_dim": 4, "value_dim": 16},
-    "mixer_pattern": ("1 state_space", "1 delta_rule", "2 attention"),
-    "residual_scale": 0.3,
+    "mixer_pattern": ("1 state_space", "1 delta_rule", "1 mlp", "1 attention"),
     "positions": "none",
+    "mlp": "relu2",
+    "ffn": 32,
+    "experts": 4,
+    "experts_per_token": 2,
+    "shared_ffn": 32,
 }
 OF_STATES = ("dp2-zero3", "tp2", "cp2", "pp2-vpp2", "cp2-zero3")  # layouts
 

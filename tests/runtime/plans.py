@@ -186,14 +186,16 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
     if not latent and _convolves(style) and draw(flag):
         dense = "dense_blocks" in style
-        style |= draw(of_lfm2(dense=dense) | of_qwen3_next(dense=dense) | of_granite4(dense=dense))
+        mixers = of_lfm2(dense=dense) | of_qwen3_next(dense=dense) | of_granite4(dense=dense)
+        style |= draw(mixers | of_nemotron_h(style) if _stand_alone(style) else mixers)
     several = {"attention_pattern", "dense_blocks", "mixer_pattern"} & {*style}
+    least = 3 if style.get("mixer_pattern") == _ALONE else 2 if several else 1
     tied = draw(flag)
     turned = style.get("positions", "rope") == "rope"
     norms = _NORMS_OF_HEADS if turned else _NORMS_OF_HEADS[:3]
     normed = draw(st.sampled_from(norms[:1] if latent else norms))
     return tiny_model(
-        layers=draw(st.integers(2 if several else 1, 3)),
+        layers=draw(st.integers(least, 3)),
         kv_heads=4 if latent else draw(st.sampled_from(kv_heads)),
         attention_gate=not latent and draw(flag),
         tied_embeddings=tied,
@@ -247,6 +249,29 @@ def of_granite4(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
     )
 
 
+_ALONE = ("1 mlp", "1 attention", "1 state_space")
+
+
+def of_nemotron_h(style: dict[str, object]) -> st.SearchStrategy[dict[str, object]]:
+    """Blocks that are attention, a state space, or an MLP or experts alone; or all without these.
+
+    As Nemotron-H and Mamba-2 have them.
+    """
+    spaces = of_granite4(dense=True)
+    alone = spaces.map(lambda space: space | {"mixer_pattern": _ALONE})
+    if "experts" in style:
+        return alone
+    without = of_granite4(dense=False).map(lambda space: space | {"ffn": 0})
+    return alone | without | st.just({"mixer_pattern": _ALONE[:2]})
+
+
+def _stand_alone(style: dict[str, object]) -> bool:
+    """Whether parts of a block of a model like this may be blocks alone."""
+    usual = {"residual_scale": 1.0, "dense_blocks": 0}
+    alike = all(style.get(key, value) == value for key, value in usual.items())
+    return alike and style.get("mlp") != "clamped_swiglu"
+
+
 def _latent(draw: st.DrawFn) -> dict[str, object]:
     """Latent attention, with one matrix of queries or two."""
     return {
@@ -264,12 +289,13 @@ def _latent(draw: st.DrawFn) -> dict[str, object]:
 
 @st.composite
 def beside_experts(draw: st.DrawFn) -> dict[str, object]:
-    """Parts of DeepSeek's, GLM-4.5's and Qwen2-MoE's models beside experts, each or not."""
+    """Parts of DeepSeek's, GLM-4.5's, Qwen2-MoE's and Nemotron 3's models, each or not."""
     style: dict[str, object] = {}
     if draw(st.booleans()):
         style |= {"shared_ffn": draw(st.sampled_from((16, 48))), "shared_gate": draw(st.booleans())}
     if not style.get("shared_gate"):
         style["residual_scale"] = draw(st.sampled_from((1.0, 0.3)))
+        style["mlp"] = draw(st.sampled_from(("swiglu", "relu2")))
     if draw(st.booleans()):
         style |= {"dense_blocks": 1, "dense_ffn": 64}
     if draw(st.booleans()):

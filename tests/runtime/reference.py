@@ -295,8 +295,7 @@ class PlainLoop:
     def _mixture(self, sums: _Summed | None) -> Mixture:
         """Experts, of whose balance a step has the mean over blocks, micro-batches and ranks."""
         model, graph = self._plan.model, self._graph
-        routed = model.layers - model.dense_blocks
-        terms = routed * graph.micro_batches * graph.strategy.dp
+        terms = max(1, model.routed_blocks) * graph.micro_batches * graph.strategy.dp
         weight = model.router_loss / terms * self._scale
         return Mixture(
             sums=None if sums is None else _SummedExperts(sums),

@@ -146,6 +146,18 @@ STATE_SPACE: dict[str, object] = {
 }
 IN_GROUPS = {"state_space": {"heads": 16, "head_dim": 4, "state": 16, "groups": 4, "taps": 3}}
 GRANITE_4 = STATE_SPACE | {"mixer_pattern": ("2 state_space", "1 attention")}
+# Blocks that are one thing alone, the last of them with experts.
+MIXER_ALONE = IN_GROUPS | {"ffn": 0, "positions": "none"}
+MLP_ALONE: dict[str, object] = {"mixer_pattern": ("1 mlp",), "mlp": "relu2"}
+EXPERTS_ALONE = MLP_ALONE | {
+    "ffn": 32,
+    "experts": 4,
+    "experts_per_token": 2,
+    "shared_ffn": 48,
+    "routing": {"scores": "sigmoid", "bias": True, "scale": 2.5},
+}
+NEMOTRON_H = IN_GROUPS | MLP_ALONE | {"mixer_pattern": ("1 state_space", "1 mlp", "1 attention")}
+NEMOTRON_3 = NEMOTRON_H | EXPERTS_ALONE | {"mixer_pattern": NEMOTRON_H["mixer_pattern"]}
 
 OLMO_HYBRID: dict[str, object] = {
     "delta_rule": {"key_heads": 4, "value_heads": 16, "key_dim": 4, "value_dim": 16}
@@ -354,7 +366,10 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
             found[name] = plan_of(tiny_model(layers=3, **parts), clipped, group, where)
         latent = tiny_model(layers=3, **LATENT)
         found["latent"] = plan_of(latent, clipped, group, everywhere)
-        kinds = (("beside", BESIDE), ("qwen3-next", QWEN3_NEXT), ("granite-4", GRANITE_4))
+        kinds = (
+            *(("beside", BESIDE), ("qwen3-next", QWEN3_NEXT), ("granite-4", GRANITE_4)),
+            ("nemotron-3", NEMOTRON_3),
+        )
         for name, parts in kinds:
             found[name] = anywhere(tiny_model(layers=3, **parts), clipped, group)
     return found
@@ -393,7 +408,7 @@ def pipelines(ranks: int) -> dict[str, Plan]:
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
         if ranks == 2 and layout.vpp > 1:  # chunks of unlike blocks
             unlike = ("beside", BESIDE), ("lfm2", LFM2), ("qwen3-next", QWEN3_NEXT)
-            for part, fields in (*unlike, ("granite-4", GRANITE_4)):
+            for part, fields in (*unlike, ("granite-4", GRANITE_4), ("nemotron-h", NEMOTRON_H)):
                 other = tiny_model(layers=5, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
         if ranks > 2 and (layout.zero == 1 or layout.tp * layout.vpp > 2 or layout.first_blocks):

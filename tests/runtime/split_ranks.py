@@ -94,10 +94,10 @@ def split_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
         "kv_heads": draw(st.sampled_from(fit)),
         "head_dim": 2,
         "rotary_fraction": 1.0,
-        "ffn": 48,
         "vocab": draw(st.sampled_from((256, 251, 5))),
     }
     model = draw(models())
+    changes["ffn"] = 48 * model.has_mlp
     if model.latent_attention is not None:
         changes |= {"kv_heads": 24, "head_dim": model.head_dim}
     if model.convolution is not None:

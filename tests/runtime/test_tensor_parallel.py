@@ -44,9 +44,12 @@ from tests.runtime.sharded_ranks import (
     BESIDE,
     DELTA_RULE,
     EXPERTS,
+    EXPERTS_ALONE,
     FAMILIES,
     IN_GROUPS,
     LATENT,
+    MIXER_ALONE,
+    MLP_ALONE,
     STATE_SPACE,
 )
 
@@ -63,6 +66,7 @@ PARTS: dict[str, Mapping[str, object]] = {
     **FAMILIES,
     **{"experts": EXPERTS, "latent": LATENT, "beside": BESIDE, "delta rule": DELTA_RULE},
     **{"state space": STATE_SPACE, "state space in groups": IN_GROUPS},
+    **{"mixer alone": MIXER_ALONE, "MLP alone": MLP_ALONE, "experts alone": EXPERTS_ALONE},
 }
 
 

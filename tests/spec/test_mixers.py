@@ -16,6 +16,7 @@ from bigplan.spec.training import Training
 RULE = {"key_heads": 2, "value_heads": 4}
 SPACE = {"heads": 8, "groups": 2}
 EXPERTS: dict[str, object] = {"experts": 4, "experts_per_token": 2}
+ALONE: dict[str, object] = {"mixer_pattern": ["1 convolution", "1 mlp", "1 attention"]}
 
 
 def model(**changes: object) -> ModelSpec:
@@ -46,6 +47,20 @@ def test_each_kind_of_block_sees_a_model_whose_blocks_are_like_it() -> None:
         assert (seen.experts, seen.ffn) == ((0, 80) if kind.startswith("dense") else (4, 48))
 
 
+def test_a_block_may_be_one_thing_alone() -> None:
+    spec = model(**ALONE, **EXPERTS)
+    kinds = ("convolution", "mlp", "block", "convolution", "mlp")
+    assert spec.layer_sequence() == ("embedding", *kinds, "head")
+    for kind, mixer in (("convolution", "convolution"), ("block", "attention"), ("mlp", "mlp")):
+        seen = spec.seen_by(kind)
+        assert seen.mixer == mixer
+        assert (seen.has_mlp, seen.experts) == ((True, 4) if kind == "mlp" else (False, 0))
+        assert seen.kinds()["block"] == spec.kinds()[kind]
+        norms = [one.name for one in spec.kinds()[kind] if "norm" in one.name]
+        assert norms == ["post_norm.weight" if kind == "mlp" else "input_norm.weight"]
+    assert spec.routed_blocks == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -55,6 +70,12 @@ def test_each_kind_of_block_sees_a_model_whose_blocks_are_like_it() -> None:
         ({"mixer_pattern": ["9 attention", "1 convolution"]}, "without convolution blocks in"),
         ({**EXPERTS, "dense_blocks": 3, "dense_ffn": 8}, "leaves no block with attention after 3"),
         ({"norms": "after"}, "`convolution` with `norms: after`"),
+        (ALONE | {"norms": "after"}, "`mlp` in `mixer_pattern` with `norms: after`, but a block"),
+        (ALONE | {"ffn": 0}, "`ffn` 0, which leaves blocks without an MLP, with `mlp` in"),
+        (ALONE | {"mixer_pattern": ["1 convolution", "1 mlp"]}, "leaves no block with attention"),
+        ({"ffn": 0, **EXPERTS}, "`ffn` 0, which leaves blocks without an MLP, with `experts` 4"),
+        ({"ffn": 0, "residual_scale": 0.5}, "`ffn` 0 with `residual_scale` 0.5"),
+        (EXPERTS | {"mlp": "relu2", "mlp_bias": True}, "with `mlp: relu2` and `mlp_bias`"),
         ({"positions": "alibi"}, "`convolution` with `positions: alibi`"),
         ({"delta_rule": RULE}, "`delta_rule` with a `mixer_pattern` without delta_rule blocks"),
         ({"delta_rule": RULE, "mixer_pattern": []}, "`convolution` and `delta_rule` without"),

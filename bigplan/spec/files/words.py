@@ -39,13 +39,15 @@ _OF_OTHERS: Mapping[str, str] = {
     "delta_rule": "linear_num_key_heads linear_num_value_heads linear_key_head_dim "
     "linear_value_head_dim linear_conv_kernel_dim linear_allow_neg_eigval",
     "state_space": "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv "
-    "mamba_conv_bias mamba_proj_bias time_step_limit",
-    "mixer_pattern": "full_attn_idxs full_attention_interval attn_layer_indices",
+    "mamba_conv_bias mamba_proj_bias time_step_limit mamba_num_heads mamba_head_dim n_groups "
+    "ssm_state_size state_size conv_kernel use_conv_bias",
+    "mixer_pattern": "full_attn_idxs full_attention_interval attn_layer_indices "
+    "hybrid_override_pattern layers_block_type",
     "vocab": "vocab_size padded_vocab_size vocabulary_size",
     "max_sequence_length": "max_position_embeddings n_positions n_ctx max_seq_len context_length "
     "max_length",
     "norm_epsilon": "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps",
-    "mlp": "hidden_act hidden_activation activation_function activation",
+    "mlp": "hidden_act hidden_activation activation_function activation mlp_hidden_act",
     "positions": "position_embedding_type",
     "rope_theta": "rotary_base rotary_emb_base",
     "rope_scaling": "rope_parameters",

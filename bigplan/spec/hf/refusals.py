@@ -81,8 +81,6 @@ _OTHER_BLOCKS = {
     "apertus": "its activation, xIELU, has trained numbers of its own",
     "falcon_h1": "its blocks have attention and a state space side by side",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
-    "mamba2": "its blocks have a state space alone, and no MLP",
-    "nemotron_h": "a block of it has a state space, attention or an MLP alone",
 }
 
 
@@ -98,7 +96,8 @@ def refuse_type(model_type: str, where: str) -> None:
 # Keys that change the architecture beyond ModelSpec, unless they hold one of these "off" values.
 _FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio")
 _RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
-_WITH_MAMBA = ("granitemoehybrid", "bamba")
+_OF_MAMBA = ("mamba_", "ssm_state_size", "use_mamba_kernels")  # how such keys begin
+_WITH_MAMBA = ("granitemoehybrid", "bamba", "nemotron_h", "mamba2")
 _WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 _OF_INFERENCE = ("mamba_ssm_dtype",)  # the dtype of states of delta rules, kept between tokens
 _FOREIGN_KEYS = (
@@ -126,7 +125,7 @@ def refuse_foreign(config: Mapping[str, Any], where: str) -> None:
     read = (*_OF_INFERENCE, *(_RANKS if config["model_type"] in _WITH_RANKS else ()))
     mamba = config["model_type"] in _WITH_MAMBA
     for key, value in config.items():
-        if key in read or (mamba and key.startswith("mamba_")):
+        if key in read or (mamba and key.startswith(_OF_MAMBA)):
             continue
         foreign = key in _FOREIGN_KEYS or any(word in key for word in _FOREIGN_WORDS)
         if foreign and value not in _OFF:

@@ -33,6 +33,15 @@ _TYPES = ["full_attention", "linear_attention", "linear_attention"]
 _RULE = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 _QWEN3_NEXT = _RULE | {"num_experts": 16}
 _GRANITE_4 = {"num_local_experts": 0, "shared_intermediate_size": 160, "mamba_n_heads": 8}
+_NEMOTRON_H = {key: value for key, value in _SMALL.items() if key != "num_hidden_layers"}
+_NEMOTRON_3 = {"hybrid_override_pattern": "ME*E"}
+_MAMBA2: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "vocab_size": 512,
+    "num_heads": 8,
+}
+_MAMBA2 |= {"head_dim": 16, "pad_token_id": None}
 _BAMBA = {"mamba_n_heads": 16, "pad_token_id": None}
 _DOTS1 = {
     "n_routed_experts": 8,
@@ -119,6 +128,19 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("bamba", _SMALL | _BAMBA),
     ("bamba", _SMALL | _BAMBA | {"attn_layer_indices": [0, 2], "mlp_bias": True}),
+    ("nemotron_h", _NEMOTRON_H | {"hybrid_override_pattern": "M-*M-"}),
+    (
+        "nemotron_h",
+        _NEMOTRON_H
+        | _NEMOTRON_3
+        | {"n_routed_experts": 6, "moe_intermediate_size": 48, "n_group": 2, "head_dim": 16}
+        | {"moe_shared_expert_intermediate_size": 96, "num_experts_per_tok": 3}
+        | {"mamba_num_heads": 6, "ssm_state_size": 24, "n_groups": 2, "use_bias": True},
+    ),
+    ("nemotron_h", _NEMOTRON_H | {"hybrid_override_pattern": "M*M", "use_conv_bias": False}),
+    ("nemotron_h", _NEMOTRON_H | {"hybrid_override_pattern": "-*-", "mlp_bias": True}),
+    ("mamba2", _MAMBA2),
+    ("mamba2", _MAMBA2 | {"n_groups": 2, "state_size": 24, "tie_word_embeddings": True}),
     ("olmoe", _SMALL),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
     ("minimax_m2", _SMALL),
@@ -351,7 +373,7 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
     }
     llama |= {"tie_word_embeddings": spec.tied_embeddings}
     if spec.mlp == "relu2":
-        return "nemotron", llama | {"norm_eps": spec.norm_epsilon}
+        return _squared(spec, shared, llama)
     if spec.name.startswith("starcoder2"):
         told = {"norm_epsilon": spec.norm_epsilon, "sliding_window": spec.sliding_window}
         return "starcoder2", llama | told
@@ -366,6 +388,27 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
     if found := _of_its_own(spec, llama):
         return found
     return _rope_like(spec, llama)
+
+
+def _squared(
+    spec: ModelSpec, shared: dict[str, Any], llama: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Sizes of states and heads are transformers' defaults; NVIDIA's own patterns of letters."""
+    if spec.state_space is None:
+        return "nemotron", llama | {"norm_eps": spec.norm_epsilon}
+    letters = {"state_space": "M", "attention": "*", "mlp": "E" if spec.experts else "-"}
+    return "nemotron_h", {key: shared[key] for key in shared if key != "num_hidden_layers"} | {
+        "hybrid_override_pattern": "".join(letters[mixer] for mixer in spec.mixers),
+        "num_key_value_heads": spec.kv_heads,
+        "intermediate_size": spec.ffn,
+        "mamba_num_heads": spec.state_space.heads,
+        "mamba_head_dim": spec.state_space.head_dim,
+        "n_routed_experts": spec.experts or 8,
+        "num_experts_per_tok": spec.experts_per_token or 2,
+        "moe_intermediate_size": spec.ffn,
+        "moe_shared_expert_intermediate_size": spec.shared_ffn or 8,
+        "routed_scaling_factor": spec.routed_by.scale,
+    }
 
 
 def _of_its_own(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
@@ -473,6 +516,9 @@ _PUBLISHED = {
     "olmo-2-32b": (32.2e9, 0.05e9),
     "granite-3.3-8b": (8.17e9, 0.005e9),
     "granite-4.0-h-micro": (3e9, 0.5e9),
+    "nemotron-h-8b": (8.1e9, 0.05e9),
+    "nemotron-nano-9b-v2": (8_888_227_328, 0),
+    "nemotron-3-nano-30b-a3b": (31.6e9, 0.05e9),
     "command-r-35b": (35e9, 0.5e9),
     "command-r7b": (8.03e9, 0.005e9),
     "glm-4-9b": (9.4e9, 0.05e9),
@@ -559,6 +605,7 @@ def test_published_counts(name: str) -> None:
         ("deepseek-v2", 21),
         ("deepseek-v3", 37),
         ("kimi-k2", 32.6),
+        ("nemotron-3-nano-30b-a3b", 3.6),
     ],
 )
 def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> None:
@@ -613,7 +660,16 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
             "mamba_expand x hidden_size, 128, over mamba_d_head 24",
         ),
         ("granitemoehybrid", _GRANITE_4 | {"time_step_limit": [0]}, "supported: two numbers"),
-        ("nemotron_h", {"n_routed_experts": 8}, "a state space, attention or an MLP alone"),
+        ("nemotron_h", {"hybrid_override_pattern": "M*E-"}, "MLPs in some blocks or experts in"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-"}, "attention in one block at least"),
+        ("nemotron_h", {"hybrid_override_pattern": "MX"}, "M, *, -, E for each block"),
+        ("nemotron_h", {"layers_block_type": ["conv"]}, "`layers_block_type` is ['conv']"),
+        ("nemotron_h", _NEMOTRON_3 | {"moe_latent_size": 8}, "`moe_latent_size` is 8"),
+        ("nemotron_h", _NEMOTRON_3 | {"mlp_bias": True}, "`mlp_bias` is True"),
+        ("nemotron_h", {"attention_bias": True}, "`attention_bias` is True"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "`mlp_hidden_act` is 'silu'"),
+        ("mamba2", {"hidden_act": "gelu"}, "`hidden_act` is 'gelu'"),
+        ("mamba2", {"expand": 3}, "num_heads x head_dim, 8192, over hidden_size 64"),
         ("falcon_h1", {}, "attention and a state space side by side"),
         ("bamba", {"attn_layer_indices": [3]}, "`attn_layer_indices` is [3]"),
         ("bamba", {"attn_layer_indices": [[1]]}, "`attn_layer_indices` is [[1]]"),
@@ -665,7 +721,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "granitemoehybrid, qwen3_vl_moe, glm4v_moe, qwen3_5_moe, or a dense one",
+            "granitemoehybrid, nemotron_h, qwen3_vl_moe, glm4v_moe, qwen3_5_moe, or a dense one",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),

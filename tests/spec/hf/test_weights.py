@@ -29,6 +29,7 @@ from bigplan.spec.model import ModelSpec
         ("starcoder2-7b", "starcoder2"),
         ("lfm2-1.2b", "lfm2"),
         ("granite-4.0-h-micro", "granitemoehybrid"),
+        ("nemotron-nano-9b-v2", "nemotron_h"),
     ],
 )
 def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:
@@ -110,14 +111,16 @@ def test_families_name_modules_that_there_are(family: str) -> None:
     tensors = FAMILIES[family].tensors
     experts = "router" in tensors.names
     assert set(tensors.names) <= _modules(experts=experts)
-    # Whatever a family leaves out, every model has these.
+    # Whatever a family leaves out, every model has these, or of Mamba-2 those of a state space.
+    alone: dict[str, object] = {"ffn": 0, "state_space": {"heads": 1}, "positions": "none"}
+    usual: dict[str, object] = {"positions": "alibi"}
     least = _modules(
         qk_norm=False,
-        positions="alibi",
         embedding_norm=False,
-        mlp="swiglu" if experts else "gelu",
+        mlp="relu2" if family == "nemotron_h" else "swiglu" if experts else "gelu",
         experts=experts,
         shared_ffn=0,
+        **(alone if family == "mamba2" else usual),
     )
     # A module is known by its own name, or by those of its parameters.
     known = {*tensors.names, *(name.rpartition(".")[0] for name in tensors.names)}

@@ -30,8 +30,10 @@ from bigplan.spec.hf.families.hunyuan_moe import HUNYUAN_MOE
 from bigplan.spec.hf.families.lfm2 import LFM2
 from bigplan.spec.hf.families.lfm2_moe import LFM2_MOE
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
+from bigplan.spec.hf.families.mamba2 import MAMBA2
 from bigplan.spec.hf.families.minimax import MINIMAX_M2
 from bigplan.spec.hf.families.ministral import MINISTRAL
+from bigplan.spec.hf.families.nemotron_h import NEMOTRON_H
 from bigplan.spec.hf.families.olmo import OLMO2, OLMO3
 from bigplan.spec.hf.families.olmo_hybrid import OLMO_HYBRID
 from bigplan.spec.hf.families.olmoe import OLMOE
@@ -104,5 +106,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "qwen3_5_moe_text": QWEN3_5_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
     "bamba": BAMBA,
+    "nemotron_h": NEMOTRON_H,
+    "mamba2": MAMBA2,
     **BESIDE_TOWERS,
 }

@@ -62,7 +62,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "moe_intermediate_size": model.ffn,
         "moe_num_experts": model.experts,
         "moe_k": model.experts_per_token,
-        "moe_num_shared_experts": model.shared_ffn // model.ffn,
+        "moe_num_shared_experts": model.shared_ffn // max(1, model.ffn),
         "moe_layer_start_index": model.dense_blocks,
         "moe_layer_end_index": -1,
         "moe_layer_interval": 1,

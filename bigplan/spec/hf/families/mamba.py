@@ -28,6 +28,8 @@ _COUNTS = {
     "taps": "mamba_d_conv",
 }
 _FLAGS = {"convolution_bias": "mamba_conv_bias", "bias": "mamba_proj_bias"}
+# Of files in which blocks are a mixer alone.
+ALONE_FLAGS = {"convolution_bias": "use_conv_bias", "bias": "use_bias"}
 _LIMITS = "time_step_limit"
 MAMBA_DEFAULTS: dict[str, Any] = {
     "mamba_n_heads": 128,
@@ -40,12 +42,15 @@ MAMBA_DEFAULTS: dict[str, Any] = {
     "mamba_proj_bias": False,
     _LIMITS: None,
 }
-MAMBA_KEYS: dict[str, tuple[str, ...]] = {
-    **{f"state_space.{field}": (key,) for field, key in (_COUNTS | _FLAGS).items()},
-    "state_space.head_dim": ("mamba_d_head",),
-    "state_space.least_step": (_LIMITS,),
-    "state_space.most_step": (_LIMITS,),
-}
+
+
+def keys_of(names: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """A family's keys of a state space, of those of fields of StateSpace but limits."""
+    limits = dict.fromkeys(("least_step", "most_step"), _LIMITS)
+    return {f"state_space.{field}": (key,) for field, key in {**names, **limits}.items()}
+
+
+MAMBA_KEYS = keys_of(_COUNTS | _FLAGS | {"head_dim": "mamba_d_head"})
 # One below another, as both matrices have them.
 MAMBA_FUSED = ((GATES, VALUES, KEYS, QUERIES, STEPS), CONVOLVED)
 
@@ -77,6 +82,21 @@ def read_state_space(reader: ConfigReader) -> dict[str, Any]:
     return fields | flags | {"head_dim": head_dim} | _read_limits(reader)
 
 
+def read_alone(reader: ConfigReader, counts: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of StateSpace by a family's own keys of all its sizes, and ALONE_FLAGS."""
+    fields = {field: reader.count(key) for field, key in counts.items()}
+    flags = {field: reader.flag(key) for field, key in ALONE_FLAGS.items()}
+    return fields | flags | _read_limits(reader)
+
+
+def write_alone(space: StateSpace, counts: Mapping[str, str]) -> dict[str, Any]:
+    """The same keys."""
+    return {
+        **{key: getattr(space, field) for field, key in {**counts, **ALONE_FLAGS}.items()},
+        **_written_limits(space),
+    }
+
+
 def _read_limits(reader: ConfigReader) -> dict[str, Any]:
     """Limits of time steps; none above is Infinity, which transformers writes in its own way."""
     limits = reader.get(_LIMITS)
@@ -92,10 +112,14 @@ def _read_limits(reader: ConfigReader) -> dict[str, Any]:
 def write_state_space(model: ModelSpec) -> dict[str, Any]:
     """The same keys, of a model without a state space any."""
     space = model.state_space or StateSpace(heads=1, head_dim=model.hidden)
-    limits = [space.least_step, space.most_step]
     return {
         "mamba_expand": space.width // model.hidden,
         "mamba_d_head": space.head_dim,
         **{key: getattr(space, field) for field, key in (_COUNTS | _FLAGS).items()},
-        **({} if space.most_step is None else {_LIMITS: limits}),
+        **_written_limits(space),
     }
+
+
+def _written_limits(space: StateSpace) -> dict[str, Any]:
+    """None above is left out: JSON has no word for it."""
+    return {} if space.most_step is None else {_LIMITS: [space.least_step, space.most_step]}

@@ -152,7 +152,7 @@ def write_deepseek_experts(model: ModelSpec) -> dict[str, Any]:
         "n_routed_experts": model.experts,
         "num_experts_per_tok": model.experts_per_token,
         "norm_topk_prob": model.router_normalised,
-        "n_shared_experts": model.shared_ffn // model.ffn,
+        "n_shared_experts": model.shared_ffn // max(1, model.ffn),
         "first_k_dense_replace": model.dense_blocks,
         "n_group": model.routed_by.groups,
         "topk_group": model.routed_by.groups_per_token,
