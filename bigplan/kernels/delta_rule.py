@@ -54,7 +54,7 @@ class Launch(NamedTuple):
 
 
 LAUNCHES = {
-    "solved": Launch(4, columns=64),
+    "solved": Launch(4, 1, columns=64, registers=168),
     "walked": Launch(4),
     "read": Launch(4, 1, columns=64),
     "unread": Launch(4, 2, columns=64),

@@ -129,7 +129,7 @@ def _by_tokens(
     """Gradients by x: each token adds up those of the sums that read it."""
     first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
     columns, start = heads * USED, batch.to(tl.int64) * length
-    here, row = start * columns + head * USED, tl.arange(0, ROWS)
+    here = start * columns + head * USED
     total = tl.zeros((ROWS, WIDTH), tl.float32)
     for tap in tl.static_range(TAPS):
         seen = _seen_later(begins + start, first, TAPS - 1 - tap, length, DOCUMENTS, ROWS)
