@@ -212,9 +212,10 @@ def launches() -> dict[str, Any]:
     gradient, asked, how = torch.randn_like(given[3]), (True,) * len(given), How(RULE, EPSILON)
     found: dict[str, Any] = {}
     for name, today in list(LAUNCHES.items()):
-        columns, stages = ((32,), (3, 4)) if name in WALKS else ((32, 64), (1, 2))
-        registers = (None,) if name in WALKS else (None, 128, 168)
-        for launch in (Launch(*one) for one in product((4, 8), stages, columns, registers)):
+        columns, stages = (32, (3, 4)) if name in WALKS else (64, (1, 2))
+        registers = ((4, None), (8, None), (4, 128), (4, 168), (8, 128))
+        for stage, (warps, most) in product(stages, registers[: 2 if name in WALKS else None]):
+            launch = Launch(warps, stage, columns, most)
             LAUNCHES[name] = launch
             try:
                 times = _microseconds(

@@ -132,8 +132,8 @@ RULE_CHUNK = 64
 SPACE_CHUNK = 64
 # Widths of keys and of values that a delta rule's kernels take: whole blocks of 64 columns of
 # values, at most two of keys, the second filled up. Those of 16 and 32 came out wrong on an H200
-# (torch 2.11, Triton 3.6), it seems where four warps share 16 columns of a product or fewer; in
-# Triton's interpreter they are right.
+# (torch 2.11, Triton 3.6), cause unknown: products of such sizes alone are right there, and all is
+# in Triton's interpreter.
 RULE_KEYS, RULE_VALUES = (64, 96, 128), (64, 128, 192, 256)
 # Tokens of a program that convolves. It writes their part of the filters' gradients, 4 bytes a tap
 # and channel, which are then added up.

@@ -49,13 +49,14 @@ BACKWARD = (
     _Kernel("delta rule's norm and gate back", Each(0, 5, 0, 0), launches=2),
     _Kernel("delta rule's reads by both", Each(2, 3, 2, 0, 1), keys=3, values=2, states=1),
     _Kernel("delta rule's states back", Each(2, 3, 1, 0, 1), states=3, walks=True),
-    _Kernel("delta rule's system back", Each(1, 4, 2, 1, 2), 5, 5, 2, 2, 2),
+    _Kernel("delta rule's system back", Each(1, 4, 2, 2, 2), keys=2, values=2, states=2),
+    _Kernel("delta rule's inverse back", Each(1, 0, 2, 2), keys=3, square=2),
     _Kernel("delta rule's heads back", Each(12, 7, 2, 0), launches=15),
 )
 # Most that live at once: heads, U, W and states, beside O; in the backward also the inverse, and
-# gradients by O in its place, U, gates and values, by queries and keys of each value head, and by
-# states.
-MOST, MOST_BACK = Each(2, 2, 1, 0, 1), Each(2, 6, 3, 1, 2)
+# gradients by O in its place, U, gates and values, by queries and keys of each value head, by
+# states and by the inverse.
+MOST, MOST_BACK = Each(2, 2, 1, 0, 1), Each(2, 6, 3, 2, 2)
 
 
 def take(shape: RankShape) -> bool:

@@ -20,6 +20,8 @@ from bigplan.spec.moments import sharing_scales
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 from bigplan.spec.training import Training
 
+WIDE = 8  # elements of 16 bits that a kernel loads at once
+
 
 @dataclass(frozen=True, slots=True)
 class RankShape:
@@ -210,12 +212,19 @@ def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
 
     So the elements that ranks sum, and those that one rank counts and stores, are ranges of the
     flat layer. Experts that ranks share out come first, because fewer ranks have the same ones than
-    have the rest.
+    have the rest. Vectors that are no multiple of WIDE come last of their kind, so that matrices
+    behind them do not begin askew: OLMo Hybrid's 30 decays made torch take products of its MLPs by
+    Ampere's kernels with loads of 4 bytes on an H200 (2026-11-28-h200-delta-rule).
     """
     every = stored(shape.model, kind, shape.training.lora, shape.element)
     tensors = (held_tensor(shape, parameter) for parameter in every)
     first = shape.spreads_experts
-    return tuple(sorted(tensors, key=lambda one: (one.holders, first and not one.experts)))
+    return tuple(
+        sorted(
+            tensors,
+            key=lambda one: (one.holders, first and not one.experts, one.elements % WIDE != 0),
+        )
+    )
 
 
 def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:

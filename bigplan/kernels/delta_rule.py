@@ -16,7 +16,8 @@ the norm and the gate, and by O, in its place:
 
   unread       by what a chunk's own V', Q and K gave O
   walked_back  by states, from the last chunk on, and by all of V', which are U's
-  unsolved     by the system, hence by keys, values, rates and decays
+  unsolved     by U and W, hence by values, keys and the inverse
+  uninverted   by the system, hence by keys, rates and decays
   filtered     by queries, keys and values, where value heads are added up
 
 Factors of products are in the compute dtype, their sums and all else in fp32; the inverse is in
@@ -53,12 +54,13 @@ class Launch(NamedTuple):
 
 
 LAUNCHES = {
-    "solved": Launch(4, columns=64),
+    "solved": Launch(4, 1, columns=64, registers=168),
     "walked": Launch(4),
     "read": Launch(4, 1, columns=64),
-    "unread": Launch(4, 1),
+    "unread": Launch(4, 2, columns=64),
     "walked_back": Launch(4),
-    "unsolved": Launch(8, 1, columns=64),
+    "unsolved": Launch(4, 1, columns=64),
+    "uninverted": Launch(4, 1, columns=64),
 }
 
 
@@ -223,11 +225,15 @@ def _by_heads(
         delta_rule_backward.walked_back, sizes, made.q, made.k, made.old, made.reach, by_read,
         by_own, by_states,
     )  # fmt: skip
+    by_rate, by_inverse = torch.empty_like(made.rate), torch.empty_like(made.inverse)
     _run(
-        delta_rule_backward.unsolved, sizes, made.k, made.v, given.rates, given.decays,
-        given.log_decay, given.offset, made.own, made.inverse, made.rate, made.reach, made.states,
-        by_states, by_own, by_k, by_reach, by_v, by_rates, by_decays, by_scalars,
-        how.rule.rate_scale,
+        delta_rule_backward.unsolved, sizes, made.k, made.v, made.own, made.inverse, made.rate,
+        made.reach, made.states, by_states, by_own, by_k, by_reach, by_v, by_rate, by_inverse,
+    )  # fmt: skip
+    _run(
+        delta_rule_backward.uninverted, sizes, made.k, given.rates, given.decays, given.log_decay,
+        given.offset, made.inverse, made.rate, made.reach, by_inverse, by_rate, by_reach, by_k,
+        by_rates, by_decays, by_scalars, how.rule.rate_scale,
     )  # fmt: skip
     by_log_decay, by_offset = by_scalars.sum((0, 2)).to(given.offset.dtype).unbind(-1)
     return (by_q, by_k, by_v), (by_gates, by_rates, by_decays, by_log_decay, by_offset, by_weight)

@@ -100,14 +100,13 @@ def walked_back(
 
 @triton.jit(do_not_specialize=("length", "heads"))
 def unsolved(
-    k, v, rates, decays, log_decay, offset, own, inverse, rate, reach, states, by_states, by_own,
-    by_k, by_reach, by_v, by_rates, by_decays, by_scalars, most, length, heads, EACH: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-    C: tl.constexpr,
+    k, v, own, inverse, rate, reach, states, by_states, by_own, by_k, by_reach, by_v, by_rate,
+    by_inverse, length, heads, EACH: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Of `solved`, and of the state that a chunk leaves, by K, V, b and g; adds to `by_k`.
+    """Of U and W, and of the state that a chunk leaves, by K, V, b, reach and the inverse.
 
-    `by_scalars`: of each chunk and head, by log_decay and by offset.
+    Adds to `by_k` and to `by_reach`, whose last token of a chunk gets what all its tokens share.
     """
     chunk, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, start = chunk * C, batch.to(tl.int64) * length
@@ -128,12 +127,12 @@ def unsolved(
     there = start * columns + head * VALUES
 
     # By the system's right side and its inverse: U, whose gradient is that by V'.
-    by_inverse, by_b = tl.zeros((C, C), tl.float32), tl.zeros((C,), tl.float32)
+    by_solution, by_b = tl.zeros((C, C), tl.float32), tl.zeros((C,), tl.float32)
     for column in range(0, VALUES, BLOCK):
         by_new = tile(by_own + there + column, first, length, columns, BLOCK, C, BLOCK)
         value = tile(v + there + column, first, length, columns, BLOCK, C, BLOCK)
         scaled = (value.to(tl.float32) * b[:, None]).to(by_new.dtype)
-        by_inverse = tl.dot(by_new, tl.trans(scaled), by_inverse)
+        by_solution = tl.dot(by_new, tl.trans(scaled), by_solution)
         by_scaled = tl.dot(solution, by_new)
         by_b += tl.sum(by_scaled * value.to(tl.float32), 1)
         by_scaled *= b[:, None]
@@ -159,7 +158,7 @@ def unsolved(
         by_c -= left
         narrow = (-by_old).to(solution.dtype)
         scaled = (key * faded[:, None]).to(solution.dtype)
-        by_inverse = tl.dot(narrow, tl.trans(scaled), by_inverse)
+        by_solution = tl.dot(narrow, tl.trans(scaled), by_solution)
         by_faded = tl.dot(solution, narrow)
         along = tl.sum(by_faded * key, 1)
         by_b += along * tl.exp(c)
@@ -168,9 +167,36 @@ def unsolved(
         by_key += tile(by_k + row, first, length, old_columns, used, C, BLOCK).to(tl.float32)
         put(by_k + row, by_key, first, length, old_columns, used, C, BLOCK)
     by_last += tl.exp(last) * both
+    by_c += tl.where(token == tl.minimum(first + C, length) - 1, by_last, 0.0)
+    tl.store(by_reach + at + token, by_c, mask=inside)
+    tl.store(by_rate + at + token, by_b, mask=inside)
+    to = by_inverse + start * heads * C + head * C
+    put(to, by_solution, first, length, heads * C, C, C, C)
 
-    # By the system.
-    by_system = tl.dot(solution, tl.dot(by_inverse.to(solution.dtype), solution).to(solution.dtype))
+
+@triton.jit(do_not_specialize=("length", "heads"))
+def uninverted(
+    k, rates, decays, log_decay, offset, inverse, rate, reach, by_inverse, by_rate, by_reach, by_k,
+    by_rates, by_decays, by_scalars, most, length, heads, EACH: tl.constexpr, KEYS: tl.constexpr,
+    VALUES: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Of the inverse by K, b and g, and by what b and g are made of; adds to `by_k`.
+
+    `by_scalars`: of each chunk and head, by log_decay and by offset.
+    """
+    chunk, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, start = chunk * C, batch.to(tl.int64) * length
+    token = first + tl.arange(0, C)
+    inside, at = token < length, start * heads + head * length
+    c = reaches(reach + at, first, length, C)
+    b = tl.load(rate + at + token, mask=inside, other=0.0)
+    key_columns, old_columns = heads // EACH * KEYS, heads * KEYS
+    k += start * key_columns + head // EACH * KEYS
+    by_k += start * old_columns + head * KEYS
+    here = start * heads * C + head * C
+    solution = tl.trans(tile(inverse + here, first, length, heads * C, C, C, C))
+    given = tile(by_inverse + here, first, length, heads * C, C, C, C)
+    by_system = tl.dot(solution, tl.dot(given, solution).to(solution.dtype))
     by_system = -by_system * within(c, C, True)
     product = tl.zeros((C, C), tl.float32)
     for part in range(PARTS):
@@ -178,11 +204,11 @@ def unsolved(
         key = tile(k + row, first, length, key_columns, used, C, BLOCK)
         product = tl.dot(key, tl.trans(key), product)
     product *= by_system
-    by_b += tl.sum(product, 1)
+    by_b = tl.load(by_rate + at + token, mask=inside, other=0.0) + tl.sum(product, 1)
     product *= b[:, None]
+    by_c = tl.load(by_reach + at + token, mask=inside, other=0.0)
     by_c += tl.sum(product, 1) - tl.sum(product, 0)
     narrow = (by_system * b[:, None]).to(solution.dtype)
-    tl.debug_barrier()  # of by_k a thread may read what others have written
     for part in range(PARTS):
         row, used = part * BLOCK, KEYS - part * BLOCK
         key = tile(k + row, first, length, key_columns, used, C, BLOCK)
@@ -195,11 +221,12 @@ def unsolved(
     by_rate = by_b * b * (1.0 - b / most)
     tl.store(by_rates + at, by_rate.to(by_rates.dtype.element_ty), mask=inside)
     by_c = tl.where(inside, by_c, 0.0)
-    by_fade = tl.where(inside, tl.cumsum(by_c, 0, reverse=True) + by_last, 0.0)
+    by_fade = tl.where(inside, tl.cumsum(by_c, 0, reverse=True), 0.0)
     x = tl.load(decays + at, mask=inside, other=0.0).to(tl.float32)
     x += tl.load(offset + head).to(tl.float32)
     by_fade *= -tl.exp(tl.load(log_decay + head).to(tl.float32))
     by_decay = by_fade * tl.sigmoid(x)
     tl.store(by_decays + at, by_decay.to(by_decays.dtype.element_ty), mask=inside)
+    place = (batch * heads + head).to(tl.int64) * tl.num_programs(0) + chunk
     tl.store(by_scalars + 2 * place, tl.sum(by_fade * softplus(x), 0))
     tl.store(by_scalars + 2 * place + 1, tl.sum(by_decay, 0))

@@ -129,7 +129,7 @@ def _by_tokens(
     """Gradients by x: each token adds up those of the sums that read it."""
     first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
     columns, start = heads * USED, batch.to(tl.int64) * length
-    here, row = start * columns + head * USED, tl.arange(0, ROWS)
+    here = start * columns + head * USED
     total = tl.zeros((ROWS, WIDTH), tl.float32)
     for tap in tl.static_range(TAPS):
         seen = _seen_later(begins + start, first, TAPS - 1 - tap, length, DOCUMENTS, ROWS)
@@ -169,7 +169,7 @@ def filtered(x: Tensor, filters: Tensor, heads: Heads, begins: Tensor | None = N
     """
     out, (grid, sizes) = torch.empty_like(x), _launch(x, filters, heads, ROWS)
     _filtered[grid](
-        x, filters, x if begins is None else begins, out, heads.norm or 1.0, LENGTH_EPSILON,
+        x, filters, filters if begins is None else begins, out, heads.norm or 1.0, LENGTH_EPSILON,
         x.shape[1], grid[1], UNIT=heads.norm is not None, DOCUMENTS=begins is not None, ROWS=ROWS,
         **sizes,
     )  # fmt: skip
@@ -191,7 +191,7 @@ def filtered_backward(
     """
     (grid, sizes), each = _launch(x, filters, heads, ROWS), gradient.shape[-1] // x.shape[-1]
     by_sums, by_x = torch.empty_like(x), torch.empty_like(x)
-    given, apart = x if begins is None else begins, begins is not None
+    given, apart = filters if begins is None else begins, begins is not None
     _by_sums[grid](
         x, filters, given, gradient, by_sums, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1],
         grid[1], EACH=each, UNIT=heads.norm is not None, DOCUMENTS=apart, ROWS=ROWS, **sizes,

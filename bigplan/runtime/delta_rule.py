@@ -108,7 +108,7 @@ class InKernels(Function):
     ) -> Tensor:
         from bigplan.kernels.delta_rule import How, forward
 
-        ctx.sizes = rule, epsilon
+        ctx.rule, ctx.epsilon = rule, epsilon
         ctx.save_for_backward(begins, *inputs)
         return forward(How(rule, epsilon, begins), *inputs)
 
@@ -118,7 +118,8 @@ class InKernels(Function):
 
         begins, *inputs = ctx.saved_tensors
         asked = ctx.needs_input_grad[3:]
-        found = backward(How(*ctx.sizes, begins), gradients[0], asked, *inputs)
+        how = How(ctx.rule, ctx.epsilon, begins)
+        found = backward(how, gradients[0], asked, *inputs)
         return None, None, None, *found
 
 

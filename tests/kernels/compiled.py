@@ -20,6 +20,7 @@ from bigplan.kernels import (
     delta_rule_backward,
     delta_rule_programs,
     moments,
+    short_filters,
     turning,
 )
 from bigplan.kernels.attention import Tile
@@ -78,19 +79,24 @@ def _attention() -> Iterator[_Kernel]:
 
 
 def _delta_rule() -> Iterator[_Kernel]:
-    """Those with most products, of heads of 64."""
-    names = ("rate", "reach", "by_reach", "by_scalars")
+    """Those with most products, of keys of 96 columns and values of 64; a convolution's last."""
+    fp32 = ("rate", "reach", "by_reach", "by_rate", "by_filters", "most")
+    sizes: dict[str, object] = {"EACH": 2, "KEYS": 96, "VALUES": 64, "C": 64}
+    parts: dict[str, object] = {"PARTS": 2, "BLOCK": 64}
+    sums: dict[str, object] = {"TAPS": 4, "ROWS": 32, "TOKENS": 256, "WIDTH": 128, "USED": 96}
+    system = {"KEEP": True, "DOUBLINGS": 6, "DOCUMENTS": True}
     for function, constants in (
-        (delta_rule_programs.solved, {"KEEP": True, "DOUBLINGS": 6}),
-        (delta_rule_backward.walked_back, {"BLOCK": 32}),
-        (delta_rule_backward.unsolved, {}),
+        (delta_rule_programs.solved, sizes | parts | system),
+        (delta_rule_backward.walked_back, sizes | {"K": 128, "BLOCK": 32}),
+        (delta_rule_backward.unsolved, sizes | parts),
+        (short_filters._by_filters, sums | {"DOCUMENTS": True}),
     ):
-        numbers = ("length", "heads", *names)
+        numbers = ("length", "heads", "begins", *constants, *fp32)
         narrow = [name for name in function.arg_names if name not in numbers]
-        types = dict.fromkeys(narrow, "*bf16") | dict.fromkeys(names, "*fp32")
-        sizes: dict[str, object] = {"EACH": 2, "KEYS": 64, "VALUES": 64, "C": 64}
-        how = delta_rule.LAUNCHES[function.__name__]
-        yield _Kernel(function, types, sizes | constants, Tile(64, 64, how.warps, how.stages))
+        types = dict.fromkeys(narrow, "*bf16") | dict.fromkeys(fp32, "*fp32")
+        types |= {"begins": "*i32", "most": "fp32"}
+        how = delta_rule.LAUNCHES.get(function.__name__, delta_rule.Launch(short_filters.WARPS))
+        yield _Kernel(function, types, constants, Tile(64, 64, how.warps, how.stages))
 
 
 def main() -> None:

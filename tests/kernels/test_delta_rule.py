@@ -61,8 +61,8 @@ def _both(
     begins = None
     if apart:
         token = torch.arange(size[1], device=DEVICE)
-        begins = sum((token >= t) * n for t, n in ((10, 10), (11, 1), (71, 60)))
-        begins = torch.as_tensor(begins, dtype=torch.int32).expand(size).contiguous()
+        row = (token >= 10) * 10 + (token >= 11) + (token >= 71) * 60
+        begins = row.int().expand(size).contiguous()
     inputs = _inputs(rule, size, dtype)
     gradient = random(99, *inputs[3].shape, dtype=dtype)
     ours, plain = (
@@ -134,6 +134,7 @@ IN_PLACE = {
     ("_normed_back", "by_x"),
     ("walked_back", "by_own"),
     ("unsolved", "by_k"),
+    ("uninverted", "by_k"),
 }
 OF_EACH = {
     "delta rule's heads": [(short_filters, "_filtered")],
@@ -145,6 +146,7 @@ OF_EACH = {
     "delta rule's reads by both": [(delta_rule_backward, "unread")],
     "delta rule's states back": [(delta_rule_backward, "walked_back")],
     "delta rule's system back": [(delta_rule_backward, "unsolved")],
+    "delta rule's inverse back": [(delta_rule_backward, "uninverted")],
     "delta rule's heads back": [
         (short_filters, name) for name in ("_by_sums", "_by_tokens", "_by_filters")
     ],
