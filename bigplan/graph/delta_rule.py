@@ -31,8 +31,8 @@ TAP_PASSES, TAP_PASSES_BACK = 3, 13
 LAUNCHES, LAUNCHES_BACK = (66, 4, 3), (207, 11, 18)
 # More of each where documents are kept apart: such tokens are multiplied by masks. Counted with
 # two and four taps; the few passes over masks of scores are among those of a tap.
-HIDDEN_TAP, HIDDEN_TAP_BACK = 2, 8
-HIDDEN, HIDDEN_BACK = (8, 0, 9), (19, 0, 27)
+HIDDEN_TAP, HIDDEN_TAP_BACK = 2, 6.5
+HIDDEN, HIDDEN_BACK = (8, 0, 12), (11, 0, 36)
 
 
 def delta_rule(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:

