@@ -138,6 +138,12 @@ RULE_WIDTHS = (64, 128)
 # and channel, which are then added up.
 FILTERED_TOKENS = 32
 MOST_TAPS = 8  # of a convolution's kernels, which have them written out
+# Heads of a state space's group that a program of its kernels has at most: they share scores, and
+# write one sum of their gradients by keys and queries.
+SPACE_HEADS = 8
+# Rows of a program that norms behind a gate, in the backward. It writes their part of the weight's
+# gradient, which is then added up.
+GATED_NORM_ROWS = 16
 CAPPED_BLOCK = 128  # queries whose capped scores are in memory at a time, where it does not
 
 
@@ -152,6 +158,19 @@ def rule_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> b
     `widths`: of keys and of values.
     """
     return element_bytes == 2 and all(w in RULE_WIDTHS for w in widths) and taps <= MOST_TAPS
+
+
+def space_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> bool:
+    """Whether generated kernels run a state space (bigplan/kernels/state_space.py).
+
+    `widths`: of states and of heads, as those of a delta rule.
+    """
+    return rule_in_kernels(element_bytes, widths, taps)
+
+
+def space_heads_together(heads: int) -> int:
+    """Heads of a program of these kernels, of so many that share a group on a rank."""
+    return next(n for n in range(SPACE_HEADS, 0, -1) if heads % n == 0)
 
 
 def convolution_in_kernels(element_bytes: int, taps: int) -> bool:

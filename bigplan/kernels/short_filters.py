@@ -45,9 +45,12 @@ def _filter(filters, tap, TAPS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _sums(
-    x, filters, first, length, columns, TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
-):
+    x, filters, bias, first, length, columns, BIAS: tl.constexpr, TAPS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     total = tl.zeros((ROWS, WIDTH), tl.float32)
+    if BIAS:
+        total += tl.load(bias + tl.arange(0, WIDTH)).to(tl.float32)[None, :]
     for tap in tl.static_range(TAPS):
         shifted = _rows(x, first + tap - (TAPS - 1), length, columns, ROWS, WIDTH)
         total += shifted * _filter(filters, tap, TAPS, WIDTH)
@@ -56,14 +59,15 @@ def _sums(
 
 @triton.jit(do_not_specialize=("length", "heads"))
 def _filtered(
-    x, filters, out, scale, epsilon, length, heads, UNIT: tl.constexpr, TAPS: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    x, filters, bias, out, scale, epsilon, length, heads, BIAS: tl.constexpr, UNIT: tl.constexpr,
+    TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
     columns = heads * WIDTH
     here = batch.to(tl.int64) * length * columns + head * WIDTH
     filters += head * WIDTH * TAPS
-    total = _sums(x + here, filters, first, length, columns, TAPS, ROWS, WIDTH)
+    bias += head * WIDTH
+    total = _sums(x + here, filters, bias, first, length, columns, BIAS, TAPS, ROWS, WIDTH)
     value = total * tl.sigmoid(total)
     if UNIT:
         value = value * (tl.rsqrt(tl.sum(value * value, 1) + epsilon) * scale)[:, None]
@@ -72,17 +76,21 @@ def _filtered(
 
 @triton.jit(do_not_specialize=("length", "heads"))
 def _by_sums(
-    x, filters, gradient, by_sums, by_filters, scale, epsilon, length, heads,
-    EACH: tl.constexpr, UNIT: tl.constexpr, ASKED: tl.constexpr, TAPS: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    x, filters, bias, gradient, by_sums, by_filters, scale, epsilon, length, heads,
+    EACH: tl.constexpr, BIAS: tl.constexpr, UNIT: tl.constexpr, ASKED: tl.constexpr,
+    TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by the sums; `gradient` has EACH heads for each of x, which are added up."""
+    """Gradients by the sums; `gradient` has EACH heads for each of x, which are added up.
+
+    A bias is one more tap, of ones.
+    """
     block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, columns = block * ROWS, heads * WIDTH
     start = batch.to(tl.int64) * length * columns
     here = start + head * WIDTH
     filters += head * WIDTH * TAPS
-    total = _sums(x + here, filters, first, length, columns, TAPS, ROWS, WIDTH)
+    bias += head * WIDTH
+    total = _sums(x + here, filters, bias, first, length, columns, BIAS, TAPS, ROWS, WIDTH)
     by_value = tl.zeros((ROWS, WIDTH), tl.float32)
     for each in tl.static_range(EACH):
         own = gradient + start * EACH + (head * EACH + each) * WIDTH
@@ -98,10 +106,13 @@ def _by_sums(
     put(by_sums + here, by_sum, first, length, columns, ROWS, WIDTH)
     if ASKED:
         row = batch * tl.num_programs(0) + block
-        to = by_filters + (row.to(tl.int64) * columns + head * WIDTH) * TAPS
+        to = by_filters + (row.to(tl.int64) * columns + head * WIDTH) * (TAPS + BIAS)
+        to += tl.arange(0, WIDTH) * (TAPS + BIAS)
         for tap in tl.static_range(TAPS):
             shifted = _rows(x + here, first + tap - (TAPS - 1), length, columns, ROWS, WIDTH)
-            tl.store(to + tl.arange(0, WIDTH) * TAPS + tap, tl.sum(by_sum * shifted, 0))
+            tl.store(to + tap, tl.sum(by_sum * shifted, 0))
+        if BIAS:
+            tl.store(to + TAPS, tl.sum(by_sum, 0))
 
 
 @triton.jit(do_not_specialize=("length", "heads"))
@@ -120,35 +131,51 @@ def _by_tokens(
     put(by_x + here, total, first, length, columns, ROWS, WIDTH)
 
 
-def filtered(x: Tensor, filters: Tensor, heads: Heads) -> Tensor:
-    """SiLU of x [b, s, heads * width] convolved with filters [heads * width, taps]; contiguous."""
+def filtered(x: Tensor, filters: Tensor, heads: Heads, bias: Tensor | None = None) -> Tensor:
+    """SiLU of x [b, s, heads * width] convolved with filters [heads * width, taps]; contiguous.
+
+    `bias` [heads * width] is added before SiLU.
+    """
     out, grid = torch.empty_like(x), _grid(x, heads)
     _filtered[grid](
-        x, filters, out, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1], grid[1],
-        UNIT=heads.norm is not None, TAPS=filters.shape[1], ROWS=ROWS, WIDTH=heads.width,
-        num_warps=WARPS,
+        x, filters, _or(bias, x), out, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1], grid[1],
+        BIAS=bias is not None, UNIT=heads.norm is not None, TAPS=filters.shape[1], ROWS=ROWS,
+        WIDTH=heads.width, num_warps=WARPS,
     )  # fmt: skip
     return out
 
 
 def filtered_backward(
-    gradient: Tensor, x: Tensor, filters: Tensor, heads: Heads, *, asked: bool
+    gradient: Tensor,
+    x: Tensor,
+    filters: Tensor,
+    heads: Heads,
+    *,
+    asked: bool,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients by x, and by filters if asked; `gradient` [b, s, heads * each * width].
 
-    Each head of x was read as so many, whose gradients lie side by side.
+    Each head of x was read as so many, whose gradients lie side by side. With a bias, that by
+    filters has one more column, the gradient by the bias.
     """
     grid, each = _grid(x, heads), gradient.shape[-1] // x.shape[-1]
-    by_sums, by_x = torch.empty_like(x), torch.empty_like(x)
-    parts = grid[0] * grid[2] if asked else 0
-    by_filters = x.new_empty(parts, *filters.shape, dtype=torch.float32)
-    sizes = {"TAPS": filters.shape[1], "ROWS": ROWS, "WIDTH": heads.width, "num_warps": WARPS}
+    by_sums, by_x, taps = torch.empty_like(x), torch.empty_like(x), filters.shape[1]
+    parts, biased = grid[0] * grid[2] if asked else 0, bias is not None
+    by_filters = x.new_empty(parts, len(filters), taps + biased, dtype=torch.float32)
+    sizes = {"TAPS": taps, "ROWS": ROWS, "WIDTH": heads.width, "num_warps": WARPS}
     _by_sums[grid](
-        x, filters, gradient, by_sums, by_filters, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1],
-        grid[1], EACH=each, UNIT=heads.norm is not None, ASKED=asked, **sizes,
+        x, filters, _or(bias, x), gradient, by_sums, by_filters, heads.norm or 1.0, LENGTH_EPSILON,
+        x.shape[1], grid[1], EACH=each, BIAS=biased, UNIT=heads.norm is not None, ASKED=asked,
+        **sizes,
     )  # fmt: skip
     _by_tokens[grid](by_sums, filters, by_x, x.shape[1], grid[1], **sizes)
     return by_x, by_filters.sum(0).to(filters.dtype) if asked else None
+
+
+def _or(bias: Tensor | None, x: Tensor) -> Tensor:
+    """A kernel takes a tensor where there is no bias, too, and does not read it."""
+    return x if bias is None else bias
 
 
 def _grid(x: Tensor, heads: Heads) -> tuple[int, int, int]:

@@ -11,21 +11,23 @@ Heads of a group share B and C, so that products by these are of all of their va
 Time steps, decays, states and the norm are in fp32, products of chunks in the compute dtype, as
 Mamba-2's own kernels have them (state-spaces/mamba, ssd_chunk_state.py and ssd_chunk_scan.py).
 Only what the block's first products give is saved: the backward runs all of it again, with a graph
-of its own.
+of its own. Where a GPU runs generated kernels, those of bigplan/kernels/state_space.py do the same,
+and bigplan/kernels/gated_norm.py the norm.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
 from bigplan.mechanics import SPACE_CHUNK as CHUNK
+from bigplan.mechanics import space_in_kernels
 from bigplan.runtime import generated
-from bigplan.runtime.generated import NormRule
 from bigplan.runtime.made_again import made_again
 from bigplan.runtime.operators import RmsRule, wide
 from bigplan.runtime.positions import Positions
@@ -82,8 +84,43 @@ def gated(space: StateSpace, norm: Norm, *inputs: Tensor) -> Tensor:
     `inputs`: gates, values, keys, queries and time steps [b, s, .], then A_log, dt_bias, D and the
     norm's weight, then filters of values, keys and queries, and their biases if any.
     """
-    gates, *vectors, steps, log_decay, offset, skip, weight = inputs[:9]
-    filters, biases = inputs[9:12], inputs[12:] or (None,) * 3
+    gates, *given, weight = inputs[:9]
+    given += inputs[9:]
+    widths = space.state, space.head_dim
+    fits = space_in_kernels(gates.element_size(), widths, space.taps)
+    if fits and norm.kernels is not None:
+        read = InKernels.apply(space, *given)  # type: ignore[no-untyped-call]
+    else:
+        read = in_torch(space, *given)
+    return _gated_and_normed(space, norm, gates, read, weight)
+
+
+class InKernels(Function):
+    """As in_torch, by kernels. It saves what they make, so `made_again` is around it."""
+
+    @staticmethod
+    def forward(ctx: Any, space: StateSpace, *inputs: Tensor) -> Tensor:
+        from bigplan.kernels import state_space as kernels
+
+        read, made = kernels.forward(space, *inputs)
+        ctx.space = space
+        ctx.save_for_backward(*made, *inputs)
+        return read
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        from bigplan.kernels import state_space as kernels
+
+        count = len(kernels.Made._fields)
+        made, inputs = kernels.Made(*ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
+        asked = ctx.needs_input_grad[1:]
+        return None, *kernels.backward(ctx.space, gradients[0], asked, made, *inputs)
+
+
+def in_torch(space: StateSpace, *inputs: Tensor) -> Tensor:
+    """What heads read, with D x, [b, s, heads * head_dim]; `gated` adds the gate and the norm."""
+    *vectors, steps, log_decay, offset, skip = inputs[:7]
+    filters, biases = inputs[7:10], inputs[10:] or (None,) * 3
     values, keys, queries = (
         silu_convolved(*one) for one in zip(vectors, filters, biases, strict=True)
     )
@@ -96,8 +133,7 @@ def gated(space: StateSpace, norm: Norm, *inputs: Tensor) -> Tensor:
     fades = -wide(log_decay).exp() * steps
     steps, fades = (torch.unflatten(x, -1, (groups, -1)) for x in (steps, fades))
     read = state_space(values, steps, fades, keys, queries)
-    read = torch.addcmul(read, skip.view(groups, -1, 1), values)
-    return _gated_and_normed(space, norm, gates, read.flatten(2), weight)
+    return torch.addcmul(read, skip.view(groups, -1, 1), values).flatten(2)
 
 
 def state_space(
@@ -150,15 +186,38 @@ def _gated_and_normed(
     space: StateSpace, norm: Norm, gates: Tensor, x: Tensor, weight: Tensor
 ) -> Tensor:
     """X [b, s, .] times the SiLU of gates, of which ranks have parts of a group or whole ones."""
-    one, kernels = space.groups == 1, norm.kernels
-    if kernels is None:
+    shared = space.groups == 1 and not norm.ranks.alone
+    groups = 1 if shared else space.groups // norm.ranks.group.size
+    if norm.kernels is not None and not shared:
+        return GatedNorm.apply(groups, norm.epsilon, x, gates, weight)  # type: ignore[no-any-return, no-untyped-call]
+    if norm.kernels is None:
         x = x * F.silu(gates)
     else:
-        x = generated.activation(kernels, "swiglu", gates, x)
-    if not norm.ranks.alone and one:
+        x = generated.activation(norm.kernels, "swiglu", gates, x)
+    if shared:
         return wide_norm(x, weight, RmsRule(norm.epsilon), norm.ranks.group)
-    if kernels is not None and one:
-        return generated.normed(NormRule(kernels, "rmsnorm", norm.epsilon), x, weight)
-    parts = wide(torch.unflatten(x, -1, (space.groups // norm.ranks.group.size, -1)))
+    parts = wide(torch.unflatten(x, -1, (groups, -1)))
     normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + norm.epsilon)
     return (normed.flatten(2) * wide(weight)).to(x.dtype)
+
+
+class GatedNorm(Function):
+    """The same by a kernel, where no other rank has a part of a group."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, groups: int, epsilon: float, x: Tensor, gates: Tensor, weight: Tensor
+    ) -> Tensor:
+        from bigplan.kernels import gated_norm
+
+        ctx.sizes = groups, epsilon
+        ctx.save_for_backward(x, gates, weight)
+        return gated_norm.forward(x, gates, weight, groups, epsilon)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        from bigplan.kernels import gated_norm
+
+        found = gated_norm.backward(gradients[0].contiguous(), *ctx.saved_tensors, *ctx.sizes)
+        asked = ctx.needs_input_grad[2:]
+        return None, None, *(x if a else None for x, a in zip(found, asked, strict=True))

@@ -1,0 +1,90 @@
+"""Kernels of a state space against plain torch, on a GPU or in Triton's interpreter."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+from torch import Tensor
+
+from bigplan.runtime.state_space import GatedNorm, InKernels, Norm, _gated_and_normed, in_torch
+from bigplan.spec.mixers import StateSpace
+from tests.kernels.generated import DEVICE, error, random, with_gradients
+
+EPSILON = 1e-5
+# Two groups of heads, limits of time steps, a last chunk that is not full.
+SPACE = StateSpace(heads=6, head_dim=16, groups=2, state=32, taps=3, least_step=0.1, most_step=1.5)
+GRANITE = StateSpace(heads=16)
+GROUPS = StateSpace(heads=24, head_dim=128, groups=2, state=64, taps=3, convolution_bias=False)
+
+
+def _inputs(space: StateSpace, size: tuple[int, int], dtype: torch.dtype) -> list[Tensor]:
+    channels = space.width, space.keys, space.keys
+    shapes: list[tuple[int, ...]] = [(*size, n) for n in (*channels, space.heads)]
+    shapes += [(space.heads,)] * 3
+    shapes += [(n, space.taps) for n in channels]
+    shapes += [(n,) for n in channels] if space.convolution_bias else []
+    return [random(i, *shape, dtype=dtype) for i, shape in enumerate(shapes)]
+
+
+def _both(
+    space: StateSpace, size: tuple[int, int], dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """The result and all gradients: of the kernels, of plain torch, and exactly."""
+    inputs = _inputs(space, size, dtype)
+    gradient = random(99, *inputs[0].shape, dtype=dtype)
+    ours, plain = (
+        with_gradients(partial(how, space), inputs, gradient) for how in (InKernels.apply, in_torch)
+    )
+    exact = with_gradients(
+        partial(in_torch, space), [x.double() for x in inputs], gradient.double()
+    )
+    return ours, plain, exact
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU's products of fp32 are tf32")
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float32, (1, 70)), (torch.float16, (2, 5))], ids=str
+)
+def test_kernels_err_as_plain_torch(dtype: torch.dtype, size: tuple[int, int]) -> None:
+    """The interpreter has no products of bf16."""
+    for mine, theirs, right in zip(*_both(SPACE, size, dtype), strict=True):
+        assert error(mine, right) < 4 * max(error(theirs, right), torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_norm_errs_as_plain_torch(groups: int) -> None:
+    """Rows fill neither programs nor blocks of columns."""
+    dtype = torch.float32 if DEVICE == "cpu" else torch.bfloat16
+    space = StateSpace(heads=4, head_dim=20, groups=groups)
+    shapes = [(2, 9, 80), (2, 9, 80), (80,)]
+    inputs = [random(i, *shape, dtype=dtype) for i, shape in enumerate(shapes)]
+    gradient = random(9, *shapes[0], dtype=dtype)
+
+    def plain(x: Tensor, gates: Tensor, weight: Tensor) -> Tensor:
+        return _gated_and_normed(space, Norm(EPSILON), gates, x, weight)
+
+    ours = with_gradients(partial(GatedNorm.apply, groups, EPSILON), inputs, gradient)
+    theirs = with_gradients(plain, inputs, gradient)
+    exact = with_gradients(plain, [x.double() for x in inputs], gradient.double())
+    for mine, other, right in zip(ours, theirs, exact, strict=True):
+        assert error(mine, right) < 2 * max(error(other, right), torch.finfo(dtype).eps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("space", [GRANITE, GROUPS], ids=["granite", "groups"])
+@pytest.mark.parametrize("length", [64, 1000])
+def test_a_gpu_errs_as_plain_torch_in_bf16(space: StateSpace, length: int) -> None:
+    for mine, theirs, right in zip(*_both(space, (2, length), torch.bfloat16), strict=True):
+        assert error(mine, right) < 4 * max(error(theirs, right), 2**-8)
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same_bits_again() -> None:
+    first, second = (_both(GRANITE, (1, 300), torch.bfloat16)[0] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
