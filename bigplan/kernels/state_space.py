@@ -62,9 +62,7 @@ LAUNCHES = {
 class Inputs(NamedTuple):
     """As runtime/state_space.py's `gated` takes them but gates and the norm, contiguous."""
 
-    values: Tensor
-    keys: Tensor
-    queries: Tensor
+    vectors: tuple[Tensor, ...]  # values, keys and queries
     times: Tensor
     log_decay: Tensor
     offset: Tensor
@@ -75,7 +73,9 @@ class Inputs(NamedTuple):
     @classmethod
     def of(cls, inputs: tuple[Tensor, ...]) -> Inputs:
         """Filters of values, keys and queries come last, then their biases if any."""
-        return cls(*inputs[:7], inputs[7:10], inputs[10:] or (None,) * 3)
+        *vectors, times, log_decay, offset, skip = inputs[:7]
+        biases = inputs[10:] or (None,) * 3
+        return cls(tuple(vectors), times, log_decay, offset, skip, inputs[7:10], biases)
 
 
 class Made(NamedTuple):
@@ -98,7 +98,8 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, space: StateSpace, inputs: Inputs) -> _Sizes:
-        return cls(space, *inputs.times.shape, inputs.keys.shape[-1] // space.state)
+        batch, length, heads = inputs.times.shape
+        return cls(space, batch, length, heads, inputs.vectors[1].shape[-1] // space.state)
 
     @property
     def chunks(self) -> int:
@@ -153,7 +154,7 @@ def forward(space: StateSpace, *inputs: Tensor) -> tuple[Tensor, Made]:
     v, k, q = (
         filtered(x, filters, heads, bias)
         for x, filters, heads, bias in zip(
-            given[:3], given.filters, sizes.vectors, given.biases, strict=True
+            given.vectors, given.filters, sizes.vectors, given.biases, strict=True
         )
     )
     batch, length, heads = given.times.shape
@@ -194,7 +195,7 @@ def backward(
         filters, bias = given.filters[each], given.biases[each]
         wanted = asked[7 + each] or (bias is not None and asked[10 + each])
         by_x, by_own = filtered_backward(
-            x, given[each], filters, sizes.vectors[each], asked=wanted, bias=bias
+            x, given.vectors[each], filters, sizes.vectors[each], asked=wanted, bias=bias
         )
         by_vectors.append(by_x)
         by_filters.append(None if by_own is None else by_own[:, : filters.shape[1]].contiguous())
