@@ -68,10 +68,10 @@ WALKED_BACK = _Kernel("state space's states back", _Each(1, 1, 0, 1, WIDE), stat
 UNREAD = _Kernel(
     "state space's reads back", _Each(3, 2, 2, 2, 2 + 2 * WIDE), 3, scores=3, values=2, states=3
 )
-# Most that lives at once: heads, states, Y and numbers. In the backward, either with gradients by
-# states, or with those by heads and by what their convolution sums; beside them the norm's result,
-# and gradients by gates and by Y.
-MOST = _Each(2, 2, 0, 1, 2 * WIDE)
+# Most that lives at once: heads, states and numbers; Y takes no more than the result, which is
+# saved. In the backward, either with gradients by states, or with those by heads and by what their
+# convolution sums; beside them the norm's result, and gradients by gates and by Y.
+MOST = _Each(1, 2, 0, 1, 2 * WIDE)
 MOST_BACK = _Each(5, 2, 2, 2, 1 + 2 * WIDE), _Each(7, 2, 2, 1, 1 + 2 * WIDE)
 
 
@@ -88,7 +88,7 @@ class _Norm(NamedTuple):
 NORM = _Norm(
     _Kernel("state space's norm", _Each(3)),
     _Kernel("state space's norm back", _Each(5 + 2 * WIDE / GATED_NORM_ROWS), 3),
-    _Each(2, 2, 0, 1, 2 * WIDE),
+    _Each(1),
     _Each(5, 2, 0, 1, 2 * WIDE),
 )
 # A kernel for the gate, then runtime/wide_norm.py by plain torch, in fp32: its reads and writes as
@@ -96,7 +96,7 @@ NORM = _Norm(
 SHARED_NORM = _Norm(
     _Kernel("state space's norm", _Each(5 + 9 * WIDE), 10),
     _Kernel("state space's norm back", _Each(8 + 22 * WIDE), 18),
-    _Each(2 + 3 * WIDE),
+    _Each(1 + 3 * WIDE),
     _Each(4 + 4 * WIDE, 2, 0, 1, 2 * WIDE),
 )
 

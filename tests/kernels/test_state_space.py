@@ -12,9 +12,26 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
-from bigplan.runtime.state_space import GatedNorm, InKernels, Norm, _gated_and_normed, in_torch
+from bigplan.graph import state_space as priced
+from bigplan.graph.operators import Stream
+from bigplan.graph.shape import RankShape
+from bigplan.graph.strategy import Strategy
+from bigplan.kernels import gated_norm, short_filters, state_space_backward, state_space_programs
+from bigplan.runtime.generated import _library
+from bigplan.runtime.made_again import made_again
+from bigplan.runtime.state_space import (
+    GatedNorm,
+    InKernels,
+    Norm,
+    _gated_and_normed,
+    gated,
+    in_torch,
+)
 from bigplan.spec.mixers import StateSpace
+from tests.kernels.counting import in_place_of
 from tests.kernels.generated import DEVICE, error, random, with_gradients
+from tests.runtime.counted_bytes import Counted
+from tests.runtime.plans import tiny_model, tiny_training
 
 EPSILON = 1e-5
 # Two groups of heads, limits of time steps, a last chunk that is not full.
@@ -74,6 +91,58 @@ def test_the_norm_errs_as_plain_torch(groups: int) -> None:
     exact = with_gradients(plain, [x.double() for x in inputs], gradient.double())
     for mine, other, right in zip(ours, theirs, exact, strict=True):
         assert error(mine, right) < 2 * max(error(other, right), torch.finfo(dtype).eps)
+
+
+OF_EACH = {
+    "state space's heads": [(short_filters, "_filtered")],
+    "state space's steps": [(state_space_programs, "stepped")],
+    "state space's states": [(state_space_programs, "walked")],
+    "state space's reads": [(state_space_programs, "read")],
+    "state space's norm": [(gated_norm, "_forward")],
+    "state space's norm back": [(gated_norm, "_backward")],
+    "state space's states back": [(state_space_backward, "walked_back")],
+    "state space's reads back": [(state_space_backward, "unread")],
+    "state space's heads back": [(short_filters, "_by_sums"), (short_filters, "_by_tokens")],
+}
+
+
+def test_kernels_are_given_and_hold_what_the_planner_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch reads sums of gradients by filters and by the norm's weight once more. What the forward
+    gives is saved, and counted as such.
+    """
+    space = StateSpace(heads=24, groups=2)
+    model = tiny_model(layers=1, state_space=space.model_dump(), max_sequence_length=512)
+    training = tiny_training(2, sequence_length=320, precision="bf16")
+    shape = RankShape(model, training, Strategy(dp=1, micro_batch=2), fused=True)
+    counting = in_place_of(OF_EACH, (), monkeypatch)
+    values, *others = _inputs(space, (2, 320), torch.bfloat16)
+    weight = random(7, space.width, dtype=torch.bfloat16)
+    inputs = [values.clone(), values, *others[:6], weight, *others[6:]]
+    norm = Norm(EPSILON, kernels=_library())
+    leaves = [x.requires_grad_() for x in inputs]
+    forward, backward = priced.state_space(shape)
+    held = priced.forward_bytes(shape), priced.backward_bytes(shape)
+    made, gradient = list[Tensor](), torch.empty_like(values)
+
+    for operators, most, run in (
+        (
+            forward,
+            held[0] + gradient.nbytes,
+            lambda: made.append(made_again(partial(gated, space, norm), *leaves)),
+        ),
+        (backward, held[1], lambda: torch.autograd.grad(made.pop(), leaves, gradient)),
+    ):
+        with Counted() as counted:
+            run()
+        assert most == pytest.approx(counted.peak, rel=0.06)
+        for stream in (op for op in operators if isinstance(op, Stream)):
+            stand_ins = counting[stream.name]
+            nbytes = sum(sum(one.nbytes) for one in stand_ins)
+            assert nbytes == pytest.approx(stream.nbytes, rel=0.06), stream.name
+            for one in stand_ins:
+                one.nbytes.clear()
 
 
 @pytest.mark.gpu
