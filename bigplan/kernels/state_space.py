@@ -13,7 +13,9 @@ arXiv 2405.21060, section 6):
 The backward begins with what these made:
 
   walked_back  by states, from the last chunk on
-  unread       by Y and by states: by all of a chunk at once, as no chunk waits for another
+  ungiven      by what a chunk's tokens give each other and the state
+  unasked      by what they ask of the state
+  unstepped    by time steps
   filtered     by values, keys and queries, where programs of a group are added up
 
 Factors of products are in the compute dtype, their sums and all else in fp32. No sum depends on the
@@ -55,7 +57,9 @@ LAUNCHES = {
     "walked": Launch(4),
     "read": Launch(4),
     "walked_back": Launch(4),
-    "unread": Launch(8, 2),
+    "ungiven": Launch(8, 2),
+    "unasked": Launch(8, 2),
+    "unstepped": Launch(4),
 }
 
 
@@ -146,6 +150,13 @@ def _walk(kernel: Any, sizes: _Sizes, *tensors: Tensor) -> None:
     kernel[grid](*tensors, **sizes.numbers, ROWS=rows, COLUMNS=columns, **how.options)
 
 
+def _step(kernel: Any, sizes: _Sizes, *tensors: Tensor | float) -> None:
+    """Of each chunk, of some heads of any group, and of each sequence."""
+    how = LAUNCHES[kernel.__name__]
+    grid = (sizes.chunks, -(-sizes.heads // STEPPED_HEADS), sizes.batch)
+    kernel[grid](*tensors, sizes.length, sizes.heads, BLOCK=STEPPED_HEADS, C=C, **how.options)
+
+
 def forward(space: StateSpace, *inputs: Tensor) -> tuple[Tensor, Made]:
     """What heads read with D x, [b, s, heads * head_dim], and what the backward needs of it."""
     assert all(x.is_contiguous() for x in inputs)
@@ -159,10 +170,9 @@ def forward(space: StateSpace, *inputs: Tensor) -> tuple[Tensor, Made]:
     )
     batch, length, heads = given.times.shape
     steps, reach = (v.new_empty(batch, heads, length, dtype=torch.float32) for _ in range(2))
-    grid, how = (sizes.chunks, -(-heads // STEPPED_HEADS), batch), LAUNCHES["stepped"]
-    state_space_programs.stepped[grid](
-        given.times, given.log_decay, given.offset, steps, reach, *sizes.limits, length, heads,
-        BLOCK=STEPPED_HEADS, C=C, **how.options,
+    _step(
+        state_space_programs.stepped, sizes, given.times, given.log_decay, given.offset, steps,
+        reach, *sizes.limits,
     )  # fmt: skip
     states = v.new_empty(batch, heads, sizes.chunks, space.state, space.head_dim)
     made, out = Made(v, k, q, steps, reach, states), torch.empty_like(v)
@@ -180,16 +190,25 @@ def backward(
     by_states, by_v = torch.empty_like(made.states), torch.empty_like(made.v)
     columns = sizes.heads // sizes.together * space.state
     by_k, by_q = (gradient.new_empty(*gradient.shape[:2], columns) for _ in range(2))
-    by_times = torch.empty_like(given.times)
-    by_scalars = made.reach.new_empty(*by_states.shape[:3], 3)
+    by_times, place = torch.empty_like(given.times), by_states.shape[:3]
+    by_steps, by_reach = torch.empty_like(made.reach), torch.empty_like(made.reach)
+    by_last, by_skip, by_scalars = (made.reach.new_empty(*place, *n) for n in ((), (), (2,)))
     _walk(state_space_backward.walked_back, sizes, made.q, gradient, made.reach, by_states)
     _run(
-        state_space_backward.unread, sizes, made.q, made.k, made.v, given.times, given.log_decay,
-        given.offset, given.skip, made.steps, made.reach, made.states, by_states, gradient, by_q,
-        by_k, by_v, by_times, by_scalars, *sizes.limits,
+        state_space_backward.ungiven, sizes, made.q, made.k, made.v, made.steps, made.reach,
+        given.skip, by_states, gradient, by_q, by_k, by_v, by_steps, by_reach, by_last, by_skip,
+    )  # fmt: skip
+    _run(
+        state_space_backward.unasked, sizes, made.q, made.reach, made.states, by_states, gradient,
+        by_q, by_reach, by_last,
     )  # fmt: skip
     del by_states
-    by_numbers = by_scalars.sum((0, 2)).to(given.skip.dtype).unbind(-1)
+    _step(
+        state_space_backward.unstepped, sizes, given.times, given.log_decay, given.offset,
+        made.steps, by_steps, by_reach, by_last, by_times, by_scalars, *sizes.limits,
+    )  # fmt: skip
+    by_numbers = (*by_scalars.sum((0, 2)).unbind(-1), by_skip.sum((0, 2)))
+    by_numbers = tuple(x.to(given.skip.dtype) for x in by_numbers)
     by_vectors, by_filters, by_biases = [], [], []
     for each, x in enumerate((by_v, by_k, by_q)):
         filters, bias = given.filters[each], given.biases[each]
