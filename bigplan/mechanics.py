@@ -138,6 +138,8 @@ RULE_WIDTHS = (64, 128)
 # and channel, which are then added up.
 FILTERED_TOKENS = 32
 MOST_TAPS = 8  # of a convolution's kernels, which have them written out
+# Widths of states and of heads that a state space's kernels take: not narrower ones, as above.
+SPACE_WIDTHS = (64, 128)
 # Heads of a state space's group that a program of its kernels has at most: they share scores, and
 # write one sum of their gradients by keys and queries.
 SPACE_HEADS = 8
@@ -163,9 +165,9 @@ def rule_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> b
 def space_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> bool:
     """Whether generated kernels run a state space (bigplan/kernels/state_space.py).
 
-    `widths`: of states and of heads, as those of a delta rule.
+    `widths`: of states and of heads.
     """
-    return rule_in_kernels(element_bytes, widths, taps)
+    return element_bytes == 2 and all(w in SPACE_WIDTHS for w in widths) and taps <= MOST_TAPS
 
 
 def space_heads_together(heads: int) -> int:

@@ -56,6 +56,7 @@ class _Kernel(NamedTuple):
     scores: int = 0  # of a chunk's tokens with each other, by keys, of heads together
     values: int = 0  # of such scores with values, of each head
     states: int = 0  # of a chunk's tokens with a head's state
+    traces: int = 0  # of a head's state with that of its gradient
     walks: bool = False  # chunk after chunk
 
 
@@ -65,14 +66,17 @@ WALKED = _Kernel("state space's states", _Each(1, 1, 0, 1, 2 * WIDE), states=1, 
 READ = _Kernel("state space's reads", _Each(2, 2, 0, 1, 2 * WIDE), scores=1, values=1, states=1)
 FORWARD = (FILTERED, STEPPED, WALKED, READ)
 WALKED_BACK = _Kernel("state space's states back", _Each(1, 1, 0, 1, WIDE), states=1, walks=True)
-UNREAD = _Kernel(
-    "state space's reads back", _Each(3, 2, 2, 2, 2 + 2 * WIDE), 3, scores=3, values=2, states=3
+GIVEN_BACK = _Kernel(
+    "state space's updates back", _Each(3, 2, 2, 1, 4 * WIDE), scores=3, values=2, states=2
 )
+ASKED_BACK = _Kernel("state space's reads back", _Each(1, 1, 2, 2, 3 * WIDE), states=1, traces=1)
+STEPPED_BACK = _Kernel("state space's steps back", _Each(numbers=2 + 3 * WIDE), launches=5)
+BACKWARD = (WALKED_BACK, GIVEN_BACK, ASKED_BACK, STEPPED_BACK)
 # Most that lives at once: heads, states and numbers; Y takes no more than the result, which is
 # saved. In the backward, either with gradients by states, or with those by heads and by what their
 # convolution sums; beside them the norm's result, and gradients by gates and by Y.
 MOST = _Each(1, 2, 0, 1, 2 * WIDE)
-MOST_BACK = _Each(5, 2, 2, 2, 1 + 2 * WIDE), _Each(7, 2, 2, 1, 1 + 2 * WIDE)
+MOST_BACK = _Each(5, 2, 2, 2, 1 + 4 * WIDE), _Each(7, 2, 2, 1, 1 + 4 * WIDE)
 
 
 class _Norm(NamedTuple):
@@ -112,7 +116,7 @@ def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator,
     """The state space between the block's first and last product, forward and backward."""
     rank, norm = Rank.of(shape), _norm(shape)
     forward = *FORWARD, norm.forward
-    backward = *forward, norm.backward, WALKED_BACK, UNREAD, _filtered_back(rank)
+    backward = *forward, norm.backward, *BACKWARD, _filtered_back(rank)
     first, second = (
         tuple(one for kernel in kernels for one in _operators(kernel, rank, shape.element))
         for kernels in (forward, backward)
@@ -146,6 +150,9 @@ def _operators(kernel: _Kernel, rank: Rank, element: int) -> Iterator[Operator]:
     if kernel.states:
         batch, times = (heads // rank.chunks, rank.chunks) if kernel.walks else (heads, 1)
         yield Gemm(kernel.name, c, d, n, batch, kernel.states * times, inside=True)
+
+    if kernel.traces:
+        yield Gemm(kernel.name, d, d, n, heads, kernel.traces, inside=True)
 
 
 def forward_bytes(shape: RankShape) -> int:

@@ -93,6 +93,8 @@ def test_the_norm_errs_as_plain_torch(groups: int) -> None:
         assert error(mine, right) < 2 * max(error(other, right), torch.finfo(dtype).eps)
 
 
+# What a kernel reads and then writes.
+IN_PLACE = {("unasked", "by_q"), ("unasked", "by_reach")}
 OF_EACH = {
     "state space's heads": [(short_filters, "_filtered")],
     "state space's steps": [(state_space_programs, "stepped")],
@@ -101,7 +103,9 @@ OF_EACH = {
     "state space's norm": [(gated_norm, "_forward")],
     "state space's norm back": [(gated_norm, "_backward")],
     "state space's states back": [(state_space_backward, "walked_back")],
-    "state space's reads back": [(state_space_backward, "unread")],
+    "state space's updates back": [(state_space_backward, "ungiven")],
+    "state space's reads back": [(state_space_backward, "unasked")],
+    "state space's steps back": [(state_space_backward, "unstepped")],
     "state space's heads back": [(short_filters, "_by_sums"), (short_filters, "_by_tokens")],
 }
 
@@ -116,7 +120,7 @@ def test_kernels_are_given_and_hold_what_the_planner_counts(
     model = tiny_model(layers=1, state_space=space.model_dump(), max_sequence_length=512)
     training = tiny_training(2, sequence_length=320, precision="bf16")
     shape = RankShape(model, training, Strategy(dp=1, micro_batch=2), fused=True)
-    counting = in_place_of(OF_EACH, (), monkeypatch)
+    counting = in_place_of(OF_EACH, IN_PLACE, monkeypatch)
     values, *others = _inputs(space, (2, 320), torch.bfloat16)
     weight = random(7, space.width, dtype=torch.bfloat16)
     inputs = [values.clone(), values, *others[:6], weight, *others[6:]]
