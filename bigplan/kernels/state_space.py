@@ -57,8 +57,8 @@ LAUNCHES = {
     "walked": Launch(4),
     "read": Launch(4),
     "walked_back": Launch(4),
-    "ungiven": Launch(8, 2),
-    "unasked": Launch(8, 2),
+    "ungiven": Launch(4, 1),
+    "unasked": Launch(4, 2),
     "unstepped": Launch(4),
 }
 

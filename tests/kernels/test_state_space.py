@@ -17,6 +17,7 @@ from bigplan.graph.operators import Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.kernels import gated_norm, short_filters, state_space_backward, state_space_programs
+from bigplan.mechanics import space_in_kernels
 from bigplan.runtime.generated import _library
 from bigplan.runtime.made_again import made_again
 from bigplan.runtime.state_space import (
@@ -37,6 +38,7 @@ EPSILON = 1e-5
 # Two groups of heads, limits of time steps, a last chunk that is not full.
 SPACE = StateSpace(heads=6, head_dim=16, groups=2, state=32, taps=3, least_step=0.1, most_step=1.5)
 GRANITE = StateSpace(heads=16)
+WIDE = StateSpace(heads=16, head_dim=128, groups=2)
 GROUPS = StateSpace(heads=24, head_dim=128, groups=2, state=64, taps=3, convolution_bias=False)
 
 
@@ -72,6 +74,12 @@ def test_kernels_err_as_plain_torch(dtype: torch.dtype, size: tuple[int, int]) -
     """The interpreter has no products of bf16."""
     for mine, theirs, right in zip(*_both(SPACE, size, dtype), strict=True):
         assert error(mine, right) < 4 * max(error(theirs, right), torch.finfo(dtype).eps)
+
+
+def test_what_kernels_do_not_take_is_plain_torch() -> None:
+    assert space_in_kernels(2, (128, 64), 4)
+    for size, widths, taps in ((4, (128, 64), 4), (2, (128, 32), 4), (2, (128, 64), 9)):
+        assert not space_in_kernels(size, widths, taps)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -150,7 +158,7 @@ def test_kernels_are_given_and_hold_what_the_planner_counts(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("space", [GRANITE, GROUPS], ids=["granite", "groups"])
+@pytest.mark.parametrize("space", [GRANITE, GROUPS, WIDE], ids=["granite", "groups", "wide"])
 @pytest.mark.parametrize("length", [64, 1000])
 def test_a_gpu_errs_as_plain_torch_in_bf16(space: StateSpace, length: int) -> None:
     for mine, theirs, right in zip(*_both(space, (2, length), torch.bfloat16), strict=True):
