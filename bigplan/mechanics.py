@@ -139,10 +139,11 @@ RULE_WIDTHS = (64, 128)
 FILTERED_TOKENS = 32
 MOST_TAPS = 8  # of a convolution's kernels, which have them written out
 # Widths of states and of heads that a state space's kernels take: not narrower ones, as above.
-SPACE_WIDTHS = (64, 128)
+SPACE_STATES, SPACE_HEADS = (64, 128, 256), (64, 128)
+MOST_OF_STATE = 128 * 128  # elements: a multiprocessor's shared memory holds no larger ones
 # Heads of a state space's group that a program of its kernels has at most: they share scores, and
 # write one sum of their gradients by keys and queries.
-SPACE_HEADS = 8
+HEADS_TOGETHER = 8
 # Rows of a program that norms behind a gate, in the backward. It writes their part of the weight's
 # gradient, which is then added up.
 GATED_NORM_ROWS = 16
@@ -167,12 +168,14 @@ def space_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> 
 
     `widths`: of states and of heads.
     """
-    return element_bytes == 2 and all(w in SPACE_WIDTHS for w in widths) and taps <= MOST_TAPS
+    state, head = widths
+    fits = state in SPACE_STATES and head in SPACE_HEADS and state * head <= MOST_OF_STATE
+    return element_bytes == 2 and fits and taps <= MOST_TAPS
 
 
 def space_heads_together(heads: int) -> int:
     """Heads of a program of these kernels, of so many that share a group on a rank."""
-    return next(n for n in range(SPACE_HEADS, 0, -1) if heads % n == 0)
+    return next(n for n in range(HEADS_TOGETHER, 0, -1) if heads % n == 0)
 
 
 def convolution_in_kernels(element_bytes: int, taps: int) -> bool:

@@ -93,9 +93,9 @@ def backward(
 
 
 def _sizes(x: Tensor, groups: int) -> tuple[int, dict[str, int]]:
-    """Rows, and how wide a program's are: its threads have 16 columns each, if they are so many."""
+    """Rows, and how wide a program's are: its threads have 32 columns each, if they are so many."""
     columns = x.shape[-1]
     width = columns // groups
     block = triton.next_power_of_2(width)
-    warps = min(16, max(1, block // 512))
+    warps = min(16, max(1, block // 1024))
     return x.numel() // columns, {"WIDTH": width, "BLOCK": block, "num_warps": warps}

@@ -39,6 +39,7 @@ EPSILON = 1e-5
 SPACE = StateSpace(heads=6, head_dim=16, groups=2, state=32, taps=3, least_step=0.1, most_step=1.5)
 GRANITE = StateSpace(heads=16)
 WIDE = StateSpace(heads=16, head_dim=128, groups=2)
+DEEP = StateSpace(heads=16, state=256)
 GROUPS = StateSpace(heads=24, head_dim=128, groups=2, state=64, taps=3, convolution_bias=False)
 
 
@@ -78,6 +79,8 @@ def test_kernels_err_as_plain_torch(dtype: torch.dtype, size: tuple[int, int]) -
 
 def test_what_kernels_do_not_take_is_plain_torch() -> None:
     assert space_in_kernels(2, (128, 64), 4)
+    assert space_in_kernels(2, (256, 64), 4)
+    assert not space_in_kernels(2, (256, 128), 4)
     for size, widths, taps in ((4, (128, 64), 4), (2, (128, 32), 4), (2, (128, 64), 9)):
         assert not space_in_kernels(size, widths, taps)
 
@@ -158,7 +161,9 @@ def test_kernels_are_given_and_hold_what_the_planner_counts(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("space", [GRANITE, GROUPS, WIDE], ids=["granite", "groups", "wide"])
+@pytest.mark.parametrize(
+    "space", [GRANITE, GROUPS, WIDE, DEEP], ids=["64", "128 and 64", "128", "256"]
+)
 @pytest.mark.parametrize("length", [64, 1000])
 def test_a_gpu_errs_as_plain_torch_in_bf16(space: StateSpace, length: int) -> None:
     for mine, theirs, right in zip(*_both(space, (2, length), torch.bfloat16), strict=True):
