@@ -1,17 +1,19 @@
-"""A state space (Mamba-2) on one GPU at granite-4.0-h-micro's sizes, beside what the model says.
+"""A state space (Mamba-2) on one GPU at granite-4.0-h-micro's sizes, by kernels and plain torch.
 
     python -m benchmarks.state_space OUT [PART ...]
 
-Parts: `errors` (of the result and of each gradient, relative to fp64) and `times` (milliseconds of
-its kernels forward and backward, products and the rest apart, with the priced ones in brackets; the
-host's milliseconds; the most memory, with the promised one). Prints the slowest kernels. Ten
-seconds on an H200. Without a GPU: small shapes, to see that everything runs.
+Parts: `errors` (of the result and of each gradient, relative to fp64), `times` (of one sequence of
+8,192 tokens, forward and backward: milliseconds of GPU kernels and of the host's clock, with the
+priced ones in brackets; the most memory, with the promised one; the slowest kernels) and `launches`
+(each kernel with other warps, stages and parts of a state than it is launched with; two minutes,
+not run unless named). Without a GPU: small shapes by plain torch, to see that everything runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.parts import CUDA, Asked, gpu, milliseconds
 from bigplan.cost.compute import Device, operator_seconds
 from bigplan.graph import state_space as priced
-from bigplan.graph.operators import Gemm, Operator
+from bigplan.graph.operators import Operator
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime.generated import library_for
@@ -32,10 +34,13 @@ from bigplan.spec.training import Training
 
 PARTS = ("errors", "times")
 WHERE = torch.device("cuda" if CUDA else "cpu")
-LENGTH, SHORT = (4096, 1024) if CUDA else (128, 128)
+LENGTH, SHORT = (8192, 1024) if CUDA else (128, 128)
 MODEL = find_model("granite-4.0-h-micro").seen_by("state_space")
-TRAINING = Training(sequence_length=LENGTH, global_batch=1, precision="bf16")
-PRODUCTS = ("gemm", "nvjet", "cutlass")  # in names of kernels
+WAYS = {
+    way: Training(sequence_length=LENGTH, global_batch=1, precision="bf16", kernels=way)
+    for way in (("generated", "torch") if CUDA else ("torch",))
+}
+WALKS = ("walked", "walked_back")
 
 
 def _inputs(length: int, dtype: torch.dtype) -> list[Tensor]:
@@ -54,59 +59,50 @@ def _inputs(length: int, dtype: torch.dtype) -> list[Tensor]:
     return [x.bfloat16().to(WHERE, dtype).requires_grad_() for x in found]
 
 
-def _run(inputs: list[Tensor]) -> Tensor:
-    space, narrow = MODEL.state_space, inputs[0].dtype == torch.bfloat16
+def _run(inputs: list[Tensor], training: Training) -> Tensor:
+    space = MODEL.state_space
     assert space is not None
-    kernels = library_for(TRAINING, WHERE) if narrow else None
-    norm = Norm(MODEL.norm_epsilon, kernels=kernels)
+    norm = Norm(MODEL.norm_epsilon, kernels=library_for(training, WHERE))
     return made_again(partial(gated, space, norm), *inputs)
 
 
+def _with_gradients(dtype: torch.dtype, training: Training) -> list[Tensor]:
+    inputs = _inputs(SHORT, dtype)
+    output = _run(inputs, training)
+    by = torch.arange(output.numel(), device=WHERE).remainder(7).sub(3).to(dtype)
+    return [output, *torch.autograd.grad(output, inputs, by.view_as(output))]
+
+
 def errors() -> dict[str, Any]:
-    """Relative errors in bf16 and fp32: the result's, then those by each input."""
-    every = []
-    for dtype in (torch.float64, torch.bfloat16, torch.float32):
-        inputs = _inputs(SHORT, dtype)
-        output = _run(inputs)
-        by = torch.arange(output.numel(), device=WHERE).remainder(7).sub(3).to(dtype)
-        every.append([output, *torch.autograd.grad(output, inputs, by.view_as(output))])
-    exact, *others = every
+    """Relative errors in bf16, of the result, then of the gradient by each input."""
+    exact = _with_gradients(torch.float64, WAYS["torch"])
     found = {}
-    for name, values in zip(("bf16", "fp32"), others, strict=True):
-        pairs = zip(values, exact, strict=True)
+    for way, training in WAYS.items():
+        pairs = zip(_with_gradients(torch.bfloat16, training), exact, strict=True)
         apart = [float(((x.double() - y).norm() / y.norm()).detach()) for x, y in pairs]
-        print(f"  {name}: " + " ".join(f"{error:.1e}" for error in apart), flush=True)
-        found[name] = apart
+        print(f"  {way}: " + " ".join(f"{error:.1e}" for error in apart), flush=True)
+        found[way] = apart
     return found
 
 
-def _ms(operators: tuple[Operator, ...]) -> tuple[float, float]:
-    """Priced: of products, and of all else."""
+def _priced(operators: tuple[Operator, ...]) -> float:
+    """Milliseconds."""
     device = Device(find_cluster("h200-1x").group.gpu, "bf16")
-    products, others = 0.0, 0.0
-    for operator in operators:
-        if isinstance(operator, Gemm):
-            products += 1e3 * operator_seconds(operator, device)
-        else:
-            others += 1e3 * operator_seconds(operator, device)
-    return products, others
+    return 1e3 * sum(operator_seconds(operator, device) for operator in operators)
 
 
-def _measured(work: Callable[[], object]) -> tuple[float, float]:
-    """The same of kernels that ran; prints the slowest."""
-    with profile(activities=[ProfilerActivity.CUDA if CUDA else ProfilerActivity.CPU]) as found:
-        work()
-        if CUDA:
-            torch.cuda.synchronize()
-    kernels = sorted(found.key_averages(), key=lambda one: -one.self_device_time_total)
-    for one in kernels[:12]:
-        print(f"    {one.self_device_time_total / 1e3:7.3f} ms {one.count:4} x {one.key[:100]}")
-    products = sum(
-        one.self_device_time_total / 1e3
-        for one in kernels
-        if any(word in one.key for word in PRODUCTS)
-    )
-    return products, sum(one.self_device_time_total / 1e3 for one in kernels) - products
+def _kernels(work: Callable[[], object], runs: int = 3) -> dict[str, float]:
+    """The mean of each kernel's milliseconds in one run of it, the slowest first."""
+    work()
+    if not CUDA:
+        return {}
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(runs):
+            work()
+        torch.cuda.synchronize()
+    every = {one.key: one.self_device_time_total / runs / 1e3 for one in found.key_averages()}
+    return dict(sorted(every.items(), key=lambda one: -one[1]))
 
 
 def _most(work: Callable[[], object]) -> float:
@@ -121,27 +117,60 @@ def _most(work: Callable[[], object]) -> float:
 
 
 def times() -> dict[str, Any]:
-    """Forward and backward beside their prices."""
-    shape = RankShape.on(find_cluster("h200-1x").group.gpu, MODEL, TRAINING, Strategy(dp=1))
-    inputs = _inputs(LENGTH, torch.bfloat16)
-    output = _run(inputs)
-    by = output.detach().clone()
-    back = partial(torch.autograd.grad, output, inputs, by, retain_graph=True)
-    works: dict[str, Callable[[], object]] = {"forward": partial(_run, inputs), "backward": back}
-    promised = priced.forward_bytes(shape) / 1e9, priced.backward_bytes(shape) / 1e9
+    """Forward and backward of each way beside their prices."""
     found = {}
-    for (name, work), operators, held in zip(
-        works.items(), priced.state_space(shape), promised, strict=True
-    ):
-        work()
-        host, most = milliseconds(work), _most(work)
-        measured, expected = _measured(work), _ms(operators)
-        told = ", ".join(
-            f"{of} {ms:.2f} ({by_model:.2f})"
-            for of, ms, by_model in zip(("products", "others"), measured, expected, strict=True)
-        )
-        print(f"  {name}: {told}, host {host:.2f} ms; {most:.2f} GB ({held:.2f})", flush=True)
-        found[name] = [*measured, *expected, host, most, held]
+    for way, training in WAYS.items():
+        shape = RankShape.on(find_cluster("h200-1x").group.gpu, MODEL, training, Strategy(dp=1))
+        inputs = _inputs(LENGTH, torch.bfloat16)
+        output = _run(inputs, training)
+        by = output.detach().clone()
+        back = partial(torch.autograd.grad, output, inputs, by, retain_graph=True)
+        promised = priced.forward_bytes(shape) / 1e9, priced.backward_bytes(shape) / 1e9
+        for name, work, operators, held in zip(
+            (f"{way} forward", f"{way} backward"),
+            (partial(_run, inputs, training), back),
+            priced.state_space(shape),
+            promised,
+            strict=True,
+        ):
+            host, most, kernels = milliseconds(work), _most(work), _kernels(work)
+            ms, expected = sum(kernels.values()), _priced(operators)
+            print(
+                f"  {name}: {ms:.2f} ms ({expected:.2f}), host {host:.2f} ms;"
+                f" {most:.2f} GB ({held:.2f})",
+                flush=True,
+            )
+            for key, one in list(kernels.items())[:16]:
+                print(f"    {1e3 * one:6.0f} us {key[:90]}", flush=True)
+            found[name] = {"ms": [ms, expected], "host": host, "GB": [most, held]}
+    return found
+
+
+def launches() -> dict[str, Any]:
+    """Microseconds of each kernel, by how it is launched."""
+    from triton.errors import TritonError
+
+    from bigplan.kernels.state_space import LAUNCHES, Launch
+
+    found: dict[str, Any] = {}
+    inputs, training = _inputs(LENGTH, torch.bfloat16), WAYS["generated"]
+
+    def work() -> None:
+        output = _run(inputs, training)
+        torch.autograd.grad(output, inputs, output.detach())
+
+    for name, today in list(LAUNCHES.items()):
+        parts = ((64, 64), (32, 64), (64, 32), (128, 64)) if name in WALKS else ((64, 64),)
+        for how in (Launch(*one) for one in product((4, 8), (1, 2, 3, 4), parts)):
+            LAUNCHES[name] = how
+            try:
+                us = 1e3 * _kernels(work, runs=1).get(name, 0.0)
+            except (RuntimeError, TritonError) as error:  # such as too much shared memory
+                print(f"  {name} {tuple(how)}: {str(error)[:100]}", flush=True)
+                continue
+            found[f"{name} {tuple(how)}"] = us
+            print(f"  {name} {tuple(how)}: {us:.0f} us", flush=True)
+        LAUNCHES[name] = today
     return found
 
 
@@ -150,4 +179,4 @@ if __name__ == "__main__":
     print(f"torch {torch.__version__}, {gpu()}", flush=True)
     for part in asked.parts:
         print(part, flush=True)
-        asked.keep(part, {"errors": errors, "times": times}[part]())
+        asked.keep(part, {"errors": errors, "times": times, "launches": launches}[part]())

@@ -135,10 +135,20 @@ SPACE_CHUNK = 64
 # (torch 2.11, Triton 3.6), cause unknown: products of such sizes alone are right there, and all is
 # in Triton's interpreter.
 RULE_KEYS, RULE_VALUES = (64, 96, 128), (64, 128, 192, 256)
-# Tokens of a program that convolves. It writes their part of the filters' gradients, 4 bytes a tap
-# and channel, which are then added up.
-FILTERED_TOKENS = 32
+# Tokens of a program that convolves, and of one that adds up their part of the filters' gradients,
+# 4 bytes a tap and channel: with 128 columns 128 KiB, which its taps find in cache again. LFM2's
+# gated convolution does both in one program.
+FILTERED_TOKENS, SUMMED_TOKENS = 32, 256
 MOST_TAPS = 8  # of a convolution's kernels, which have them written out
+# Widths of states and of heads that a state space's kernels take: not narrower ones, as above.
+SPACE_STATES, SPACE_HEADS = (64, 128, 256), (64, 128)
+MOST_OF_STATE = 128 * 128  # elements: a multiprocessor's shared memory holds no larger ones
+# Heads of a state space's group that a program of its kernels has at most: they share scores, and
+# write one sum of their gradients by keys and queries.
+HEADS_TOGETHER = 8
+# Rows of a program that norms behind a gate, in the backward. It writes their part of the weight's
+# gradient, which is then added up.
+GATED_NORM_ROWS = 16
 CAPPED_BLOCK = 128  # queries whose capped scores are in memory at a time, where it does not
 
 
@@ -154,6 +164,21 @@ def rule_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> b
     """
     fits = widths[0] in RULE_KEYS and widths[1] in RULE_VALUES
     return element_bytes == 2 and fits and taps <= MOST_TAPS
+
+
+def space_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> bool:
+    """Whether generated kernels run a state space (bigplan/kernels/state_space.py).
+
+    `widths`: of states and of heads.
+    """
+    state, head = widths
+    fits = state in SPACE_STATES and head in SPACE_HEADS and state * head <= MOST_OF_STATE
+    return element_bytes == 2 and fits and taps <= MOST_TAPS
+
+
+def space_heads_together(heads: int) -> int:
+    """Heads of a program of these kernels, of so many that share a group on a rank."""
+    return next(n for n in range(HEADS_TOGETHER, 0, -1) if heads % n == 0)
 
 
 def convolution_in_kernels(element_bytes: int, taps: int) -> bool:

@@ -1,18 +1,21 @@
 """A state space on one rank: what it moves, multiplies and takes.
 
 Products and passes are those of runtime/state_space.py, plain torch, whose backward runs the
-forward again. On CUDA its gate and norm are generated kernels, unless ranks or groups share them.
+forward again. On CUDA its gate and norm are a generated kernel, unless ranks share a group. Where
+generated kernels take the place of all of it they are those of state_space_kernels.py.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from bigplan.graph import state_space_kernels as kernels
 from bigplan.graph.exchanged_heads import Columns, exchange_bytes
 from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape
+from bigplan.graph.state_space_sizes import Rank, norms_alone
 from bigplan.mechanics import SPACE_CHUNK
-from bigplan.spec.mixers import STATE_SPACE, StateSpace
+from bigplan.spec.mixers import STATE_SPACE
 
 FP32 = 4  # bytes
 Launches = tuple[int, int, int]  # of all, of a chunk, of a token that the convolution reads before
@@ -39,20 +42,17 @@ class _Each(NamedTuple):
 
     def of(self, shape: RankShape) -> float:
         """Bytes of a rank's elements together."""
-        rank, size = _rank(shape), shape.element
-        tokens = rank.sequences * rank.chunks * SPACE_CHUNK
-        width, keys = rank.heads * rank.space.head_dim, rank.groups * rank.space.state
-        states = rank.sequences * rank.chunks * width * rank.space.state
+        rank, size = Rank.of(shape), shape.element
         return (
-            (self.values * size + self.wide_values * FP32) * tokens * width
-            + self.keys * size * tokens * keys
-            + (self.scores * size + self.wide_scores * FP32) * tokens * rank.heads * SPACE_CHUNK
-            + (self.states * size + self.wide_states * FP32) * states
+            (self.values * size + self.wide_values * FP32) * rank.values
+            + self.keys * size * rank.keys
+            + (self.scores * size + self.wide_scores * FP32) * rank.head_chunks * SPACE_CHUNK**2
+            + (self.states * size + self.wide_states * FP32) * rank.states
         )
 
 
 class _Saved(NamedTuple):
-    """What generated kernels save of values, as `_Each` has them, and of kernels."""
+    """What a generated kernel saves of values, as `_Each` has them, and of kernels."""
 
     values: float
     wide_values: float
@@ -65,8 +65,8 @@ class _Saved(NamedTuple):
 PASSES, PASSES_BACK = _Each(19, 13, 12, 2, 8.5, 0.5, 5.5), _Each(67, 44, 47, 5, 23, 0, 14)
 MOST, MOST_BACK = _Each(7, 1, 3, 1, 0, 2, 0), _Each(8.5, 6, 4, 0, 2.5, 1, 1)
 # Of these gate and norm take 7 and 9 of values forward, and 13 and 26 backward beside the forward
-# again. Generated kernels take two and three passes forward, five and three backward.
-SAVED, SAVED_BACK = _Saved(2, 9, 9), _Saved(7, 35, 26)
+# again. A generated kernel takes three passes forward, five backward.
+SAVED, SAVED_BACK = _Saved(4, 9, 10), _Saved(12, 35, 28)
 # Of a token that the convolution reads before its own: an element of values, keys and queries.
 TAP_PASSES, TAP_PASSES_BACK = 3, 14
 # Kernels beside products.
@@ -86,10 +86,12 @@ LAUNCHED = 5
 
 def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """The state space between the block's first and last product, forward and backward."""
-    rank = _rank(shape)
+    if kernels.take(shape):
+        return kernels.state_space(shape)
+    rank = Rank.of(shape)
     channels = rank.heads * rank.space.head_dim + 2 * rank.groups * rank.space.state
     convolved, taps = shape.mixed_tokens * channels * shape.element, rank.space.taps - 1
-    by_kernels = shape.generated and rank.space.groups == 1 and shape.tp == 1
+    by_kernels = shape.generated and norms_alone(shape)
     slower, each_launch = (STRIDED, LAUNCHED) if shape.fused else (1.0, 1)
 
     def stream(passes: _Each, of_tap: int, launches: Launches, saved: _Saved) -> Stream:
@@ -114,37 +116,9 @@ def _sum(one: Launches, two: Launches) -> Launches:
     return one[0] + two[0], one[1] + two[1], one[2] + two[2]
 
 
-class _Rank(NamedTuple):
-    """A rank's heads and groups, its sequences, and the chunks of one, the last one filled up."""
-
-    space: StateSpace
-    heads: int
-    groups: int
-    sequences: int
-    chunks: int
-
-    @property
-    def batches(self) -> int:
-        """Chunks of all groups."""
-        return self.sequences * self.chunks * self.groups
-
-    @property
-    def beside(self) -> int:
-        """Columns of a group's values side by side."""
-        return self.heads // self.groups * self.space.head_dim
-
-
-def _rank(shape: RankShape) -> _Rank:
-    space, sequences = shape.model.state_space, shape.strategy.micro_batch
-    assert space is not None, shape.model.name
-    chunks = -(-shape.mixed_tokens // sequences // SPACE_CHUNK)
-    heads, groups = (number // shape.tp // shape.cp for number in (space.heads, space.groups))
-    return _Rank(space, heads, max(1, groups), sequences, chunks)
-
-
-def _products(rank: _Rank) -> tuple[Gemm, ...]:
+def _products(rank: Rank) -> tuple[Gemm, ...]:
     n, c, wide, batches = rank.space.state, SPACE_CHUNK, rank.beside, rank.batches
-    heads = rank.sequences * rank.chunks * rank.heads
+    heads = rank.head_chunks
     return (
         Gemm("state space's scores", c, c, n, batches),
         Gemm("state space's values", c, rank.space.head_dim, c, heads),
@@ -153,10 +127,10 @@ def _products(rank: _Rank) -> tuple[Gemm, ...]:
     )
 
 
-def _products_back(rank: _Rank) -> tuple[Gemm, ...]:
+def _products_back(rank: Rank) -> tuple[Gemm, ...]:
     """Two for each of the forward."""
     n, c, wide, batches = rank.space.state, SPACE_CHUNK, rank.beside, rank.batches
-    heads, dim = rank.sequences * rank.chunks * rank.heads, rank.space.head_dim
+    heads, dim = rank.head_chunks, rank.space.head_dim
     return (
         Gemm("state space's scores by both", c, n, c, batches, 2),
         Gemm("state space's values by scores", c, c, dim, heads),
@@ -170,7 +144,7 @@ def _products_back(rank: _Rank) -> tuple[Gemm, ...]:
 
 def heads(shape: RankShape) -> Columns:
     """Columns of heads that context-parallel ranks exchange."""
-    rank = _rank(shape)
+    rank = Rank.of(shape)
     values, keys = rank.heads * rank.space.head_dim, rank.groups * rank.space.state
     return {
         "space's values": values,
@@ -183,9 +157,12 @@ def heads(shape: RankShape) -> Columns:
 
 def forward_bytes(shape: RankShape) -> int:
     """Bytes that a forward takes beside what it saves."""
-    return max(int(MOST.of(shape)), exchange_bytes(shape, heads(shape)))
+    most = kernels.forward_bytes(shape) if kernels.take(shape) else int(MOST.of(shape))
+    return max(most, exchange_bytes(shape, heads(shape)))
 
 
 def backward_bytes(shape: RankShape) -> int:
     """Bytes that the backward takes beyond what its forward saved."""
+    if kernels.take(shape):
+        return kernels.backward_bytes(shape)
     return int(MOST_BACK.of(shape))

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from bigplan.kernels import delta_rule_backward, delta_rule_programs
 from bigplan.kernels.delta_rule_norms import normed, normed_backward
-from bigplan.kernels.short_filters import Heads, filtered, filtered_backward
+from bigplan.kernels.short_filters import Heads, Taps, filtered, filtered_backward
 from bigplan.mechanics import RULE_CHUNK as C
 from bigplan.spec.mixers import GatedDeltaRule
 
@@ -163,7 +163,7 @@ def _vectors(rule: GatedDeltaRule) -> tuple[Heads, Heads, Heads]:
 def _walked(sizes: _Sizes, how: How, given: Inputs, *, keep: bool) -> _Walked:
     rule, batch, length, heads = sizes.rule, sizes.batch, sizes.length, sizes.heads
     q, k, v = (
-        filtered(x, filters, each, how.begins)
+        filtered(x, Taps(filters, begins=how.begins), each)
         for x, filters, each in zip(given[:3], given[6:9], _vectors(rule), strict=True)
     )
     own, old = torch.empty_like(v), v.new_empty(batch, length, heads * rule.key_dim)
@@ -195,7 +195,7 @@ def backward(
     heads, others = _by_heads(sizes, how, given, made, gradient.contiguous())
     del made
     found = [
-        filtered_backward(by_head, x, filters, each, how.begins, asked=wanted)
+        filtered_backward(by_head, x, Taps(filters, begins=how.begins), each, asked=wanted)
         for by_head, x, filters, each, wanted in zip(
             heads, given[:3], given[6:9], _vectors(how.rule), asked[6:9], strict=True
         )

@@ -19,12 +19,18 @@ from torch import Tensor
 
 from bigplan.kernels.delta_rule_programs import put, tile
 from bigplan.mechanics import FILTERED_TOKENS as ROWS
+from bigplan.mechanics import SUMMED_TOKENS
 
 WARPS = 4
 LENGTH_EPSILON = 1e-6  # added to the square of a length, as transformers does
-# Tokens of a program that adds up gradients by filters: with 128 columns 128 KiB, which its taps
-# find in cache again.
-SUMMED_TOKENS = 256
+
+
+class Taps(NamedTuple):
+    """What a convolution reads beside x [b, s, heads * width]."""
+
+    filters: Tensor  # [heads * width, taps]
+    bias: Tensor | None = None  # [heads * width], added before SiLU
+    begins: Tensor | None = None  # the first token of each token's document, int32 [b, s]
 
 
 class Heads(NamedTuple):
@@ -53,14 +59,16 @@ def _seen_later(begins, first, later, length, DOCUMENTS: tl.constexpr, ROWS: tl.
 
 @triton.jit
 def _sums(
-    x, filters, begins, first, length, columns, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr,
+    x, filters, bias, begins, first, length, columns, BIAS: tl.constexpr, DOCUMENTS: tl.constexpr,
+    TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     begin = tl.zeros((ROWS,), tl.int32)
     if DOCUMENTS:
         begin = tl.load(begins + first + row, mask=first + row < length, other=0)
     total = tl.zeros((ROWS, WIDTH), tl.float32)
+    if BIAS:
+        total += tl.load(bias + column, mask=column < USED, other=0.0).to(tl.float32)[None, :]
     for tap in tl.static_range(TAPS):
         back = TAPS - 1 - tap
         token = first + row - back
@@ -74,16 +82,16 @@ def _sums(
 
 @triton.jit(do_not_specialize=("length", "heads"))
 def _filtered(
-    x, filters, begins, out, scale, epsilon, length, heads, UNIT: tl.constexpr,
-    DOCUMENTS: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    USED: tl.constexpr,
+    x, filters, bias, begins, out, scale, epsilon, length, heads, UNIT: tl.constexpr,
+    BIAS: tl.constexpr, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, USED: tl.constexpr,
 ):  # fmt: skip
     first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
     columns, start = heads * USED, batch.to(tl.int64) * length
     here = start * columns + head * USED
     total = _sums(
-        x + here, filters + head * USED * TAPS, begins + start, first, length, columns, DOCUMENTS,
-        TAPS, ROWS, WIDTH, USED,
+        x + here, filters + head * USED * TAPS, bias + head * USED, begins + start, first, length,
+        columns, BIAS, DOCUMENTS, TAPS, ROWS, WIDTH, USED,
     )  # fmt: skip
     value = total * tl.sigmoid(total)
     if UNIT:
@@ -93,9 +101,9 @@ def _filtered(
 
 @triton.jit(do_not_specialize=("length", "heads"))
 def _by_sums(
-    x, filters, begins, gradient, by_sums, scale, epsilon, length, heads, EACH: tl.constexpr,
-    UNIT: tl.constexpr, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
-    WIDTH: tl.constexpr, USED: tl.constexpr,
+    x, filters, bias, begins, gradient, by_sums, scale, epsilon, length, heads, EACH: tl.constexpr,
+    UNIT: tl.constexpr, BIAS: tl.constexpr, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr,
 ):  # fmt: skip
     """Gradients by the sums; `gradient` has EACH heads for each of x, which are added up."""
     first, head, batch = tl.program_id(0) * ROWS, tl.program_id(1), tl.program_id(2)
@@ -107,8 +115,8 @@ def _by_sums(
         given = tile(own, first, length, columns * EACH, USED, ROWS, WIDTH)
         by_value += given.to(tl.float32)
     total = _sums(
-        x + here, filters + head * USED * TAPS, begins + start, first, length, columns, DOCUMENTS,
-        TAPS, ROWS, WIDTH, USED,
+        x + here, filters + head * USED * TAPS, bias + head * USED, begins + start, first, length,
+        columns, BIAS, DOCUMENTS, TAPS, ROWS, WIDTH, USED,
     )  # fmt: skip
     share = tl.sigmoid(total)
     if UNIT:
@@ -142,10 +150,14 @@ def _by_tokens(
 
 @triton.jit(do_not_specialize=("length", "heads"))
 def _by_filters(
-    by_sums, x, begins, by_filters, length, heads, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr,
-    ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, USED: tl.constexpr,
+    by_sums, x, begins, by_filters, length, heads, BIAS: tl.constexpr, DOCUMENTS: tl.constexpr,
+    TAPS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    USED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by filters, of TOKENS tokens; all taps but the first find them in cache."""
+    """Gradients by filters, of TOKENS tokens; all taps but the first find them in cache.
+
+    A bias is one more tap, of ones.
+    """
     part, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns, start = heads * USED, batch.to(tl.int64) * length
     here, column = start * columns + head * USED, tl.arange(0, WIDTH)
@@ -159,62 +171,71 @@ def _by_filters(
             later = tile(by_sums + here, at, length, columns, USED, ROWS, WIDTH).to(tl.float32)
             read = tile(x + here, first, length, columns, USED, ROWS, WIDTH).to(tl.float32)
             total += tl.where(seen[:, None], later * read, 0.0)
-        tl.store(by_filters + place * TAPS + tap, tl.sum(total, 0), mask=column < USED)
+        to = by_filters + place * (TAPS + BIAS)
+        tl.store(to + tap, tl.sum(total, 0), mask=column < USED)
+    if BIAS:
+        total = tl.zeros((ROWS, WIDTH), tl.float32)
+        for first in range(part * TOKENS, end, ROWS):
+            total += tile(by_sums + here, first, length, columns, USED, ROWS, WIDTH).to(tl.float32)
+        to = by_filters + place * (TAPS + BIAS)
+        tl.store(to + TAPS, tl.sum(total, 0), mask=column < USED)
 
 
-def filtered(x: Tensor, filters: Tensor, heads: Heads, begins: Tensor | None = None) -> Tensor:
-    """SiLU of x [b, s, heads * width] convolved with filters [heads * width, taps]; contiguous.
-
-    `begins`: the first token of each token's document, int32 [b, s]; None: it is one.
-    """
-    out, (grid, sizes) = torch.empty_like(x), _launch(x, filters, heads, ROWS)
+def filtered(x: Tensor, taps: Taps, heads: Heads) -> Tensor:
+    """SiLU of x [b, s, heads * width], convolved and with the bias; contiguous."""
+    out, (grid, sizes) = torch.empty_like(x), _launch(x, taps, heads, ROWS)
     _filtered[grid](
-        x, filters, filters if begins is None else begins, out, heads.norm or 1.0, LENGTH_EPSILON,
-        x.shape[1], grid[1], UNIT=heads.norm is not None, DOCUMENTS=begins is not None, ROWS=ROWS,
-        **sizes,
+        x, *_given(taps), out, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1], grid[1],
+        UNIT=heads.norm is not None, ROWS=ROWS, **sizes,
     )  # fmt: skip
     return out
 
 
 def filtered_backward(
-    gradient: Tensor,
-    x: Tensor,
-    filters: Tensor,
-    heads: Heads,
-    begins: Tensor | None = None,
-    *,
-    asked: bool,
+    gradient: Tensor, x: Tensor, taps: Taps, heads: Heads, *, asked: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients by x, and by filters if asked; `gradient` [b, s, heads * each * width].
 
-    Each head of x was read as so many, whose gradients lie side by side.
+    Each head of x was read as so many, whose gradients lie side by side. With a bias, that by
+    filters has one more column, the gradient by the bias.
     """
-    (grid, sizes), each = _launch(x, filters, heads, ROWS), gradient.shape[-1] // x.shape[-1]
+    (grid, sizes), each = _launch(x, taps, heads, ROWS), gradient.shape[-1] // x.shape[-1]
     by_sums, by_x = torch.empty_like(x), torch.empty_like(x)
-    given, apart = filters if begins is None else begins, begins is not None
+    filters, bias, begins = _given(taps)
     _by_sums[grid](
-        x, filters, given, gradient, by_sums, heads.norm or 1.0, LENGTH_EPSILON, x.shape[1],
-        grid[1], EACH=each, UNIT=heads.norm is not None, DOCUMENTS=apart, ROWS=ROWS, **sizes,
+        x, filters, bias, begins, gradient, by_sums, heads.norm or 1.0, LENGTH_EPSILON,
+        x.shape[1], grid[1], EACH=each, UNIT=heads.norm is not None, ROWS=ROWS, **sizes,
     )  # fmt: skip
-    _by_tokens[grid](
-        by_sums, filters, given, by_x, x.shape[1], grid[1], DOCUMENTS=apart, ROWS=ROWS, **sizes
-    )
+    biased = sizes.pop("BIAS")  # which has nothing to do with tokens' gradients
+    _by_tokens[grid](by_sums, filters, begins, by_x, x.shape[1], grid[1], ROWS=ROWS, **sizes)
     if not asked:
         return by_x, None
-    grid, sizes = _launch(x, filters, heads, SUMMED_TOKENS)
-    by_filters = x.new_empty(grid[0] * grid[2], *filters.shape, dtype=torch.float32)
+    grid, sizes = _launch(x, taps, heads, SUMMED_TOKENS)
+    rows, columns = filters.shape
+    parts = x.new_empty(grid[0] * grid[2], rows, columns + biased, dtype=torch.float32)
     _by_filters[grid](
-        by_sums, x, given, by_filters, x.shape[1], grid[1], DOCUMENTS=apart, ROWS=ROWS,
-        TOKENS=SUMMED_TOKENS, **sizes,
-    )  # fmt: skip
-    return by_x, by_filters.sum(0).to(filters.dtype)
+        by_sums, x, begins, parts, x.shape[1], grid[1], ROWS=ROWS, TOKENS=SUMMED_TOKENS, **sizes
+    )
+    return by_x, parts.sum(0).to(filters.dtype)
+
+
+def _given(taps: Taps) -> tuple[Tensor, Tensor, Tensor]:
+    """A kernel takes a tensor where there is none, too, and does not read it."""
+    filters, bias, begins = taps
+    return filters, filters if bias is None else bias, filters if begins is None else begins
 
 
 def _launch(
-    x: Tensor, filters: Tensor, heads: Heads, tokens: int
+    x: Tensor, taps: Taps, heads: Heads, tokens: int
 ) -> tuple[tuple[int, int, int], dict[str, int]]:
     batch, length, columns = x.shape
     grid = triton.cdiv(length, tokens), columns // heads.width, batch
-    width = triton.next_power_of_2(heads.width)
-    sizes = {"TAPS": filters.shape[1], "WIDTH": width, "USED": heads.width, "num_warps": WARPS}
+    sizes = {
+        "TAPS": taps.filters.shape[1],
+        "BIAS": taps.bias is not None,
+        "DOCUMENTS": taps.begins is not None,
+        "WIDTH": triton.next_power_of_2(heads.width),
+        "USED": heads.width,
+        "num_warps": WARPS,
+    }
     return grid, sizes

@@ -11,7 +11,8 @@ Heads of a group share B and C, so that products by these are of all of their va
 Time steps, decays, states and the norm are in fp32, products of chunks in the compute dtype, as
 Mamba-2's own kernels have them (state-spaces/mamba, ssd_chunk_state.py and ssd_chunk_scan.py).
 Only what the block's first products give is saved: the backward runs all of it again, with a graph
-of its own.
+of its own. Where a GPU runs generated kernels, those of bigplan/kernels/state_space.py do the same
+for whole sequences, and bigplan/kernels/gated_norm.py the norm.
 
 Context-parallel ranks exchange tokens for heads before the convolution, with their groups, and back
 before gate and norm. So a rank has all heads of its tokens in the norm, and keeps what is read.
@@ -24,16 +25,17 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
 from bigplan.mechanics import SPACE_CHUNK as CHUNK
+from bigplan.mechanics import space_in_kernels
 from bigplan.runtime import generated
 from bigplan.runtime.chunks import documents_in_chunks
-from bigplan.runtime.generated import NormRule
 from bigplan.runtime.made_again import made_again
 from bigplan.runtime.operators import RmsRule, wide
 from bigplan.runtime.positions import Positions
@@ -87,7 +89,7 @@ def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways
     heads = []
     for width in (*widths, 1):  # a product is freed once its heads are here
         heads.append(context.heads_side_by_side(inputs.pop(0), width))
-    read = made_again(partial(in_torch, space, begins=begins), *heads, *numbers, *filters)
+    read = made_again(partial(read_by, ways.kernels, begins, space), *heads, *numbers, *filters)
     del heads
     closed = partial(_gated_and_normed, space, norm)
     return made_again(closed, gates, context.tokens_of_all_heads(read), p[NORM])
@@ -109,8 +111,41 @@ def gated(space: StateSpace, norm: Norm, *inputs: Tensor, begins: Tensor | None 
     first token of each token's document, int32 [b, s]; None: a sequence is one.
     """
     gates, *given, weight = inputs[:9]
-    read = in_torch(space, *given, *inputs[9:], begins=begins)
+    read = read_by(norm.kernels, begins, space, *given, *inputs[9:])
     return _gated_and_normed(space, norm, gates, read, weight)
+
+
+def read_by(
+    kernels: Library | None, begins: Tensor | None, space: StateSpace, *inputs: Tensor
+) -> Tensor:
+    """What heads read, by kernels where there are some that take it: they know of no documents."""
+    widths = space.state, space.head_dim
+    fits = space_in_kernels(inputs[0].element_size(), widths, space.taps)
+    if fits and begins is None and kernels is not None:
+        return InKernels.apply(space, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return in_torch(space, *inputs, begins=begins)
+
+
+class InKernels(Function):
+    """As in_torch, by kernels. It saves what they make, so `made_again` is around it."""
+
+    @staticmethod
+    def forward(ctx: Any, space: StateSpace, *inputs: Tensor) -> Tensor:
+        from bigplan.kernels import state_space as kernels
+
+        read, made = kernels.forward(space, *inputs)
+        ctx.space = space
+        ctx.save_for_backward(*made, *inputs)
+        return read
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        from bigplan.kernels import state_space as kernels
+
+        count = len(kernels.Made._fields)
+        made, inputs = kernels.Made(*ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
+        asked = ctx.needs_input_grad[1:]
+        return None, *kernels.backward(ctx.space, gradients[0], asked, made, *inputs)
 
 
 def in_torch(space: StateSpace, *inputs: Tensor, begins: Tensor | None = None) -> Tensor:
@@ -209,15 +244,38 @@ def _gated_and_normed(
     space: StateSpace, norm: Norm, gates: Tensor, x: Tensor, weight: Tensor
 ) -> Tensor:
     """X [b, s, .] times the SiLU of gates, of which ranks have parts of a group or whole ones."""
-    one, kernels = space.groups == 1, norm.kernels
-    if kernels is None:
+    shared = space.groups == 1 and not norm.ranks.alone
+    groups = 1 if shared else space.groups // norm.ranks.group.size
+    if norm.kernels is not None and not shared:
+        return GatedNorm.apply(groups, norm.epsilon, x, gates, weight)  # type: ignore[no-any-return, no-untyped-call]
+    if norm.kernels is None:
         x = x * F.silu(gates)
     else:
-        x = generated.activation(kernels, "swiglu", gates, x)
-    if not norm.ranks.alone and one:
+        x = generated.activation(norm.kernels, "swiglu", gates, x)
+    if shared:
         return wide_norm(x, weight, RmsRule(norm.epsilon), norm.ranks.group)
-    if kernels is not None and one:
-        return generated.normed(NormRule(kernels, "rmsnorm", norm.epsilon), x, weight)
-    parts = wide(torch.unflatten(x, -1, (space.groups // norm.ranks.group.size, -1)))
+    parts = wide(torch.unflatten(x, -1, (groups, -1)))
     normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + norm.epsilon)
     return (normed.flatten(2) * wide(weight)).to(x.dtype)
+
+
+class GatedNorm(Function):
+    """The same by a kernel, where no other rank has a part of a group."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, groups: int, epsilon: float, x: Tensor, gates: Tensor, weight: Tensor
+    ) -> Tensor:
+        from bigplan.kernels import gated_norm
+
+        ctx.sizes = groups, epsilon
+        ctx.save_for_backward(x, gates, weight)
+        return gated_norm.forward(x, gates, weight, groups, epsilon)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        from bigplan.kernels import gated_norm
+
+        found = gated_norm.backward(gradients[0].contiguous(), *ctx.saved_tensors, *ctx.sizes)
+        asked = ctx.needs_input_grad[2:]
+        return None, None, *(x if a else None for x, a in zip(found, asked, strict=True))

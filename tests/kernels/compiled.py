@@ -89,7 +89,7 @@ def _delta_rule() -> Iterator[_Kernel]:
         (delta_rule_programs.solved, sizes | parts | system),
         (delta_rule_backward.walked_back, sizes | {"K": 128, "BLOCK": 32}),
         (delta_rule_backward.unsolved, sizes | parts),
-        (short_filters._by_filters, sums | {"DOCUMENTS": True}),
+        (short_filters._by_filters, sums | {"BIAS": True, "DOCUMENTS": True}),
     ):
         numbers = ("length", "heads", "begins", *constants, *fp32)
         narrow = [name for name in function.arg_names if name not in numbers]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -29,6 +26,7 @@ from bigplan.kernels import (
 from bigplan.mechanics import rule_in_kernels
 from bigplan.runtime.delta_rule import InKernels, in_torch
 from bigplan.spec.mixers import GatedDeltaRule
+from tests.kernels.counting import in_place_of
 from tests.kernels.generated import DEVICE, error, random, with_gradients
 from tests.runtime.counted_bytes import Counted
 from tests.runtime.plans import tiny_model, tiny_training
@@ -110,24 +108,6 @@ def test_what_kernels_do_not_take_is_plain_torch() -> None:
         assert not rule_in_kernels(size, widths, taps)
 
 
-class _Counting:
-    """In place of a kernel: what it is given of each name, unwritten."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.names = list(inspect.signature(kernel.fn).parameters)
-        self.__name__ = kernel.__name__
-        self.nbytes = list[int]()
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        return self._launched
-
-    def _launched(self, *arguments: object, **constants: object) -> None:
-        given = dict(zip(self.names, arguments, strict=False))
-        tensors = {x.data_ptr(): x for x in given.values() if isinstance(x, Tensor)}
-        again = [x for name, x in given.items() if (self.__name__, name) in IN_PLACE]
-        self.nbytes.append(sum(x.nbytes for x in (*tensors.values(), *again)))  # type: ignore[attr-defined]
-
-
 # What a kernel reads and then writes.
 IN_PLACE = {
     ("walked", "own"),
@@ -164,11 +144,7 @@ def test_kernels_are_given_and_hold_what_the_planner_counts(
     model = tiny_model(layers=1, delta_rule=rule.model_dump(), max_sequence_length=512)
     training = tiny_training(2, sequence_length=320, precision="bf16")
     shape = RankShape(model, training, Strategy(dp=1, micro_batch=2), fused=True)
-    counting = dict[str, list[_Counting]]()
-    for name, programs in OF_EACH.items():
-        counting[name] = [_Counting(getattr(*program)) for program in programs]
-        for (module, kernel), stand_in in zip(programs, counting[name], strict=True):
-            monkeypatch.setattr(module, kernel, stand_in)
+    counting = in_place_of(OF_EACH, IN_PLACE, monkeypatch)
     inputs = _inputs(rule, (2, 320), torch.bfloat16)
     forward, backward = priced.delta_rule(shape)
     held = priced.forward_bytes(shape), priced.backward_bytes(shape)
