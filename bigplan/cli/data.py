@@ -218,10 +218,10 @@ def _pair_fields(options: PrepareOptions) -> Layout:
         "--response-field": options.response_field,
         "--messages-field": options.messages_field,
     }
-    if given := [name for name, value in others.items() if value is not None]:
+    if wrong := [name for name, value in others.items() if value is not None]:
         raise InputError(
             f"--chosen-field and --rejected-field go with --prompt-field alone, or with none: "
-            f"leave {' and '.join(given)} out"
+            f"leave {' and '.join(wrong)} out"
         )
     return PairFields(options.prompt_field, chosen, rejected, options.tokenizer)
 

@@ -39,8 +39,6 @@ from bigplan.version import __version__
 if TYPE_CHECKING:
     from bigplan.runtime.result import Evaluated, Finished, StepResult
 
-    Validated = float | Evaluated | None  # the loss, with rewards where pairs are learned from
-
 WINDOW = 32  # steady steps among which the median is taken; older timelines are dropped
 PACKAGES = ("torch", "ray", "numpy")
 
@@ -142,12 +140,12 @@ class Journal:
         return self._stepped
 
     def record(
-        self, results: list[StepResult], validation: Validated, checkpoint: int | None
+        self, results: list[StepResult], validated: Evaluated | None, checkpoint: int | None
     ) -> Metric:
         """One more step, as all ranks measured it."""
         self.done += 1
         self.furthest = max(self.furthest, self.done)
-        metric = self._metric(results, validation, checkpoint)
+        metric = self._metric(results, validated, checkpoint)
         self.metrics.add(metric)
         self.idle = self.idle + 1 if idle(metric) else 0
         if self._events is not None:
@@ -165,7 +163,7 @@ class Journal:
         return metric
 
     def _metric(
-        self, results: list[StepResult], validation: Validated, checkpoint: int | None
+        self, results: list[StepResult], validated: Evaluated | None, checkpoint: int | None
     ) -> Metric:
         first, predicted = results[0], self.plan.predicted
         seconds = max(result.seconds for result in results)
@@ -183,9 +181,9 @@ class Journal:
             data_seconds=max(result.data_seconds for result in results),
             mfu=predicted.mfu * predicted.step_seconds / seconds,
             memory={tier: nbytes for tier, nbytes in memory.items() if nbytes},
-            validation_loss=_finite(getattr(validation, "loss", validation)),
+            validation_loss=_finite(validated.loss) if validated else None,
             rewards=_all_finite(first.rewards),
-            validation_rewards=_all_finite(getattr(validation, "rewards", None)),
+            validation_rewards=_all_finite(validated.rewards) if validated else None,
             checkpoint=checkpoint,
             restarts=len(self.restarts) or None,
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ def read(folder: Path) -> dict[str, Values]:
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, zipfile.zlib.error) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(
             f"{path} cannot be read ({error}): restore it; a run that has made no step yet may "
             "start without it"
@@ -121,7 +122,8 @@ def write(folder: Path, known: Mapping[str, Values]) -> None:
     """Replace the file as a whole. Raises OSError."""
     partial = folder / f"{FILE}.partial"
     with partial.open("wb") as file:
-        np.savez(file, **dict(known))
+        arrays: dict[str, Any] = dict(known)
+        np.savez(file, **arrays)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(folder / FILE)

@@ -25,9 +25,10 @@ from bigplan.launcher.record import Metric
 from bigplan.launcher.references import References
 from bigplan.launcher.skipped import told
 from bigplan.plan import graph_of
+from bigplan.runtime.result import Evaluated
 
 if TYPE_CHECKING:
-    from bigplan.runtime.result import Evaluated, StepResult
+    from bigplan.runtime.result import StepResult
 
 
 PATIENCE = 600.0  # seconds for a drive to get room for the last checkpoint
@@ -109,7 +110,7 @@ class Steps:
         self.pace.taken()
         return self.journal.folder / FOLDER
 
-    def _validation(self, step: int) -> float | Evaluated | None:
+    def _validation(self, step: int) -> Evaluated | None:
         validation = self.journal.plan.training.validation
         if validation is None or step % validation.every:
             return None
@@ -117,7 +118,7 @@ class Steps:
         if self.journal.plan.training.preference is not None:
             found: Evaluated = self.ranks.ask("evaluate_pairs", doing=doing)[0]
             return found
-        return float(self.ranks.ask("evaluate", doing=doing)[0])
+        return Evaluated(float(self.ranks.ask("evaluate", doing=doing)[0]))
 
     def _check(self, metric: Metric) -> None:
         """Stop if nothing is learnt, and before a broken model's checkpoints replace a good one's.

@@ -112,7 +112,7 @@ class PairLoss:
         sums.index_add_(0, (responses + first[:, None]).flatten(), losses.double())
         if group.size > 1:  # messages are all that these ranks exchange (group.py)
             sums = group.exchanged(sums.expand(group.size, -1)).sum(0)
-        return -sums.view(rows, most)[:, :-1].unflatten(1, (-1, 2))
+        return -sums.view(rows, most)[:, :-1].reshape(rows, -1, 2)
 
 
 def pair_losses(rewards: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
