@@ -33,7 +33,7 @@ LAYOUTS: dict[int, dict[str, Strategy]] = {
         "dp-cp-zero": Strategy(dp=2, cp=2, zero=3),
     },
 }
-CAPPED = {"logit_cap": 2.0, "logit_scale": 0.5, "vocab": 257}
+CAPPED: dict[str, object] = {"logit_cap": 2.0, "logit_scale": 0.5, "vocab": 257}
 PARTS: dict[str, dict[str, object]] = {
     "tp": CAPPED,
     "cp": CAPPED,
