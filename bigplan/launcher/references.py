@@ -108,10 +108,10 @@ def read(folder: Path) -> dict[str, Values]:
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(
-            f"{path} cannot be read ({error}): restore it; a run that has made no step yet may "
-            "start without it"
+            f"{path} cannot be read ({error}): restore it, or delete it where the run has made "
+            "no step yet"
         ) from None
     if any(one.ndim != 2 or one.shape[1] != 2 or one.dtype != np.float64 for one in found.values()):
         raise InputError(f"{path} holds no log-probabilities of pairs: restore it")
