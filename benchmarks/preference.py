@@ -59,7 +59,8 @@ def run(case: str, data: Path, out: Path) -> None:
     learns = ["--data", str(data), "--preference", "dpo", "--beta", "0.1"]
     runs = data.parent / case
     command = [
-        *("bigplan", "launch", *CASES[case], "--cluster", "h200-1x", "--run-dir", str(runs)),
+        *(sys.executable, "-c", "from bigplan.cli import main; main()", "launch", *CASES[case]),
+        *("--cluster", "h200-1x", "--run-dir", str(runs)),
         *("--seq-len", str(LENGTH), "--global-batch", str(BATCH), "--steps", str(STEPS)),
         *("--learning-rate", "1e-4" if "lora" in case else "1e-5", "--checkpoint-keep", "0"),
         *(learns if case.endswith("dpo") else []),

@@ -103,6 +103,18 @@ def _first_losses(shape: RankShape, gemm: Gemm, chunk: int) -> tuple[Operator, .
     )
 
 
+def _workspace(shape: RankShape, logits: int, gradients: int) -> int:
+    """Bytes of a chunk's logits and what its loss makes of them, with gradients beside them."""
+    capped = bool(_cap(shape, logits, 1))
+    if _loss_in_place(shape):
+        return logits * shape.element * (2 if capped else 1) + gradients
+    # Logits in the compute dtype, their fp32 copy and the log-softmax live at once. In the
+    # backward the log-softmax, its gradient and the logits' gradient, all fp32, live before any
+    # other gradient. A CPU run showed 12.0 bytes a logit, whatever the compute dtype.
+    per_logit = 12 if shape.element == 4 else shape.element + 8
+    return max(logits * per_logit + gradients, (20 if capped else 12) * logits)
+
+
 def head(shape: RankShape, chunk: int) -> LayerKind:
     """The loss layer: its forward does nothing, its backward runs both on chunks of tokens."""
     model, tokens, tensors = shape.model, shape.tokens, local_tensors(shape, "head")
@@ -113,16 +125,6 @@ def head(shape: RankShape, chunk: int) -> LayerKind:
     chunks = -(-tokens // chunk)
     gemm = Gemm("lm head", chunk, table.rows, model.hidden, count=chunks)
     logits = chunk * table.rows
-    gradients = new_gradients(shape, written)
-    cap = _cap(shape, logits, 1)
-    if _loss_in_place(shape):
-        workspace = logits * shape.element * (2 if cap else 1) + gradients
-    else:
-        # Logits in the compute dtype, their fp32 copy and the log-softmax live at once. In the
-        # backward the log-softmax, its gradient and the logits' gradient, all fp32, live before any
-        # other gradient. A CPU run showed 12.0 bytes a logit, whatever the compute dtype.
-        per_logit = 12 if shape.element == 4 else shape.element + 8
-        workspace = max(logits * per_logit + gradients, (20 if cap else 12) * logits)
     first = _first_losses(shape, gemm, chunk) if _of_pairs(shape) else ()
     products = by_input((gemm,)) if shape.frozen else by_input_and_weight((gemm,))
     add = gradient_sum(shape, written)
@@ -153,7 +155,7 @@ def head(shape: RankShape, chunk: int) -> LayerKind:
         boundary=0,
         reruns={},
         forward_workspace=0,
-        backward_workspace=workspace
+        backward_workspace=_workspace(shape, logits, new_gradients(shape, written))
         + 3 * shape.whole_hidden
         + (PAIR_BYTES * tokens * shape.strategy.cp if first else 0),
         largest=logits * (shape.element if _loss_in_place(shape) else 4),

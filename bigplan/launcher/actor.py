@@ -209,22 +209,6 @@ class RankActor:
         """See Worker."""
         return self._worker().evaluate()
 
-    def evaluate_pairs(self) -> Evaluated:
-        """See PairWorker."""
-        return self._pair_worker().evaluate_pairs()
-
-    def pair_data(self) -> dict[Part, PairData]:
-        """See PairWorker."""
-        return self._pair_worker().pair_data()
-
-    def score(self, part: Part, step: int) -> Scored:
-        """See PairWorker."""
-        return self._pair_worker().score(part, step)
-
-    def refer(self, references: Mapping[Part, NDArray[np.float64]]) -> None:
-        """See PairWorker."""
-        self._pair_worker().refer(references)
-
     def finish(self) -> Finished:
         """See Worker."""
         return self._worker().finish()
@@ -257,14 +241,34 @@ class RankActor:
         """Where this node has what the launch has at a path of the run."""
         return path if path is None else own_run(self._run) / path.relative_to(self._run)
 
+    def _worker(self) -> RankWorker:
+        assert self._made is not None, "preflight comes first"
+        return self._made
+
+
+class PairActor(RankActor):
+    """One rank, which may also learn from pairs of responses."""
+
+    def evaluate_pairs(self) -> Evaluated:
+        """See PairWorker."""
+        return self._pair_worker().evaluate_pairs()
+
+    def pair_data(self) -> dict[Part, PairData]:
+        """See PairWorker."""
+        return self._pair_worker().pair_data()
+
+    def score(self, part: Part, step: int) -> Scored:
+        """See PairWorker."""
+        return self._pair_worker().score(part, step)
+
+    def refer(self, references: Mapping[Part, NDArray[np.float64]]) -> None:
+        """See PairWorker."""
+        self._pair_worker().refer(references)
+
     def _pair_worker(self) -> PairWorker:
         worker = self._worker()
         assert isinstance(worker, PairWorker), "other engines refuse to learn from pairs"
         return worker
-
-    def _worker(self) -> RankWorker:
-        assert self._made is not None, "preflight comes first"
-        return self._made
 
 
 def _node() -> str:

@@ -10,9 +10,9 @@ from bigplan.placement import Tier
 from bigplan.program import Action
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.data import Prefetcher
-from bigplan.runtime.head import Losses
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import layers_of
+from bigplan.runtime.losses import Losses
 from bigplan.runtime.preference import PairLoss
 from bigplan.runtime.visit import Visit
 

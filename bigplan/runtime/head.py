@@ -7,7 +7,6 @@ once more with what each counts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +17,7 @@ from bigplan.runtime import blocks, generated
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import KeptActivations, differentiate
 from bigplan.runtime.leaves import differentiated, leaf_of, leaves_of, without
+from bigplan.runtime.losses import Losses
 from bigplan.runtime.preference import PairLoss
 from bigplan.runtime.products import Products
 from bigplan.runtime.tensor_parallel import ONE
@@ -28,16 +28,6 @@ from bigplan.spec.layers import TABLE
 
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library
-
-
-@dataclass(slots=True)
-class Losses:
-    """The loss of a step, in parts, and the factors of its gradients."""
-
-    parts: list[Tensor] = field(default_factory=list)  # their sum is the mean over the targets
-    rewards: list[Tensor] = field(default_factory=list)  # or over pairs, of preference.REWARDS
-    share: float = 0.0  # weight of one target in the step's mean, over all ranks
-    scale: float = 1.0  # factor of gradients, not of reported losses
 
 
 class _Chunk(NamedTuple):

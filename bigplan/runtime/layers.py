@@ -21,9 +21,10 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.generated import library_for
-from bigplan.runtime.head import Head, Losses
+from bigplan.runtime.head import Head
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.leaves import differentiated, leaf_of, leaves_of, without
+from bigplan.runtime.losses import Losses
 from bigplan.runtime.matrices import AS_STORED, Matrices
 from bigplan.runtime.positions import Positions, Sharing, position_tables
 from bigplan.runtime.preference import PairLoss

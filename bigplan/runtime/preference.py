@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,11 +18,9 @@ from torch import Tensor
 
 from bigplan.data.pairs import ABSENT
 from bigplan.runtime.context import Context
+from bigplan.runtime.losses import Losses
 from bigplan.runtime.visit import Visit
 from bigplan.spec.preference import Preference
-
-if TYPE_CHECKING:
-    from bigplan.runtime.head import Losses
 
 REWARDS = ("accuracy", "chosen", "rejected")  # that a step has the mean of, over pairs
 
