@@ -71,7 +71,7 @@ def run(case: str, data: Path, out: Path) -> None:
     if done.returncode:
         print((done.stdout + done.stderr)[-2500:])
         return
-    (folder,) = runs.iterdir()
+    (folder,) = (path.parent for path in runs.glob("*/summary.json"))
     summary = json.loads((folder / "summary.json").read_text())
     lines = (folder / "metrics.jsonl").read_text()
     (out / f"{case}.jsonl").write_text(lines)
