@@ -17,13 +17,11 @@ from tests.runtime.sharded_ranks import all_resident, placed_everywhere
 # By name: some split is beside each part of a model that the head's passes differ by.
 LAYOUTS: dict[int, dict[str, Strategy]] = {
     2: {
-        "dp": Strategy(dp=2),
         "zero3": Strategy(dp=2, zero=3, micro_batch=2),
         "tp": Strategy(dp=1, tp=2, accumulation_group=2),
         "tp-whole": Strategy(dp=1, tp=2, sequence_parallel=False, micro_batch=2),
         "pp": Strategy(dp=1, pp=2, accumulation_group=2),
         "cp": Strategy(dp=1, cp=2, micro_batch=2),
-        "cp-zero3": Strategy(dp=1, cp=2, zero=3),
         "unlike": Strategy(dp=2, micro_batch=3, replicas=UNLIKE),
     },
     4: {
