@@ -14,7 +14,12 @@ from bigplan.spec.lora import trained
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.moments import sharing_scales
 from bigplan.spec.training import Training
-from bigplan.spec.unplanned import OTHER_EXPERT_PARALLEL
+from bigplan.spec.unplanned import (
+    ISOLATES_ALONE,
+    OTHER_EXPERT_PARALLEL,
+    OTHERS_ISOLATE,
+    PREFERS_ALONE,
+)
 
 NATIVE_ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
@@ -29,19 +34,6 @@ NATIVE_PARTS = (
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
-ISOLATES_ALONE = (
-    "bigplan keeps documents apart in its own runtime alone, not for {tool}: plan with --engine "
-    "native, or leave isolate_documents off"
-)
-# Tools that keep documents apart themselves, but by their own data, which bigplan does not write.
-OTHERS_ISOLATE = {
-    "megatron": "bigplan does not plan for Megatron-LM with it, which finds documents by their end "
-    "tokens (--reset-attention-mask, --reset-position-ids, --eod-mask-loss): plan with --engine "
-    "native, or leave it off and add these options yourself",
-    "torchtitan": "bigplan does not plan for torchtitan with it, which finds documents by their "
-    "end tokens (attn_mask_type block_causal): plan with --engine native, or leave it off and set "
-    "that yourself",
-}
 NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2")
 # Keys of a training, each with the values that the native runtime executes. Other values can be
 # planned, but not run.
@@ -123,6 +115,8 @@ def _training_elsewhere_refusal(model: ModelSpec, training: Training, tool: str)
             f"and {model.name} has {model.experts} in each block: plan with --engine native, or "
             "leave it off"
         )
+    if training.preference is not None:
+        return PREFERS_ALONE.format(tool=tool)
     if training.isolate_documents:
         return f"isolate_documents: {OTHERS_ISOLATE.get(tool, ISOLATES_ALONE.format(tool=tool))}"
     if training.optimizer.name == "muon":

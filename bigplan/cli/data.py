@@ -64,6 +64,20 @@ class PrepareOptions:
             "on the assistant's."
         ),
     ] = None
+    chosen_field: Annotated[
+        str | None,
+        typer.Option(
+            help="The preferred of two responses to --prompt-field, for --preference: text, or "
+            "messages, which may begin with the prompt."
+        ),
+    ] = None
+    rejected_field: Annotated[str | None, typer.Option(help="The other response.")] = None
+    longest_pair: Annotated[
+        int | None,
+        typer.Option(
+            help="Leave out pairs of more tokens, both prompts and responses together.", min=2
+        ),
+    ] = None
     form: Annotated[
         FormatName | None,
         typer.Option("--format", help="Default: by the file's suffix."),
@@ -109,6 +123,7 @@ def prepare(
         end_of_document=options.end_of_document,
         validation_fraction=options.validation_fraction,
         limit=_limit(options.model),
+        longest_pair=options.longest_pair,
     )
     with _shown() as progress:
         indices = prepare_folder(wanted, out, force=options.force, progress=progress)
@@ -157,6 +172,13 @@ def _fields(options: PrepareOptions) -> Layout | None:
     from bigplan.data.chat import Chat
     from bigplan.data.sources import Fields
 
+    if options.chosen_field is not None or options.rejected_field is not None:
+        return _pair_fields(options)
+    if options.longest_pair is not None:
+        raise InputError(
+            "--longest-pair counts the tokens of two responses: name them with --chosen-field and "
+            "--rejected-field, or leave it out"
+        )
     field, prompt, response = options.field, options.prompt_field, options.response_field
     if (prompt is None) != (response is None):
         given = "--prompt-field" if response is None else "--response-field"
@@ -183,12 +205,37 @@ def _fields(options: PrepareOptions) -> Layout | None:
     return Fields(field or "text", prompt, response)
 
 
+def _pair_fields(options: PrepareOptions) -> Layout:
+    """Those of a chosen and a rejected response."""
+    from bigplan.data.preferences import PairFields
+
+    chosen, rejected = options.chosen_field, options.rejected_field
+    if chosen is None or rejected is None:
+        given = "--chosen-field" if rejected is None else "--rejected-field"
+        raise InputError(f"{given} alone: a pair has two responses; name both")
+    others = {
+        "--field": options.field,
+        "--response-field": options.response_field,
+        "--messages-field": options.messages_field,
+    }
+    if wrong := [name for name, value in others.items() if value is not None]:
+        raise InputError(
+            f"--chosen-field and --rejected-field go with --prompt-field alone, or with none: "
+            f"leave {' and '.join(wrong)} out"
+        )
+    return PairFields(options.prompt_field, chosen, rejected, options.tokenizer)
+
+
 def _described(index: PreparedIndex) -> str:
     targets = f", loss on {index.targets:,}" if index.masked else ""
+    documents = counted(index.documents, "document")
+    if index.paired:
+        documents = counted(index.documents // 2, "pair")
+        if index.left_out:
+            documents += f" ({index.left_out:,} longer than --longest-pair left out)"
     name = index.tokenizer if index.tokenizer == "bytes" else f"tokenizer {index.tokenizer[:12]}"
     return (
-        f"{counted(index.tokens, 'token')}{targets} in {counted(index.documents, 'document')}, "
-        f"{index.dtype}, "
+        f"{counted(index.tokens, 'token')}{targets} in {documents}, {index.dtype}, "
         f"{name}, largest id {index.largest}"
     )
 

@@ -227,6 +227,31 @@ class PlanOptions:
             STEP,
         ),
     ] = None
+    preference: Annotated[
+        str | None,
+        _option(
+            "training.preference.method",
+            "Learn which of two responses was preferred: dpo (default: learn the next token).",
+            STEP,
+            flag="--preference",
+        ),
+    ] = None
+    beta: Annotated[
+        str | None,
+        _option(
+            "training.preference.beta",
+            "Then: what a log-probability beside the starting model's counts (default: 0.1).",
+            STEP,
+        ),
+    ] = None
+    label_smoothing: Annotated[
+        str | None,
+        _option(
+            "training.preference.label_smoothing",
+            "Then: the share of pairs that are told the wrong way round (default: 0).",
+            STEP,
+        ),
+    ] = None
     weights: Annotated[
         str | None,
         _option(

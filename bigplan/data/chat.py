@@ -78,7 +78,7 @@ class Chat:
         what was thought before). Then each answer ends a document of its own, with the loss on it.
         The token that ends a document follows, and is not counted: the template ends answers.
         """
-        messages = _messages(row[self.field], f"field {quoted(self.field)}", where)
+        messages = messages_of(row[self.field], f"field {quoted(self.field)}", where)
         turns = [i for i, message in enumerate(messages) if message["role"] == ANSWERS]
         if not turns:
             raise InputError(
@@ -90,16 +90,9 @@ class Chat:
                 f"{where}: the first message has the role {ANSWERS!r}, and answers nothing: put "
                 "what was asked before it, or leave this conversation out"
             )
-        asked = [self._text(messages[:i], where, asking=True) for i in turns]
-        whole = [self._text(messages[: i + 1], where) for i in turns]
-        for before, after in zip(asked, whole, strict=True):
-            if not after.startswith(before):
-                raise InputError(
-                    f"{where}: the chat template does not put an answer behind what it writes "
-                    "where one is asked for, so answers are not to be told from the rest: mend "
-                    "the template (add_generation_prompt)"
-                )
-        answers = [Span(after[len(before) :]) for before, after in zip(asked, whole, strict=True)]
+        found = [self.answered(messages[:i], messages[: i + 1], where) for i in turns]
+        asked, answers = [before for before, _ in found], [Span(answer) for _, answer in found]
+        whole = [before + answer for before, answer in found]
         if not all(later.startswith(one) for one, later in zip(whole, asked[1:], strict=False)):
             return [
                 (Span(before, counts=False), answer, UNCOUNTED)
@@ -108,6 +101,20 @@ class Chat:
         between = [asked[0], *(b[len(a) :] for a, b in zip(whole, asked[1:], strict=False))]
         spans = zip(between, answers, strict=True)
         return [(*(s for b, a in spans for s in (Span(b, counts=False), a)), UNCOUNTED)]
+
+    def answered(self, asked: list[Message], whole: list[Message], where: str) -> tuple[str, str]:
+        """The text before an answer, and that of the answer, with which `whole` goes on.
+
+        Raises InputError where the template does not keep them apart.
+        """
+        before, after = self._text(asked, where, asking=True), self._text(whole, where)
+        if not after.startswith(before):
+            raise InputError(
+                f"{where}: the chat template does not put an answer behind what it writes "
+                "where one is asked for, so answers are not to be told from the rest: mend "
+                "the template (add_generation_prompt)"
+            )
+        return before, after[len(before) :]
 
     def _text(self, messages: list[Message], where: str, *, asking: bool = False) -> str:
         try:
@@ -121,7 +128,8 @@ class Chat:
         return require_text(text, "what the chat template makes", where)
 
 
-def _messages(value: object, name: str, where: str) -> list[Message]:
+def messages_of(value: object, name: str, where: str) -> list[Message]:
+    """A list of messages, each with a role. Raises InputError for another value."""
     if not isinstance(value, list) or not value:
         raise InputError(
             f"{where}: {name} is {str(value)[:40]!r}, not a list of messages such as "

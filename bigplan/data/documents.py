@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from bigplan.data.pairs import PackedPairs
 from bigplan.data.prepared import Tokens, check_length, open_tokens
 from bigplan.errors import InputError
 from bigplan.spec.files.reading import user_path
@@ -44,12 +45,15 @@ def pieces(tokens: Tokens, start: int, length: int) -> NDArray[np.int64]:
     return np.append(within, length)
 
 
-def bounds(tokens: Tokens, start: int, length: int) -> NDArray[np.int32]:
+def bounds(tokens: Tokens, start: int, length: int, padded: int = 0) -> NDArray[np.int32]:
     """Of each token of this window its document's first token, and the one behind its last.
 
-    int32 [2, length], counted from the window's first token.
+    int32 [2, length], counted from the window's first token. Padding behind `length` up to `padded`
+    counts as a document.
     """
     ends = pieces(tokens, start, length)
+    if padded > length:
+        ends = np.append(ends, padded)
     begins = np.concatenate(([0], ends[:-1]))
     return np.repeat(np.stack((begins, ends)), ends - begins, axis=1).astype(np.int32)
 
@@ -69,12 +73,29 @@ def described(training: Training) -> Training:
         return training
     try:
         tokens = open_tokens(user_path(training.data))
-        check_length(tokens, training.sequence_length)
-        check_documents(tokens)
+        mean = _mean(tokens, training)
     except InputError:  # the plan may be meant for another machine; it is told beside the plan
         return training
-    mean = mean_piece(tokens, training.sequence_length)
     return training.model_copy(update={"document_tokens": mean})
+
+
+def _mean(tokens: Tokens, training: Training) -> float:
+    """The mean document of this data; InputError where it is not for this training."""
+    length = training.sequence_length
+    if training.preference is not None:
+        return mean_document(tokens, PackedPairs.of(tokens, length), length)
+    check_length(tokens, length)
+    check_documents(tokens)
+    return mean_piece(tokens, length)
+
+
+def mean_document(tokens: Tokens, packed: PackedPairs, length: int) -> float:
+    """As mean_piece, of documents that are whole, with a sequence's padding as one of them."""
+    assert tokens.ends is not None, tokens.path
+    sizes = np.diff(tokens.ends.astype(np.float64), prepend=0.0)
+    used = np.diff(packed.ends[packed.first[1:] - 1], prepend=0).astype(np.float64)
+    squares = np.square(sizes).sum() + np.square(length - used).sum()
+    return float(squares / (packed.sequences * length))
 
 
 def mean_piece(tokens: Tokens, length: int) -> float:

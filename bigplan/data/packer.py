@@ -57,6 +57,9 @@ class Packer:
     `limit`: a model and its vocabulary; larger ids are refused (InputError).
     """
 
+    paired = False  # documents are pairs (pairs.py)
+    left_out = 0  # such pairs that were too long
+
     def __init__(
         self, folder: Path, tokenizer: Tokenizer, *, masked: bool, limit: tuple[str, int] | None
     ) -> None:
@@ -140,6 +143,8 @@ class Packer:
             vocabulary=self._tokenizer.vocabulary,
             largest=self.largest,
             end_of_document=self._tokenizer.end,
+            paired=self.paired,
+            left_out=self.left_out,
             sources=tuple(self._sources),
             checksums=checksums,
         )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigplan.data.packer import Packer, sync
+from bigplan.data.pairs import WholePairs
+from bigplan.data.preferences import PairFields
 from bigplan.data.prepared import FILES, INDEX, PARTS, PreparedIndex
 from bigplan.data.sources import (
     BLOCK,
@@ -24,6 +26,7 @@ from bigplan.data.sources import (
 )
 from bigplan.data.tokenizer import Tokenizer, load_tokenizer
 from bigplan.errors import InputError
+from bigplan.units import counted
 
 BATCH = 1024  # parts tokenised at a time; fewer if they make a BLOCK of text
 
@@ -41,6 +44,12 @@ class Preparation:
     end_of_document: str | None = None
     validation_fraction: float = 0.0
     limit: tuple[str, int] | None = None  # a model's name and its vocabulary
+    longest_pair: int | None = None  # tokens; longer pairs of responses are left out
+
+    @property
+    def paired(self) -> bool:
+        """Whether rows have a chosen and a rejected response."""
+        return isinstance(self.fields, PairFields)
 
 
 def prepare(
@@ -63,7 +72,8 @@ def prepare(
     if wanted.fields is not None and set(forms) == {"text"}:
         raise InputError(
             f"{paths[0]} is read as text, which has no fields; leave --field, --prompt-field, "
-            "--response-field and --messages-field out, or say with --format what the file is"
+            "--response-field, --messages-field, --chosen-field and --rejected-field out, or say "
+            "with --format what the file is"
         )
     tokenizer = load_tokenizer(wanted.tokenizer, wanted.end_of_document)
     _check_target(out, paths, force=force)
@@ -187,7 +197,12 @@ class _Reads:
 
 def _pack(reads: _Reads, packers: list[Packer]) -> None:
     total = sum(path.stat().st_size for path, _ in reads.files)
-    before, current = 0, None
+    before, current, wanted = 0, None, reads.wanted
+    into: list[Packer] | list[WholePairs] = packers
+    if wanted.paired:
+        into = [WholePairs(packer, wanted.longest_pair) for packer in packers]
+        for packer in packers:
+            packer.paired = True
     for path, batch in reads.batches():
         if path != current:
             before += current.stat().st_size if current else 0
@@ -197,7 +212,7 @@ def _pack(reads: _Reads, packers: list[Packer]) -> None:
         for part, ids in zip(
             batch, reads.tokenizer.encode([part.text for part in batch]), strict=True
         ):
-            packers[part.held_out].add(ids, counts=part.counts, ends=part.ends)
+            into[part.held_out].add(ids, counts=part.counts, ends=part.ends)
         if reads.progress is not None:
             reads.progress(before + batch[-1].position, total, sum(p.tokens for p in packers))
 
@@ -205,6 +220,11 @@ def _pack(reads: _Reads, packers: list[Packer]) -> None:
 def _finished(packers: list[Packer], parts: tuple[str, ...]) -> list[PreparedIndex]:
     for packer, part in zip(packers, parts, strict=True):
         if packer.documents == 0:
+            if packer.left_out:
+                raise InputError(
+                    f"all {counted(packer.left_out, 'pair')} for {part or 'training'} are longer "
+                    "than --longest-pair: give a larger one, and as long sequences"
+                )
             raise InputError(
                 f"no document is left for {part or 'training'}: give more text, or change "
                 "--validation-fraction"

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from bigplan.errors import InputError
 from bigplan.spec.files.document import Spec, validate
@@ -61,6 +62,10 @@ class PreparedIndex(Spec):
     """the largest id that occurs"""
     end_of_document: int
     """the id after every document"""
+    paired: bool = Field(default=False, exclude_if=lambda paired: not paired)
+    """documents are a chosen and a rejected response in turn, each with its prompt"""
+    left_out: int = Field(default=0, exclude_if=lambda pairs: not pairs)
+    """such pairs that were longer than --longest-pair"""
     sources: tuple[Source, ...]
     checksums: dict[str, str]
     """SHA-256 of the other files"""
@@ -90,6 +95,7 @@ class Tokens:
     bits: NDArray[np.uint8] | None  # a bit a token: whether the loss counts it; None: every token
     largest: int  # the largest id
     ends: NDArray[np.uint64] | None = None  # of each document, behind its end token; None: unknown
+    paired: bool = False  # documents are pairs (pairs.py)
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -160,7 +166,8 @@ def _open_folder(folder: Path) -> Tokens:
             )
     bits = np.memmap(folder / MASK, dtype=np.uint8, mode="r") if index.masked else None
     ends = np.memmap(folder / DOCUMENTS, dtype="<u8", mode="r")
-    return Tokens(folder, _mapped(folder / TOKENS, index.dtype), bits, index.largest, ends)
+    ids = _mapped(folder / TOKENS, index.dtype)
+    return Tokens(folder, ids, bits, index.largest, ends, index.paired)
 
 
 def read_index(folder: Path) -> PreparedIndex:

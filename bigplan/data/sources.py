@@ -258,7 +258,8 @@ def _require_field(where: str, name: str, there: list[str], is_there: bool) -> N
         known = ", ".join(map(str, there)) or "nothing"
         raise InputError(
             f"{where}: no field {quoted(name)}; it has {known}: name the text's with --field, "
-            "with --prompt-field and --response-field, or a conversation's with --messages-field"
+            "with --prompt-field and --response-field, a conversation's with --messages-field, or "
+            "two responses' with --chosen-field and --rejected-field"
         )
 
 

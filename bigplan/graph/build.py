@@ -8,17 +8,10 @@ from typing import NamedTuple
 from bigplan.graph.activations import saved_values
 from bigplan.graph.block import block, norm
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
+from bigplan.graph.head import head
 from bigplan.graph.muon import by_muon
-from bigplan.graph.operators import (
-    Collective,
-    Gemm,
-    Operator,
-    Stream,
-    by_input,
-    by_input_and_weight,
-    doubled_reach,
-)
-from bigplan.graph.shape import RankShape, gradient_sum, local_tensors, new_gradients
+from bigplan.graph.operators import Gemm, Operator, Stream, doubled_reach
+from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import LOOKED_UP_ROWS
@@ -58,7 +51,7 @@ def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
         if not seen.model.experts:
             seen = replace(seen, dispatched=False)
         kinds[kind] = replace(block(seen), name=kind)
-    kinds["head"] = _head(shape, chunk)
+    kinds["head"] = head(shape, chunk)
     if training.optimizer.name == "muon":
         kinds = {name: by_muon(kind, model, training.optimizer) for name, kind in kinds.items()}
     return Graph(
@@ -103,7 +96,7 @@ def loss_layer(
 ) -> LayerKind:
     """The last layer of build_graph's graph, alone."""
     shape = RankShape(model, training, strategy, fused=fused)
-    return _head(shape, min(shape.tokens, loss_chunk))
+    return head(shape, min(shape.tokens, loss_chunk))
 
 
 def element_sizes(training: Training) -> ElementSizes:
@@ -279,113 +272,3 @@ def _gradient_by_rows(shape: RankShape, tensors: tuple[Tensor, ...]) -> _TableGr
     sums = 4 * rows * columns
     copied = shape.element * rows * columns
     return _TableGradient(operators, copied + beside + sums + 4 * numbers, sums)
-
-
-# Linear and cross-entropy of 8192 x 4096 x 128256 on an H200 take 5.1 ms more than their products
-# when compiled, 18.2 ms more in eager torch: 20 and 72 bytes a logit at the rate of a copy.
-LOGIT_BYTES = 20
-EAGER_LOSS = 3.6
-
-
-def _loss_in_place(shape: RankShape) -> bool:
-    """Whether the logits' gradient overwrites them; it always does where ranks share logits."""
-    return shape.generated or (shape.fused and shape.tp > 1)
-
-
-def _loss(shape: RankShape, logits: int, launches: int) -> Stream:
-    """Softmax and cross-entropy; the native kernels read logits twice and write their gradient."""
-    if shape.generated and shape.tp == 1:
-        # One kernel does both. Its second read comes from memory, too, where the rows under way
-        # exceed the L2 cache, as those of large vocabularies do.
-        return Stream("loss", 3 * shape.element * logits, launches // 2, generated=True)
-    if _loss_in_place(shape):
-        return Stream("loss", 3 * shape.element * logits, launches)
-    return Stream("loss", LOGIT_BYTES * logits, launches, eager=EAGER_LOSS)
-
-
-# Reads and writes of a logit that is capped, forward and backward: of 16 bits where ranks share the
-# words (runtime/words.py), else of fp32 (operators.capped). Kernels of a chunk of tokens.
-SHARED_CAP_PASSES, CAP_PASSES, CAP_LAUNCHES = 17, 15, 8
-
-
-def _cap(shape: RankShape, logits: int, chunks: int) -> tuple[Stream, ...]:
-    """What caps scores of words, where the loss's kernel does not."""
-    if shape.model.logit_cap is None or (shape.generated and shape.tp == 1):
-        return ()
-    moved = SHARED_CAP_PASSES * shape.element if shape.tp > 1 else 4 * CAP_PASSES
-    return (Stream("logit cap", moved * logits, CAP_LAUNCHES * chunks),)
-
-
-def _logit_scale(shape: RankShape, chunks: int) -> tuple[Stream, ...]:
-    """The factor of what the head's product reads, forward and backward."""
-    if shape.model.logit_scale == 1:
-        return ()
-    return (Stream("logit scale", 4 * shape.hidden, 2 * chunks),)
-
-
-def _head_bias(shape: RankShape, logits: int, chunks: int) -> tuple[Stream, ...]:
-    """The gradient by the bias of scores of words: a sum over tokens."""
-    if not shape.model.head_bias or shape.frozen:
-        return ()
-    return (Stream("lm head bias", shape.element * logits, chunks),)
-
-
-def _shared_loss(shape: RankShape, chunk: int, chunks: int) -> tuple[Collective, ...]:
-    """Messages between ranks about a token's loss: logsumexp and target's logit of their words."""
-    if shape.tp == 1 or not shape.fused:
-        return ()
-    return (Collective("loss", "all_gather", 8 * shape.tp * chunk, chunks),)
-
-
-def _head(shape: RankShape, chunk: int) -> LayerKind:
-    """The loss layer: its forward does nothing, its backward runs both on chunks of tokens."""
-    model, tokens, tensors = shape.model, shape.tokens, local_tensors(shape, "head")
-    table = Tensor("lm_head.weight", -(-model.vocab // shape.tp), model.hidden)
-    written = (*tensors, table) if model.tied_embeddings else tensors
-    if shape.frozen:
-        written = ()
-    chunks = -(-tokens // chunk)
-    gemm = Gemm("lm head", chunk, table.rows, model.hidden, count=chunks)
-    logits = chunk * table.rows
-    gradients = new_gradients(shape, written)
-    cap = _cap(shape, logits, 1)
-    if _loss_in_place(shape):
-        workspace = logits * shape.element * (2 if cap else 1) + gradients
-    else:
-        # Logits in the compute dtype, their fp32 copy and the log-softmax live at once. In the
-        # backward the log-softmax, its gradient and the logits' gradient, all fp32, live before any
-        # other gradient. A CPU run showed 12.0 bytes a logit, whatever the compute dtype.
-        per_logit = 12 if shape.element == 4 else shape.element + 8
-        workspace = max(logits * per_logit + gradients, (20 if cap else 12) * logits)
-    products = by_input((gemm,)) if shape.frozen else by_input_and_weight((gemm,))
-    add = gradient_sum(shape, written)
-    return LayerKind(
-        name="head",
-        tensors=tensors,
-        scaled=shape.scaled,
-        forward=(),
-        backward=(
-            gemm,
-            *products,
-            _loss(shape, tokens * table.rows, 2 * chunks),
-            *_cap(shape, tokens * table.rows, chunks),
-            Stream("final norm", 5 * shape.hidden, launches=3),
-            *_logit_scale(shape, chunks),
-            *_head_bias(shape, tokens * table.rows, chunks),
-            *(
-                Stream(add.name, chunks * add.nbytes, chunks * add.launches, add.eager)
-                for _ in written[:1]
-            ),
-            *into_matrix(shape, "lm head", chunks),
-            *out_of_matrix(shape, "lm head", chunks, beside="lm head by weight"),
-            *_shared_loss(shape, chunk, chunks),
-        ),
-        frozen=shape.frozen,
-        saved=0,
-        boundary=0,
-        reruns={},
-        forward_workspace=0,
-        backward_workspace=workspace + 3 * shape.whole_hidden,
-        largest=logits * (shape.element if _loss_in_place(shape) else 4),
-        stores_activations=False,
-    )

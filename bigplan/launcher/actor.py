@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from bigplan.engines import engine_of
 from bigplan.importing import named
@@ -30,10 +31,14 @@ from bigplan.launcher.preflight import Facts, listen_on, look
 from bigplan.plan import Plan
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch._C._distributed_c10d import Store
 
     from bigplan.runtime.apart import Apart
-    from bigplan.runtime.result import Finished, Progress, StepResult
+    from bigplan.runtime.forwards import Part
+    from bigplan.runtime.preference import Scored
+    from bigplan.runtime.result import Evaluated, Finished, PairData, Progress, StepResult
 
 
 class RankWorker(Protocol):
@@ -69,6 +74,23 @@ class RankWorker(Protocol):
 
     def close(self) -> None:
         """Give everything back."""
+
+
+@runtime_checkable
+class PairWorker(Protocol):
+    """What it asks beside of one that learns from pairs of responses (runtime.forwards)."""
+
+    def evaluate_pairs(self) -> Evaluated:
+        """As evaluate, with rewards."""
+
+    def pair_data(self) -> dict[Part, PairData]:
+        """What log-probabilities are wanted of."""
+
+    def score(self, part: Part, step: int) -> Scored:
+        """Those of a global batch."""
+
+    def refer(self, references: Mapping[Part, NDArray[np.float64]]) -> None:
+        """All of them."""
 
 
 class WorkerType(Protocol):
@@ -222,6 +244,31 @@ class RankActor:
     def _worker(self) -> RankWorker:
         assert self._made is not None, "preflight comes first"
         return self._made
+
+
+class PairActor(RankActor):
+    """One rank, which may also learn from pairs of responses."""
+
+    def evaluate_pairs(self) -> Evaluated:
+        """See PairWorker."""
+        return self._pair_worker().evaluate_pairs()
+
+    def pair_data(self) -> dict[Part, PairData]:
+        """See PairWorker."""
+        return self._pair_worker().pair_data()
+
+    def score(self, part: Part, step: int) -> Scored:
+        """See PairWorker."""
+        return self._pair_worker().score(part, step)
+
+    def refer(self, references: Mapping[Part, NDArray[np.float64]]) -> None:
+        """See PairWorker."""
+        self._pair_worker().refer(references)
+
+    def _pair_worker(self) -> PairWorker:
+        worker = self._worker()
+        assert isinstance(worker, PairWorker), "other engines refuse to learn from pairs"
+        return worker
 
 
 def _node() -> str:

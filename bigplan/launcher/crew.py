@@ -13,7 +13,7 @@ from typing import Any
 
 from bigplan.errors import NodeLostError
 from bigplan.launcher import placing
-from bigplan.launcher.actor import Folders, RankActor, WorkerType
+from bigplan.launcher.actor import Folders, PairActor, WorkerType
 from bigplan.launcher.checkpoints import FOLDER, checkpoints
 from bigplan.launcher.failures import Failure, node_lost, told
 from bigplan.launcher.heartbeat import GROUP, Allowed, Heartbeat
@@ -80,7 +80,7 @@ class Crew:
                 # Read when CUDA is initialised: queues that streams share, 8 of them by default.
                 # Two streams in one queue wait for each other, and with NCCL's there are ten.
                 variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
-        return ray.remote(concurrency_groups={GROUP: 1})(RankActor).options(
+        return ray.remote(concurrency_groups={GROUP: 1})(PairActor).options(
             num_cpus=self._layout.cores,
             num_gpus=1 if self._layout.cuda else 0,
             max_restarts=0,

@@ -16,18 +16,27 @@ def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError
     if training.validation is not None:
         named["training.validation"] = training.validation.data
     for key, data in named.items():
-        if data == "bundled" and training.isolate_documents:
+        if data == "bundled" and training.preference is not None:
+            from bigplan.data.pairs import NO_PAIRS
+
+            yield InputError(f"{key}: the bundled text has no pairs of responses; {NO_PAIRS}")
+        elif data == "bundled" and training.isolate_documents:
             from bigplan.data.documents import no_documents
 
             yield InputError(f"{key}: {no_documents(data)}")
         elif data != "bundled":
             from bigplan.data.documents import check_documents
+            from bigplan.data.pairs import PackedPairs, check_unpaired
             from bigplan.data.prepared import check_length, check_vocabulary, open_tokens
 
             try:
                 tokens = open_tokens(user_path(data))
-                check_length(tokens, training.sequence_length)
                 check_vocabulary(tokens, model.vocab, model.name)
+                if training.preference is not None:
+                    PackedPairs.of(tokens, training.sequence_length)
+                    continue
+                check_unpaired(tokens)
+                check_length(tokens, training.sequence_length)
                 if training.isolate_documents:
                     check_documents(tokens)
             except InputError as error:

@@ -37,7 +37,7 @@ from bigplan.timeline import Timeline
 from bigplan.version import __version__
 
 if TYPE_CHECKING:
-    from bigplan.runtime.result import Finished, StepResult
+    from bigplan.runtime.result import Evaluated, Finished, StepResult
 
 WINDOW = 32  # steady steps among which the median is taken; older timelines are dropped
 PACKAGES = ("torch", "ray", "numpy")
@@ -140,12 +140,12 @@ class Journal:
         return self._stepped
 
     def record(
-        self, results: list[StepResult], validation: float | None, checkpoint: int | None
+        self, results: list[StepResult], validated: Evaluated | None, checkpoint: int | None
     ) -> Metric:
         """One more step, as all ranks measured it."""
         self.done += 1
         self.furthest = max(self.furthest, self.done)
-        metric = self._metric(results, validation, checkpoint)
+        metric = self._metric(results, validated, checkpoint)
         self.metrics.add(metric)
         self.idle = self.idle + 1 if idle(metric) else 0
         if self._events is not None:
@@ -163,7 +163,7 @@ class Journal:
         return metric
 
     def _metric(
-        self, results: list[StepResult], validation: float | None, checkpoint: int | None
+        self, results: list[StepResult], validated: Evaluated | None, checkpoint: int | None
     ) -> Metric:
         first, predicted = results[0], self.plan.predicted
         seconds = max(result.seconds for result in results)
@@ -181,7 +181,9 @@ class Journal:
             data_seconds=max(result.data_seconds for result in results),
             mfu=predicted.mfu * predicted.step_seconds / seconds,
             memory={tier: nbytes for tier, nbytes in memory.items() if nbytes},
-            validation_loss=_finite(validation),
+            validation_loss=_finite(validated.loss) if validated else None,
+            rewards=_all_finite(first.rewards),
+            validation_rewards=_all_finite(validated.rewards) if validated else None,
             checkpoint=checkpoint,
             restarts=len(self.restarts) or None,
         )
@@ -271,6 +273,11 @@ class Journal:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def _all_finite(values: Mapping[str, float] | None) -> Mapping[str, float] | None:
+    found = {name: value for name, value in (values or {}).items() if math.isfinite(value)}
+    return found or None
 
 
 def _versions() -> dict[str, str]:

@@ -144,6 +144,8 @@ def figures(metric: Metric, promise: Promise) -> Iterator[str]:
     yield "loss not finite" if metric.loss is None else f"loss {metric.loss:.4f}"
     if metric.validation_loss is not None:
         yield f"validation {metric.validation_loss:.4f}"
+    if metric.rewards is not None:
+        yield "".join(_rewards(metric.rewards))
     if metric.skipped:
         yield "skipped: overflow"
     yield f"{format_count(rounded(metric.tokens_per_second))} tokens/s"
@@ -155,6 +157,14 @@ def figures(metric: Metric, promise: Promise) -> Iterator[str]:
         if nbytes or promised:
             beside = f" of {_bytes(promised)}" if promised else ""
             yield f"{_TIERS.get(tier, tier)} {_bytes(nbytes)}{beside}"
+
+
+def _rewards(rewards: Mapping[str, float]) -> Iterator[str]:
+    """How many pairs are told apart rightly, and how clearly."""
+    if "accuracy" in rewards:
+        yield f"right {rewards['accuracy']:.0%}"
+    if "margin" in rewards:
+        yield f" by {rewards['margin']:.3g}"
 
 
 def _seconds(seconds: float) -> str:

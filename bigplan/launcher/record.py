@@ -7,6 +7,7 @@ metrics.jsonl   one line a step (Metric)
 predicted.json  timeline of one steady step, as simulated
 measured.json   timeline of the median steady step, as each stage's first rank measured it
 summary.json    totals, memory, versions, notes
+reference.npz   of pairs of responses: log-probabilities under the first weights (references.py)
 checkpoints/    step-000123: the state after step 123
 tensorboard/    event files
 """
@@ -66,6 +67,9 @@ class Metric(Spec):
     memory: Mapping[str, int] = Field(default_factory=dict)
     """bytes by tier so far at most: of the worst GPU, and of the first node's ranks together"""
     validation_loss: float | None = None
+    rewards: Mapping[str, float] | None = None
+    """of pairs of responses: accuracy, margin, chosen, rejected; None: none are learned from"""
+    validation_rewards: Mapping[str, float] | None = None
     checkpoint: int | None = None
     """the step whose state was written during this one"""
     restarts: int | None = None

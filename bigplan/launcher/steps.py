@@ -22,8 +22,10 @@ from bigplan.launcher.checkpoints import (
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.progress import Show
 from bigplan.launcher.record import Metric
+from bigplan.launcher.references import References
 from bigplan.launcher.skipped import told
 from bigplan.plan import graph_of
+from bigplan.runtime.result import Evaluated
 
 if TYPE_CHECKING:
     from bigplan.runtime.result import StepResult
@@ -61,12 +63,15 @@ class Steps:
         are not on record at the end.
         """
         journal, told = self.journal, ""
+        if journal.plan.training.preference is not None:
+            References(self.ranks, journal.folder, journal.done).give(show, self.stopping)
         while journal.done < journal.target and not self.stopping():
             results = self._ask_step()
             saved = [saved for result in results for saved in result.saved]
             written = [each.step for each in saved if not each.error]
             step = journal.done + 1
-            metric = journal.record(results, self._validation(step), max(written, default=None))
+            validated = self._validation(step)
+            metric = journal.record(results, validated, max(written, default=None))
             show.step(metric)
             if journal.metrics.trouble and not told:
                 show.say(_of_record(journal.metrics.trouble))
@@ -105,12 +110,15 @@ class Steps:
         self.pace.taken()
         return self.journal.folder / FOLDER
 
-    def _validation(self, step: int) -> float | None:
+    def _validation(self, step: int) -> Evaluated | None:
         validation = self.journal.plan.training.validation
         if validation is None or step % validation.every:
             return None
-        losses = self.ranks.ask("evaluate", doing=f"validating after step {step}")
-        return float(losses[0])
+        doing = f"validating after step {step}"
+        if self.journal.plan.training.preference is not None:
+            found: Evaluated = self.ranks.ask("evaluate_pairs", doing=doing)[0]
+            return found
+        return Evaluated(float(self.ranks.ask("evaluate", doing=doing)[0]))
 
     def _check(self, metric: Metric) -> None:
         """Stop if nothing is learnt, and before a broken model's checkpoints replace a good one's.

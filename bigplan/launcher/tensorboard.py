@@ -32,6 +32,8 @@ def scalars(metric: Metric) -> dict[str, float]:
     """What a step shows in TensorBoard, by tag."""
     figures = {name: getattr(metric, name) for name in _FIGURES}
     figures |= {f"memory/{tier}": nbytes for tier, nbytes in metric.memory.items()}
+    for name in ("rewards", "validation_rewards"):
+        figures |= {f"{name}/{each}": v for each, v in (getattr(metric, name) or {}).items()}
     return {tag: float(value) for tag, value in figures.items() if value is not None}
 
 

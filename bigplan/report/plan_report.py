@@ -82,6 +82,21 @@ def documents_text(training: Training) -> str:
     """What attention has to do where documents are kept apart; empty: they are not."""
     if not training.isolate_documents:
         return ""
+    if training.preference is not None:
+        return f"{_pairs_text(training)} {_lengths_text(training)}"
+    return _lengths_text(training)
+
+
+def _pairs_text(training: Training) -> str:
+    assert training.preference is not None
+    return (
+        f"Learns from pairs of responses ({training.preference.method}), with no second model: a "
+        "launch first runs all of them forward, and keeps their log-probabilities. The head's "
+        "product runs once more in each step."
+    )
+
+
+def _lengths_text(training: Training) -> str:
     length, mean = training.sequence_length, training.attended_length
     if training.document_tokens is None:
         return (

@@ -184,6 +184,8 @@ def head_loss(
 ) -> Tensor:
     """Sum of the targets' cross-entropies, an fp32 scalar: x [..., h], targets int64 [...].
 
+    `ways.loss` may give another value of these logits and targets.
+
     A target of -100 counts nothing.
 
     p holds the final norm and lm_head.weight [V, h], or embed_tokens.weight where they are tied.

@@ -10,9 +10,10 @@ from bigplan.placement import Tier
 from bigplan.program import Action
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.data import Prefetcher
-from bigplan.runtime.head import Losses
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import layers_of
+from bigplan.runtime.losses import Losses
+from bigplan.runtime.preference import PairLoss
 from bigplan.runtime.visit import Visit
 
 
@@ -25,7 +26,9 @@ class Compute:
         self.step = 0
         self.losses = Losses()
         self.kept: dict[tuple[int, int], KeptActivations] = {}  # by layer and micro-batch
-        self._layers = layers_of(context, self.losses)
+        wanted = context.training.preference
+        self.pairs = None if wanted is None else PairLoss(context, wanted, self.losses)
+        self._layers = layers_of(context, self.losses, self.pairs)
         self._staying = _staying(context)
 
     @contextmanager
@@ -43,6 +46,8 @@ class Compute:
         self.step = step
         if (documents := self._context.documents) is not None:
             documents.fill(self.batches.bounds(step))
+        if self.pairs is not None:
+            self.pairs.fill(self.batches.pairs(step))
 
     def data(self, action: Action) -> None:
         """A micro-batch, which was read ahead, into the memory that the device copies it from."""

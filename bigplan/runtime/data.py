@@ -7,6 +7,9 @@ where they are, and the first token of a document is no target.
 Sample number i of a training run is window i of a shuffled pass over them (a fresh shuffle each
 pass). Step s takes samples s * global_batch and following, so that the same samples are seen by any
 number of ranks with any micro-batch, and resuming needs no state but the step number.
+
+Where pairs of responses are learned from (data/pairs.py), a window is as many whole pairs as fit,
+and padding behind them.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bigplan.data.documents import begins, bounds, check_documents
+from bigplan.data.pairs import ABSENT, PackedPairs, Stretch, check_unpaired
 from bigplan.data.prepared import Tokens, check_length, check_vocabulary, open_tokens
 from bigplan.data.shuffle import shuffled
 from bigplan.mechanics import MOST_READ_AHEAD, READ_AHEAD_BYTES
@@ -52,7 +56,8 @@ class Batch:
     """Tokens and targets of a micro-batch, int64 [micro_batch, length], on the CPU.
 
     The targets are the tokens one position later, IGNORED if the loss does not count them.
-    `counted` is the number of targets in the loss's mean, over all its micro-batches and ranks.
+    `counted` is the number of targets in the loss's mean, or of pairs, over all its micro-batches
+    and ranks.
     """
 
     tokens: Tensor
@@ -71,7 +76,7 @@ class BatchSource:
     rank. Without `batches` steps never end, and the loss is a step's mean. With `batches` there are
     at most that many steps, in at most one pass over the windows in order, and the loss is the mean
     of all. Samples after the last window exist but do not count. `isolated`: documents are kept
-    apart.
+    apart. `paired`: windows are whole pairs, which the loss is the mean of.
     Raises InputError when the data cannot be read, is shorter than one window and its last target,
     or has no documents that could be kept apart.
     """
@@ -88,6 +93,7 @@ class BatchSource:
     parts: int = 1
     sizes: tuple[int, ...] = ()  # sequences in a micro-batch, by replica; empty: all as micro_batch
     isolated: bool = False
+    paired: bool = False
 
     def __post_init__(self) -> None:
         assert 0 <= self.replica < self.replicas and self.micro_batch > 0, self
@@ -95,6 +101,9 @@ class BatchSource:
         assert not self.sizes or self.sizes[self.replica] == self.micro_batch, self
         assert self.samples % self.together == 0, self
         assert 0 <= self.part < self.parts and self.sequence_length % self.parts == 0, self
+        if self.packed is not None:
+            return
+        check_unpaired(self.data)
         check_length(self.data, self.sequence_length)
         if self.isolated:
             check_documents(self.data)
@@ -120,6 +129,7 @@ class BatchSource:
             strategy.cp,
             strategy.sizes if strategy.replicas else (),
             training.isolate_documents,
+            training.preference is not None,
         )
         check_vocabulary(source.data, model.vocab, model.name)
         return source
@@ -129,9 +139,16 @@ class BatchSource:
         """The tokens; InputError when they cannot be read."""
         return open_tokens(self.path)
 
+    @cached_property
+    def packed(self) -> PackedPairs | None:
+        """Where pairs are, if they are learned from. Raises InputError."""
+        return PackedPairs.of(self.data, self.sequence_length) if self.paired else None
+
     @property
     def windows(self) -> int:
         """Samples in one pass: a window's last token is predicted from the next one's first."""
+        if self.packed is not None:
+            return self.packed.sequences
         return (len(self.data) - 1) // self.sequence_length
 
     @property
@@ -176,13 +193,18 @@ class BatchSource:
         shape = self.micro_batch, self.length
         tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
         for row in range(self.micro_batch):
-            start = self._start(first + row)
-            if start is not None:
-                start += self.part * self.length
-                stop = start + self.length
-                tokens[row] = self.data.ids[start:stop]
-                seen = self._counted(start + 1, stop + 1)
-                targets[row, seen] = self.data.ids[start + 1 : stop + 1][seen]
+            window = self._window(first + row)
+            if window is not None:
+                start = window.start + self.part * self.length
+                ids = self.data.ids[start : min(start + self.length, window.stop)]
+                tokens[row, : len(ids)] = ids
+                # A pair's last token has no target: what follows is not its own.
+                behind = window.stop if self.paired else window.stop + 1
+                stop = min(start + self.length + 1, behind)
+                if stop > start + 1:
+                    wanted = self.data.ids[start + 1 : stop]
+                    seen = np.flatnonzero(self._counted(start + 1, stop))
+                    targets[row, seen] = wanted[seen]
         return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), self.counted(step))
 
     def bounds(self, step: int) -> Tensor:
@@ -196,10 +218,30 @@ class BatchSource:
         for index in range(self.micro_batches):
             first = self._first(step, index)
             for row in range(self.micro_batch):
-                start = self._start(first + row)
-                if start is not None:
-                    found[index, row] = bounds(self.data, start, self.sequence_length)
+                window = self._window(first + row)
+                if window is not None:
+                    here = window.start, window.stop - window.start
+                    found[index, row] = bounds(self.data, *here, self.sequence_length)
         return torch.from_numpy(found)
+
+    def pairs(self, step: int) -> NDArray[np.int64]:
+        """Which pairs a step's micro-batches have, in the order of their documents.
+
+        int64 [micro-batches, micro_batch, most pairs of a sequence]; ABSENT where there are fewer.
+        """
+        assert self.packed is not None, "pairs are not learned from"
+        firsts = (self._first(step, index) for index in range(self.micro_batches))
+        rows = [[self._place(first + row) for row in range(self.micro_batch)] for first in firsts]
+        each = [
+            [self.packed.numbers(place) if place is not None else () for place in row]
+            for row in rows
+        ]
+        most = max(len(pairs) for row in each for pairs in row)
+        found = np.full((self.micro_batches, self.micro_batch, max(1, most)), ABSENT, np.int64)
+        for index, row in enumerate(each):
+            for number, pairs in enumerate(row):
+                found[index, number, : len(pairs)] = pairs
+        return found
 
     def _first(self, step: int, micro_batch_index: int) -> int:
         """The first sample of a micro-batch."""
@@ -213,7 +255,7 @@ class BatchSource:
         return counted
 
     def counted(self, step: int) -> int:
-        """Targets that the loss of this step is the mean of, over all ranks."""
+        """Targets, or pairs, that the loss of this step is the mean of, over all ranks."""
         return self._count_of_all if self.batches is not None else self._count(step)
 
     @cached_property
@@ -234,11 +276,14 @@ class BatchSource:
         return {}
 
     def _count_of(self, number: int) -> int:
-        start = self._start(number)
-        if start is None:
+        place = self._place(number)
+        if place is None:
             return 0
+        if self.packed is not None:
+            return self.packed.count(place)
         if self._all_count:
             return self.sequence_length
+        start = place * self.sequence_length
         return int(self._counted(start + 1, start + self.sequence_length + 1).sum())
 
     @property
@@ -246,14 +291,22 @@ class BatchSource:
         """Whether every token is a target."""
         return self.data.bits is None and not self.isolated
 
-    def _start(self, number: int) -> int | None:
-        """The first token of a sample's window; None behind the only pass."""
+    def _place(self, number: int) -> int | None:
+        """Which window a sample is; None behind the only pass."""
         epoch, place = divmod(number, self.windows)
         if self.batches is None:
-            place = shuffled(place, self.windows, self.seed, epoch)
-        elif epoch:
+            return shuffled(place, self.windows, self.seed, epoch)
+        return None if epoch else place
+
+    def _window(self, number: int) -> Stretch | None:
+        """The tokens of a sample; None behind the only pass."""
+        place = self._place(number)
+        if place is None:
             return None
-        return place * self.sequence_length
+        if self.packed is not None:
+            return self.packed.stretch(place)
+        start = place * self.sequence_length
+        return Stretch(start, start + self.sequence_length)
 
 
 class Prefetcher:
@@ -293,6 +346,10 @@ class Prefetcher:
         found = self._bounds.pop(step, None) or self._pool.submit(self._source.bounds, step)
         self._bounds = {step + 1: self._pool.submit(self._source.bounds, step + 1)}
         return found.result()
+
+    def pairs(self, step: int) -> NDArray[np.int64]:
+        """`source.pairs(step)`."""
+        return self._source.pairs(step)
 
     def close(self) -> None:
         """Drop what is ahead and join the thread. May be called again."""

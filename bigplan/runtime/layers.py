@@ -21,11 +21,13 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.generated import library_for
-from bigplan.runtime.head import Head, Losses
+from bigplan.runtime.head import Head
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.leaves import differentiated, leaf_of, leaves_of, without
+from bigplan.runtime.losses import Losses
 from bigplan.runtime.matrices import AS_STORED, Matrices
 from bigplan.runtime.positions import Positions, Sharing, position_tables
+from bigplan.runtime.preference import PairLoss
 from bigplan.runtime.products import Products
 from bigplan.runtime.sums import Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
@@ -54,7 +56,7 @@ class Layer(Protocol):
         """Add to the gradients; the one by the input [b, s, h]. None: no layer is before."""
 
 
-def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
+def layers_of(context: Context, losses: Losses, pairs: PairLoss | None = None) -> tuple[Layer, ...]:
     """The objects for all layers of the model, first to last."""
     graph, kernels = context.graph, library_for(context.training, context.device)
     in_product, ranks = sums_in_products(graph.sizes.gradient), context.tensor_parallel
@@ -62,6 +64,7 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     embedding = Embedding(context.model, batches, ranks, context.context_parallel, kernels)
     head = Head(context, batches, losses, in_product=in_product, kernels=kernels)
     embedding.frozen = head.frozen = graph.frozen
+    head.pairs = pairs
     between = list(zip(graph.layers[1:-1], context.model.attentions, strict=True))
     blocks_of = {one: _block(context, *one, losses) for one in dict.fromkeys(between)}
     return (embedding, *(blocks_of[one] for one in between), head)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from bigplan.program import ROWS, Action, Op, Ref
 from bigplan.runtime.context import Context
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.kept import KeptActivations, queue_copy
+from bigplan.runtime.preference import REWARDS, named_rewards
 from bigplan.runtime.turns import Turns
 
 
@@ -96,6 +97,13 @@ def mean_loss(losses: list[Tensor], groups: Groups) -> float:
     counts = losses and groups.at.tensor == 0
     mine = torch.stack(losses).sum().cpu() if counts else torch.zeros(())
     return float(groups.sum_of_all(mine))
+
+
+def mean_rewards(rewards: list[Tensor], groups: Groups) -> Mapping[str, float]:
+    """The step's means over pairs, likewise."""
+    counts = rewards and groups.at.tensor == 0
+    mine = torch.stack(rewards).sum(0).cpu() if counts else torch.zeros(len(REWARDS))
+    return named_rewards(groups.sum_of_all(mine))
 
 
 def tensor_reduce(context: Context, action: Action) -> None:

@@ -44,6 +44,25 @@ class StepResult:
     saved: tuple[Saved, ...] = ()  # checkpoints that ended, well or not, by the end of this step
     data_seconds: float = 0.0  # seconds for which compute waited for data
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes so far at most, by tier
+    rewards: Mapping[str, float] | None = None  # of pairs of responses; None: none are learned from
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The mean loss over the validation's batches, and rewards as StepResult has them."""
+
+    loss: float
+    rewards: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairData:
+    """Data whose log-probabilities under the starting weights are wanted."""
+
+    fingerprint: str
+    pairs: int
+    wanted: int  # of them, the first so many
+    steps: int  # global batches that these are in
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ Linears = Callable[[Parameters, tuple[str, ...], Tensor], tuple[Tensor, ...]]
 Closing = Callable[[Parameters, str, Tensor, Tensor], Tensor]
 Alone = Callable[[Parameters, str, Tensor], Tensor]  # the product by itself
 Gated = Callable[[Parameters, str, "Tensor | None", tuple[Tensor, ...], GateKind], Tensor]
-Loss = Callable[[Tensor, Tensor], Tensor]  # the sum of cross-entropies of logits [n, V] by targets
+# The sum of cross-entropies of logits [n, V] by targets; the head also takes each token's.
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def keep(output: Tensor, function: Callable[..., Tensor], *inputs: Tensor) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
@@ -30,14 +32,15 @@ from bigplan.runtime.context import Context, layer_rows
 from bigplan.runtime.data import BatchSource, Prefetcher
 from bigplan.runtime.executor import Executor
 from bigplan.runtime.first_values import stored_values
+from bigplan.runtime.forwards import Forwards, Part
 from bigplan.runtime.generated import sized_as
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.homes import fill_first
 from bigplan.runtime.host_memory import HostMemory, resident_bytes
 from bigplan.runtime.memory import Memory, check_machine, rounding, static_sizes
-from bigplan.runtime.moves import mean_loss
 from bigplan.runtime.operators import has_triton
-from bigplan.runtime.result import Finished, Progress, StepResult
+from bigplan.runtime.preference import Scored
+from bigplan.runtime.result import Evaluated, Finished, PairData, Progress, StepResult
 from bigplan.runtime.update import Update
 from bigplan.runtime.waiting import data_seconds
 from bigplan.runtime.weights import weights, weights_digest
@@ -56,6 +59,7 @@ class _RunningParts:
     executor: Executor
     batches: Prefetcher
     background: Background
+    forwards: Forwards
 
     def close(self) -> None:
         """Stop the lanes before the memory that they work on goes."""
@@ -168,7 +172,10 @@ class NativeWorker:
         compute, update = Compute(context, batches), Update(context)
         executor = Executor(context, compute, update, poison=self._poison)
         background = Background(context, executor)
-        self._parts = _RunningParts(context, compute, update, executor, batches, background)
+        forwards = Forwards(plan, self._at.data, context, compute, executor)
+        self._parts = _RunningParts(
+            context, compute, update, executor, batches, background, forwards
+        )
         if resume is None:
             fill_first(context, values)
         else:
@@ -221,8 +228,7 @@ class NativeWorker:
         start = time.perf_counter()
         timeline = parts.executor.play(self._instructions(checkpoint))
         seconds = time.perf_counter() - start
-        loss = mean_loss(compute.losses.parts, parts.context.groups)
-        compute.losses.parts.clear()
+        loss, rewards = parts.forwards.taken()
         self._steps += 1
         self._pending = self._graph.deferred
         verdict = update.verdict
@@ -240,6 +246,7 @@ class NativeWorker:
             saved=parts.background.ended(),
             data_seconds=data_seconds(timeline),
             memory=self._measured_memory(parts.context.memory),
+            rewards=rewards,
         )
 
     def _instructions(self, checkpoint: Path | None) -> tuple[Instruction, ...]:
@@ -291,20 +298,25 @@ class NativeWorker:
 
     def evaluate(self) -> float:
         """The mean loss over the validation's batches. What is pending is applied first."""
-        wanted, parts = self._plan.training.validation, self._running()
-        assert wanted is not None, "the plan has no validation"
+        return self.evaluate_pairs().loss
+
+    def evaluate_pairs(self) -> Evaluated:
+        """The same, with rewards where pairs are learned from."""
         self._flush()
-        source = BatchSource.of(self._plan, self._at.data, wanted.data, wanted.batches)
-        batches = Prefetcher(source)
-        try:
-            with parts.compute.evaluating(batches):
-                for step in range(source.steps or 0):
-                    parts.compute.begin(step)
-                    parts.executor.play(self._program.evaluate)
-            return mean_loss(parts.compute.losses.parts, parts.context.groups)
-        finally:
-            parts.compute.losses.parts.clear()
-            batches.close()
+        return self._running().forwards.evaluate()
+
+    def pair_data(self) -> dict[Part, PairData]:
+        """See Forwards."""
+        return self._running().forwards.pair_data()
+
+    def score(self, part: Part, step: int) -> Scored:
+        """See Forwards; before the first step, so that the weights are those of the start."""
+        assert self._steps == 0, "these are not the weights that training started from"
+        return self._running().forwards.score(part, step)
+
+    def refer(self, references: Mapping[Part, NDArray[np.float64]]) -> None:
+        """See Forwards."""
+        self._running().forwards.refer(references)
 
     def finish(self) -> Finished:
         """Apply what is pending; report memory and, for small models, a digest of the weights."""

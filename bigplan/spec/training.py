@@ -12,6 +12,7 @@ from bigplan.spec.hf.peft import started_from
 from bigplan.spec.lora import Lora, LoraRequest, check_lora
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, check_groups
+from bigplan.spec.preference import Preference
 from bigplan.spec.schedule import MOST_STEPS, Schedule
 from bigplan.units import Count
 
@@ -104,6 +105,8 @@ class Training(Spec):
     """Hugging Face folder (config.json, safetensors) to start from; null: seeded random weights"""
     lora: Lora | None = Field(default=None, exclude_if=lambda lora: lora is None)
     """train low-rank adapters and freeze the model; null: train the model"""
+    preference: Preference | None = Field(default=None, exclude_if=lambda wanted: wanted is None)
+    """learn which of two responses was preferred; null: learn the next token"""
 
     @model_validator(mode="after")
     def _check(self) -> Training:
@@ -121,6 +124,11 @@ class Training(Spec):
             )
         if self.lora is not None:
             self._check_lora()
+        if self.preference is not None and not self.isolate_documents:
+            raise InputError(
+                "preference: two responses to a prompt are documents that must not see each other, "
+                "but isolate_documents is off; leave isolate_documents out"
+            )
         if self.isolate_documents and self.attention != "flash":
             raise InputError(
                 f"isolate_documents does not go with attention {self.attention}; use attention: "
@@ -222,7 +230,7 @@ class TrainingRequest(Spec):
     data: str | None = Field(default=None, min_length=1)
     """folder written by `bigplan data prepare`, text file, or 'bundled' (default)"""
     isolate_documents: bool | None = None
-    """a token attends to its own document alone; default false"""
+    """a token attends to its own document alone; default false, with `preference` true"""
     document_tokens: float | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """then: tokens of the document that a token is in, on average; default: as `data` has them"""
     validation: ValidationSpec | None = None
@@ -231,6 +239,8 @@ class TrainingRequest(Spec):
     """Hugging Face folder to start from; default: seeded random weights"""
     lora: LoraRequest | None = None
     """train low-rank adapters and freeze the model; default: train the model"""
+    preference: Preference | None = None
+    """learn which of two responses was preferred (DPO); default: learn the next token"""
 
 
 # Keys that may change while a run goes on: none of them enters the arithmetic of a step. Of `data`
@@ -258,6 +268,8 @@ def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
     if (tokens := given.pop("tokens_per_step", None)) is not None:
         given["global_batch"] = _sequences(tokens, length, given.get("global_batch"))
     given.setdefault("global_batch", max(1, DEFAULT_TOKENS_PER_STEP // length))
+    if "preference" in given:
+        given.setdefault("isolate_documents", True)
     if request.lora is not None:
         lora = request.lora.model_dump(exclude_none=True)
         from_folder = lora.get("weights") is not None

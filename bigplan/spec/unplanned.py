@@ -26,6 +26,24 @@ NO_MICS = (
     "native"
 )
 
+ISOLATES_ALONE = (
+    "bigplan keeps documents apart in its own runtime alone, not for {tool}: plan with --engine "
+    "native, or leave isolate_documents off"
+)
+# Tools that keep documents apart themselves, but by their own data, which bigplan does not write.
+OTHERS_ISOLATE = {
+    "megatron": "bigplan does not plan for Megatron-LM with it, which finds documents by their end "
+    "tokens (--reset-attention-mask, --reset-position-ids, --eod-mask-loss): plan with --engine "
+    "native, or leave it off and add these options yourself",
+    "torchtitan": "bigplan does not plan for torchtitan with it, which finds documents by their "
+    "end tokens (attn_mask_type block_causal): plan with --engine native, or leave it off and set "
+    "that yourself",
+}
+PREFERS_ALONE = (
+    "preference: bigplan learns from pairs of responses in its own runtime alone, not with {tool}: "
+    "plan with --engine native, or leave preference out"
+)
+
 _REMEDIES = {
     EXPERTS: "leave it out; a model has its own as `experts` and `experts_per_token`",
     ADAPTERS: "write `lora` in `training`, such as {rank: 16}, or leave it out",

@@ -55,3 +55,9 @@ def write_pairs(path: Path, pairs: Sequence[Pair]) -> Path:
     rows = ({"prompt": prompt, "response": response, "id": 7} for prompt, response in pairs)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def write_rows(path: Path, rows: Sequence[object]) -> Path:
+    """A JSONL file of these objects."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path

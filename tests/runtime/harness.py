@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bigplan.content import Content, Holds
 from bigplan.layer_placement import LayerPlacement, stage_table
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime.context import Context
+from bigplan.runtime.forwards import Part
 from bigplan.runtime.homes import load
 from bigplan.runtime.moments import StoredState, bytes_view, decoded, of_elements
+from bigplan.runtime.preference import Scored
 from bigplan.runtime.result import Finished, StepResult
 from bigplan.runtime.worker import NativeWorker
 from tests.runtime.reference import UNIT, LayerState, Outcome, PlainLoop, State
@@ -93,6 +98,8 @@ def execute(
     `looks`: at the state, before the first step and after each, which takes a quarter of the time.
     """
     with started(plan, rank=rank, meeting=meeting, backend=backend) as worker:
+        if plan.training.preference is not None:
+            worker.refer(references_of(worker))
         validated = worker.evaluate() if validates else None
         states = [state_of(worker)] if looks else []
         results = []
@@ -107,6 +114,21 @@ def execute(
                 assert torch.equal(old.weights.nan_to_num(), new.weights.nan_to_num())
             states = [*states[1:], state_of(worker)]
         return Run(tuple(results), tuple(states), finished, graphs, validated)
+
+
+def references_of(worker: NativeWorker) -> dict[Part, NDArray[np.float64]]:
+    """Log-probabilities of pairs under the weights as they are, as the launcher collects them."""
+    found: dict[Part, NDArray[np.float64]] = {}
+    for part, data in worker.pair_data().items():
+        found[part] = np.full((data.pairs, 2), np.nan)
+        for step in range(data.steps):
+            mine = pickle.dumps(worker.score(part, step))
+            for theirs in context_of(worker).groups.texts_of_all(mine):
+                scored: Scored = pickle.loads(theirs)
+                assert np.isnan(found[part][scored.pairs]).all(), "a pair was scored twice"
+                found[part][scored.pairs] = scored.values
+        assert not np.isnan(found[part][: data.wanted]).any(), "a pair was not scored"
+    return found
 
 
 def evaluated(plan: Plan) -> float:

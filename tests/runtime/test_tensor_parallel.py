@@ -26,9 +26,10 @@ from bigplan.runtime import kept as kept_module
 from bigplan.runtime import positions
 from bigplan.runtime.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.group import ALONE, RankGroup
-from bigplan.runtime.head import Head, Losses
+from bigplan.runtime.head import Head
 from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block, Embedding, Layer
+from bigplan.runtime.losses import Losses
 from bigplan.runtime.operators import capped
 from bigplan.runtime.pieces import Owner
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel

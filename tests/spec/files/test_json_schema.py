@@ -70,6 +70,8 @@ def values_of(schema: Schema, defs: Schema) -> st.SearchStrategy[Any]:
         return values_of(defs[schema["$ref"].rpartition("/")[2]], defs)
     if "anyOf" in schema:
         return st.one_of([values_of(each, defs) for each in schema["anyOf"]])
+    if "const" in schema:
+        return st.just(schema["const"])
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     made = _OF_TYPE.get(schema.get("type", ""))
