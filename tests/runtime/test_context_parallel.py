@@ -95,7 +95,7 @@ class _Layer:
         def make(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator)
 
-        self.model, self.size = model, size
+        self.model, self.size = model.seen_by("block"), size
         self.parameters = {p.name: 0.1 * make(*p.shape) for p in model.kinds()["block"]}
         self.flat = torch.cat([value.flatten() for value in self.parameters.values()])
         self.x, self.gradient = make(*size, model.hidden), make(*size, model.hidden)
