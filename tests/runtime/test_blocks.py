@@ -64,9 +64,10 @@ def test_loss_and_gradients_equal_transformers(case: str) -> None:
             usual = by_name[tensor.name.replace("k_proj", "q_proj")]
             assert (gradient - by_theirs).norm() < TOLERANCE * usual.norm()
         else:
-            # Few numbers, sums over tokens that cancel; test_delta_rule.py and
-            # test_state_space.py have them in fp64.
-            cancels = tensor.name.endswith((".A_log", ".dt_bias"))
+            # What decays give are sums over tokens that cancel: of in_proj_a both are up to 7e-3
+            # off in fp32, by A_log 4e-2. test_delta_rule.py and test_state_space.py have them in
+            # fp64.
+            cancels = tensor.name.endswith((".A_log", ".dt_bias", ".in_proj_a.weight"))
             assert error < (100 if cancels else 1) * TOLERANCE, (tensor.name, error)
 
 
