@@ -408,7 +408,9 @@ def muon_cases(draw: st.DrawFn) -> Case:
     case = Case(toy, draw(prices()), draw(placements(toy)))
     old, master = case.graph.sizes, case.graph.sizes.master
     kinds = {
-        name: replace(kind, orthogonalised=kind.tensors[:1]) if name in BLOCKS else kind
+        name: replace(kind, orthogonalised=kind.tensors[:1], directions=kind.tensors[:1])
+        if name in BLOCKS
+        else kind
         for name, kind in case.graph.kinds.items()
     }
     sizes = ElementSizes(old.parameter, old.gradient, 8 if master else 4, master, second=4)

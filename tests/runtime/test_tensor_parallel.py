@@ -104,7 +104,7 @@ class _Layer:
         values = {p.name: 0.1 * make(*p.matrix) for p in cls.parameters(model, kind).values()}
         x, gradient = make(BATCH, LENGTH, model.hidden), make(BATCH, LENGTH, model.hidden)
         tokens = torch.randint(model.vocab, (BATCH, LENGTH), generator=generator).to(device)
-        return cls(model, kind, x, gradient, values, tokens)
+        return cls(model.seen_by(kind), kind, x, gradient, values, tokens)
 
     @staticmethod
     def parameters(model: ModelSpec, kind: str) -> dict[str, Parameter]:
