@@ -69,7 +69,7 @@ def describe(
             texts.append(text)
     # Of a union's alternatives, the user meant the one that got furthest into the value.
     return [
-        DocumentProblem(_line(root, path), _either(texts), path)
+        DocumentProblem(_line(root, path or _named(texts)), _either(texts), path)
         for path, texts in found.items()
         if not any(other != path and other[: len(path)] == path for other in found)
         or not _is_type_clash(texts)
@@ -77,6 +77,15 @@ def describe(
 
 
 _UNKNOWN = "unknown key"
+_NAMED = re.compile(r"`(\w+)`")
+
+
+def _named(texts: list[str]) -> KeyPath:
+    """The key that a rule about several of a document's keys names first."""
+    found = _NAMED.match(texts[0])
+    return (found[1],) if found else ()
+
+
 _TYPE_CLASH = "which must be"
 
 
