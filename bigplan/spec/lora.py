@@ -282,7 +282,7 @@ def check_lora(lora: Lora, model: ModelSpec) -> None:
             routers = "; routers stay as they are" if model.experts else ""
             raise InputError(
                 f"lora.targets has {quoted(target)}, but blocks of {model.name} have no such "
-                f"product{hint}; they have {', '.join(known)}{routers}"
+                f"product: they have {', '.join(known)}{routers}{hint}"
             )
     if len(set(lora.targets)) < len(lora.targets):
         raise InputError("lora.targets names a product twice; name each once")
