@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isfinite
@@ -33,6 +33,7 @@ from bigplan.runtime.repeated import Factors, RepeatedUpdates
 from bigplan.runtime.scaling import Scaling, Verdict
 from bigplan.runtime.sgd import sgd_kernel
 from bigplan.runtime.streaming import StreamedChunk
+from bigplan.spec.moments import BLOCK
 from bigplan.spec.optimizer import Optimizer, ParameterRule, rules
 
 
@@ -173,8 +174,9 @@ class Update:
         optimizer, state = self._context.training.optimizer, operands.state
         master = state.master
         if self._narrow is not None:
-            runs = tuple(runs_of(operands.boxes, self._rules[layer]))
-            self._narrow.run(operands.together, runs, verdict, factors)
+            for boxes, piece in operands.together:
+                runs = tuple(runs_of(boxes, self._rules[layer]))
+                self._narrow.run(piece, runs, verdict, factors)
             return
         boxes, seconds = operands.boxes, {}
         if self._muon is not None:
@@ -231,13 +233,32 @@ class _Operands(NamedTuple):
     weights: Callable[[Box], Tensor]
 
     @property
-    def together(self) -> NarrowPiece:
-        """All rows, which follow each other wherever they are."""
-        whole = replace(self.boxes[0], count=sum(box.count for box in self.boxes))
-        assert whole.in_part.stop == self.boxes[-1].in_part.stop, self.boxes
-        state, weights = self.state, self.weights(whole)
-        parameter, copy = (weights, None) if state.master is None else (state.master, weights)
-        return NarrowPiece(parameter, self.gradients(whole), state.moments, state.scales, copy)
+    def together(self) -> Iterator[tuple[tuple[Box, ...], NarrowPiece]]:
+        """Rows that follow each other wherever they are, as boxes of a piece of their own.
+
+        Those are all, but where experts are spread over ranks: between a rank's of the experts and
+        its own of the rest lies what others own. Either begins with a block of moments.
+        """
+        state = self.state
+        for whole in merged(self.boxes):
+            weights, moved = self.weights(whole), whole.place
+            master = None if state.master is None else state.master[whole.in_piece]
+            assert moved % BLOCK == 0 or not state.scales, whole
+            blocks = slice(moved // BLOCK, -(-whole.in_piece.stop // BLOCK))
+            yield (
+                tuple(
+                    replace(box, place=box.place - moved)
+                    for box in self.boxes
+                    if whole.place <= box.place < whole.in_piece.stop
+                ),
+                NarrowPiece(
+                    weights if master is None else master,
+                    self.gradients(whole),
+                    tuple(moment[whole.in_piece] for moment in state.moments),
+                    tuple(scales[blocks] for scales in state.scales),
+                    None if master is None else weights,
+                ),
+            )
 
 
 def _rules(context: Context) -> dict[int, Mapping[str, ParameterRule]]:

@@ -25,8 +25,11 @@ LAYOUTS = {
     "pp2": Strategy(dp=1, pp=2),
     "tp2": Strategy(dp=1, tp=2),
     "ep2-zero1": Strategy(dp=2, ep=2, zero=1),
+    "ep2-zero2": Strategy(dp=2, ep=2, zero=2),
 }
-# What experts' ranks own of a layer is two ranges of it, in one piece.
+# What experts' ranks own of a layer is two ranges of it, in one piece of the host's, where they lie
+# behind one another, or of the GPU's, where they do not.
+ON_GPU = ("ep2-zero2",)
 EXPERTS: dict[str, object] = {"ffn": 32, "experts": 4, "experts_per_token": 2}
 
 
@@ -83,7 +86,8 @@ def run_rank(rank: int, folder: str) -> None:
             experts = with_experts(name)
             source = latest(path / f"one-{moments}-{experts}")
             assert source is not None
-            plan = moments_plan(strategy, moments, Tier.HOST, experts=experts)
+            tier = Tier.GPU if name in ON_GPU else Tier.HOST
+            plan = moments_plan(strategy, moments, tier, experts=experts)
             kept = path / f"{name}-{moments}"
             meeting = path / f"meeting-{name}-{moments}"
             gone_on = course(
