@@ -140,7 +140,8 @@ def _every_step(whole: Request, groups: tuple[NodeGroup, ...]) -> list[float]:
 @pytest.mark.parametrize(("gib", "times"), [(80, 4), (20, 3)])
 def test_memory_limits_the_larger_micro_batch(gib: int, times: int) -> None:
     cluster = two_speeds(4.0).with_caps(gpu=gib << 30, host=2**30, nvme=0)
-    plan = unequal(asked(cluster, global_batch=80, sequence_length=16384))
+    found = replace(asked(cluster, global_batch=80, sequence_length=16384), settings={})
+    plan = unequal(found)
     first, second = plan.strategy.replicas
     assert first.micro_batch == times * second.micro_batch
 
@@ -166,7 +167,7 @@ def test_a_group_with_little_memory_is_held_to_its_own() -> None:
 
 
 def test_a_batch_that_does_not_divide_is_shared_out_equally() -> None:
-    plan = make_plan(asked(two_speeds(2.0), global_batch=2))
+    plan = make_plan(replace(asked(two_speeds(2.0), global_batch=2), settings={}))
     assert not plan.strategy.replicas
     assert not any(mix.unequal for mix in plan.search.mixes)
 

@@ -48,8 +48,8 @@ Ran = tuple[int, Path, dict[str, Plan]]  # ranks, a folder with what they comput
 FEW = {1: "fp16", 2: "clipped", 3: MASKED}
 LONG = 6  # steps of
 LONGER = ["same-everywhere-z1", "clipped-z2", "same-everywhere-z3", "tp2-everywhere"]
-# Of ZeRO's first stages: `tied` is in bf16, `fp16` streams, `experts` clip, `everywhere` has a part of
-# all state on the GPU, and masks are the losses' matter. A table by stage 2: tied_pipelines.
+# Of ZeRO's first stages: `tied` is in bf16, `fp16` streams, `experts` clip, `everywhere` has a part
+# of all state on the GPU, and masks are the losses' matter. Tied tables by stage 2: tied_pipelines.
 ONCE = {
     1: ("same-resident", "same-bf16", "clipped", MASKED),
     2: ("same-resident", "same-bf16", "same-streamed", "tied", MASKED),
