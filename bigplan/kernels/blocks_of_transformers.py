@@ -69,7 +69,7 @@ def _positions(length: int, width: int) -> tuple[Tensor, Tensor]:
 Pair = tuple[_Block, _Block]  # a small one, to see that it runs, and one of a size in use
 
 SMALL: Mapping[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
-FEW = (2, 8, 32)
+FEW = (2, 3, 32)  # sequences, tokens, columns
 
 
 def _gpt2(width: int, heads: int) -> Pair:
@@ -77,7 +77,7 @@ def _gpt2(width: int, heads: int) -> Pair:
         sizes = {"n_embd": width, "n_head": heads}
         return _Block("gpt2", "GPT2Block", "GPT2Config", (batch, length, width), sizes)
 
-    return block(2, 8, 32, 4), block(16, 1024, width, heads)
+    return block(*FEW, 4), block(16, 1024, width, heads)
 
 
 def _decoder(prefix: str, tokens: tuple[int, int], sizes: tuple[int, int, int, int, int]) -> Pair:

@@ -42,7 +42,8 @@ def two_speeds(times: float, **nodes: int) -> Cluster:
 
 
 def asked(cluster: Cluster, **training: int) -> Request:
-    found = request(cluster)
+    """By data parallelism alone: how work is shared out asks nothing about other splits."""
+    found = request(cluster, tp=1, pp=1)
     changed = found.training.model_copy(update={"global_batch": 96, **training})
     return replace(found, training=changed)
 
@@ -60,8 +61,8 @@ def unequal(found: Request) -> Plan:
 
 @pytest.fixture(scope="module")
 def doubled() -> Plan:
-    """Over one node of each, where the one is twice as fast."""
-    return make_plan(asked(two_speeds(2.0)))
+    """Over one node of each, where the one is twice as fast; split in whichever way is best."""
+    return make_plan(replace(asked(two_speeds(2.0)), settings={}))
 
 
 def test_unequal_work_beats_equal_work_where_speeds_are_two_to_one(doubled: Plan) -> None:
@@ -139,7 +140,8 @@ def _every_step(whole: Request, groups: tuple[NodeGroup, ...]) -> list[float]:
 @pytest.mark.parametrize(("gib", "times"), [(80, 4), (20, 3)])
 def test_memory_limits_the_larger_micro_batch(gib: int, times: int) -> None:
     cluster = two_speeds(4.0).with_caps(gpu=gib << 30, host=2**30, nvme=0)
-    plan = unequal(asked(cluster, global_batch=80, sequence_length=16384))
+    found = replace(asked(cluster, global_batch=80, sequence_length=16384), settings={})
+    plan = unequal(found)
     first, second = plan.strategy.replicas
     assert first.micro_batch == times * second.micro_batch
 
@@ -165,7 +167,7 @@ def test_a_group_with_little_memory_is_held_to_its_own() -> None:
 
 
 def test_a_batch_that_does_not_divide_is_shared_out_equally() -> None:
-    plan = make_plan(asked(two_speeds(2.0), global_batch=2))
+    plan = make_plan(replace(asked(two_speeds(2.0), global_batch=2), settings={}))
     assert not plan.strategy.replicas
     assert not any(mix.unequal for mix in plan.search.mixes)
 

@@ -46,10 +46,10 @@ def bounds(length: int, *documents: list[int]) -> Tensor:
 
 
 @given(
-    length=st.integers(1, 100),
+    length=st.integers(1, 70),
     heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (2, 1)]),
     width=st.sampled_from([16, 24]),
-    window=st.none() | st.integers(1, 99),
+    window=st.none() | st.integers(1, 69),
     cap=st.sampled_from([None, 0.9]),
     biased=st.booleans(),
     documents=st.none() | st.lists(st.integers(1, 60), max_size=8),
@@ -104,11 +104,11 @@ def test_sums_are_of_scores_with_their_biases() -> None:
     assert error(sums, expected) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize("window", [None, 7, 200])
+@pytest.mark.parametrize("window", [7, 200])
 def test_the_runtime_takes_the_kernel_with_its_own_tiles(window: int | None) -> None:
     """And saves what wider heads save."""
-    *inputs, gradient = _inputs(150, 4, 2, 16, torch.float16)
-    biases = alibi.biases(4, 16, 150, DEVICE, torch.float16)
+    *inputs, gradient = _inputs(150, 2, 1, 16, torch.float16)
+    biases = alibi.biases(2, 16, 150, DEVICE, torch.float16)
     found, saved = [], []
     for generated in (False, True):
         leaves, kept = [each.clone().requires_grad_() for each in inputs], KeptActivations()

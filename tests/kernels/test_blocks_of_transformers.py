@@ -27,6 +27,7 @@ FP32 = 1e-5
 # One for each kind of attention, norm and positions; each takes some seconds of a core in Triton's
 # interpreter.
 NAMES = ("GPT-2", "Qwen3 0.6B", "Gemma 2 2B", "T5 base", "ResNet-50", "ConvNeXt tiny")
+IN_EVALUATION = ("ResNet-50",)  # its batch norms alone compute otherwise then
 
 
 def _results(module: Any, workload: Workload, dtype: torch.dtype) -> list[Tensor]:
@@ -58,7 +59,7 @@ def test_a_block_computes_the_same(name: str) -> None:
     module = workload.module.to(DEVICE)
     exact = copy.deepcopy(module).double()
     ours = optimise(module)
-    for training in (True, False):
+    for training in (True, False) if name in IN_EVALUATION else (True,):
         expected = _results(exact.train(training), workload, torch.float64)
         found = _results(ours.train(training), workload, torch.float32)
         for one, other in zip(found, expected, strict=True):

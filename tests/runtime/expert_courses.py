@@ -40,9 +40,7 @@ def layouts(ranks: int) -> dict[str, tuple[Strategy, Recompute]]:
     return {
         "ep4": (Strategy(dp=4, ep=4), Recompute.NONE),
         "ep2": (Strategy(dp=4, ep=2), Recompute.SELECTIVE),
-        "ep2-zero1": (Strategy(dp=4, ep=2, zero=1), Recompute.MLP),
         "ep2-pp2": (Strategy(dp=2, ep=2, pp=2, accumulation_group=2), Recompute.SELECTIVE),
-        "ep2-zero2": (Strategy(dp=4, ep=2, zero=2), Recompute.FULL),
         "ep2-zero3": (Strategy(dp=4, ep=2, zero=3), Recompute.SELECTIVE),
         "ep4-zero3": (Strategy(dp=4, ep=4, zero=3), Recompute.FULL),
         "ep2-tp2": (Strategy(dp=2, ep=2, tp=2), Recompute.NONE),

@@ -23,15 +23,15 @@ WITH_EXPERTS = EXPERTS | {"router_loss": 0.0}  # the plain loop balances over al
 
 
 def layouts(ranks: int) -> list[Strategy]:
-    """The ways to spread experts over so many ranks."""
+    """The ways to spread experts over so many ranks; others: expert_courses.py."""
     whole = [Strategy(dp=ranks, ep=ranks, zero=zero) for zero in range(4)]
     if ranks == 2:
         return whole
     some = [Strategy(dp=4, ep=2, zero=zero) for zero in range(4)]
-    piped = [Strategy(dp=2, ep=2, pp=2, zero=zero) for zero in (0, 1)]
+    piped = Strategy(dp=2, ep=2, pp=2, zero=1)
     split = [Strategy(dp=2, ep=2, tp=2, zero=zero) for zero in (0, 3)]
     apart = [Strategy(dp=2, ep=2, cp=2), Strategy(dp=2, ep=4, cp=2, zero=3)]
-    return [*some, whole[0], whole[3], *piped, *split, *apart]
+    return [*some, whole[3], piped, *split, *apart]
 
 
 def spread(zero: int) -> Placement:

@@ -48,8 +48,13 @@ Ran = tuple[int, Path, dict[str, Plan]]  # ranks, a folder with what they comput
 FEW = {1: "fp16", 2: "clipped", 3: MASKED}
 LONG = 6  # steps of
 LONGER = ["same-everywhere-z1", "clipped-z2", "same-everywhere-z3", "tp2-everywhere"]
-# Of ZeRO's first stages: `tied` is in bf16, `fp16` streams, and masks are the losses' matter.
-ONCE = {1: ("same-bf16",), 2: ("same-bf16", "same-streamed", MASKED), 3: ()}
+# Of ZeRO's first stages: `tied` is in bf16, `fp16` streams, `experts` clip, `everywhere` has a part
+# of all state on the GPU, and masks are the losses' matter. Tied tables by stage 2: tied_pipelines.
+ONCE = {
+    1: ("same-resident", "same-bf16", "clipped", MASKED),
+    2: ("same-resident", "same-bf16", "same-streamed", "tied", MASKED),
+    3: (),
+}
 
 
 GEMMA: dict[str, object] = {
@@ -407,11 +412,11 @@ def pipelines(ranks: int) -> dict[str, Plan]:
                 other = tiny_model(layers=3, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
         if ranks == 2 and layout.vpp > 1:  # chunks of unlike blocks
-            unlike = ("beside", BESIDE), ("lfm2", LFM2), ("qwen3-next", QWEN3_NEXT)
-            for part, fields in (*unlike, ("granite-4", GRANITE_4), ("nemotron-h", NEMOTRON_H)):
+            unlike = ("beside", BESIDE), ("lfm2", LFM2), ("nemotron-h", NEMOTRON_H)
+            for part, fields in (*unlike, ("qwen3-next", QWEN3_NEXT)):
                 other = tiny_model(layers=5, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
-        if ranks > 2 and (layout.zero == 1 or layout.tp * layout.vpp > 2 or layout.first_blocks):
+        if ranks > 2 and (layout.zero or layout.tp * layout.vpp > 2 or layout.first_blocks):
             continue
         clipped = tiny_training(batch, clip_norm=0.5, precision="bf16")
         found[f"clipped-{name}"] = plan_of(model, clipped, layout, resident)
@@ -442,7 +447,7 @@ GPT2 = {
 
 def tied_pipelines(ranks: int) -> dict[str, Plan]:
     """Whose first stage lends its table to the last. Of one micro-batch its sums have one order."""
-    four = [Strategy(dp=2, pp=2, zero=zero) for zero in (0, 1, 2)]
+    four = [Strategy(dp=2, pp=2, zero=zero) for zero in (0, 2)]
     split = Strategy(dp=max(1, ranks // 4), tp=2, pp=2, zero=int(ranks == 8))
     plans = {}
     for layout in {2: [Strategy(dp=1, pp=2)], 4: [*four, split], 8: [split]}[ranks]:
@@ -470,7 +475,7 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     if ranks > 2:
         found = {}
         for layout in splits(ranks):
-            if layout.pp == 1:
+            if layout.pp == 1 and layout.zero != 1:  # which eight ranks have beside stages, too
                 training = masked_training(4 * layout.dp, data, clip_norm=0.5)
                 where = placed_everywhere(layout.zero, SHORT) if layout.zero else everywhere
                 if layout.dp > 1 and not layout.zero:

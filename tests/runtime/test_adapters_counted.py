@@ -115,31 +115,26 @@ def _gemms(operators: Sequence[Operator]) -> float:
 
 
 @st.composite
-def _cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...]) -> _Case:
+def _cases(draw: st.DrawFn) -> _Case:
     model = draw(models(kv_heads=(1, 2, 4)))
     model = model.seen_by(draw(st.sampled_from(model.layer_sequence()[1:-1])))
     tp = draw(st.sampled_from((1, 2, 4)))
     assume(splits_over_tensor_parallel(model, tp))
     some = st.lists(st.sampled_from(possible_targets(model)), min_size=1, unique=True)
     lora = Lora(rank=draw(st.sampled_from((1, 4))), targets=draw(st.none() | some.map(tuple)))
-    return _Case(model, lora, tp, draw(st.sampled_from(dtypes)))
+    return _Case(model, lora, tp, draw(st.sampled_from(tuple(DTYPES))))
 
 
-@given(_cases(tuple(DTYPES)))
+@given(_cases())
 @settings(max_examples=examples(30), derandomize=True, deadline=None)
-def test_a_block_keeps_what_the_planner_counted(case: _Case) -> None:
-    for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.MLP):
-        for kept, _, _ in case.on_ranks(recompute):
-            assert kept.nbytes == case.kind.kept(recompute), recompute
-
-
-@given(_cases((torch.float32,)))
-@settings(max_examples=examples(30), derandomize=True, deadline=None)
-def test_a_block_computes_the_products_of_its_operators(case: _Case) -> None:
-    assume(not case.model.shared_gate)  # its one column is priced in a second run that it has not
+def test_a_block_keeps_and_computes_what_the_planner_counted(case: _Case) -> None:
+    """Bytes, and products of its operators."""
     for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.MLP):
         again = _gemms(case.kind.again(recompute))
-        for _, forward, backward in case.on_ranks(recompute):
+        for kept, forward, backward in case.on_ranks(recompute):
+            assert kept.nbytes == case.kind.kept(recompute), recompute
+            if case.model.shared_gate:  # whose one column is priced in a second run that it has not
+                continue
             assert forward == _gemms(case.kind.forward)
             assert backward == _gemms(case.kind.backward) + again
 

@@ -25,7 +25,7 @@ from tests.runtime.sharded_ranks import (
 pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
 
 
-RANDOM = {2: 8, 4: 4, 8: 2}  # plans of so many ranks
+RANDOM = {2: 8, 4: 3, 8: 1}  # plans of so many ranks
 
 
 @pytest.fixture(scope="module", params=list(RANDOM))

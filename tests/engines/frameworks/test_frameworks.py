@@ -67,7 +67,9 @@ def test_a_plan_for_a_tool_loses_nothing_in_its_configuration(
         assert TOOLS[engine](plan).lost == (), case
 
 
-def test_so_does_one_with_everything_that_is_open_for_it(engine: str) -> None:
+def test_so_does_one_with_everything_that_is_open_for_it(
+    engine: str, plans: dict[str, Plan]
+) -> None:
     search = FrameworkSearch(FRAMEWORKS[engine].tool, asked("tight", engine))
     seen = set()
     for strategy in search._strategies():
@@ -75,7 +77,11 @@ def test_so_does_one_with_everything_that_is_open_for_it(engine: str) -> None:
             for count in (0, *search.tool.counts(search.request.model, strategy)):
                 policy = Recompute.FULL if count else Recompute.NONE
                 way = replace(home, policy=policy, again=count)
-                plan = _of(engine, way, search)
+                changes = {
+                    "strategy": way.strategy,
+                    "placement": way.placement(plans["tight"].model, plans["tight"].training),
+                }
+                plan = plans["tight"].model_copy(update=changes)  # whose promise nobody looks at
                 assert Way.of(plan) == way
                 assert TOOLS[engine](plan).lost == (), way
                 seen.add((bool(count), bool(home.on_cpu)))
@@ -139,18 +145,6 @@ def test_other_angles_than_those_of_megatron_are_refused(changed: dict[str, obje
     request = replace(DEEPSEEK_LITE, model=model.model_copy(update={"rope_scaling": scaling}))
     with pytest.raises(InputError, match="no yarn scaling of rotary angles for Megatron-LM"):
         make_plan(request)
-
-
-_PLANS: dict[str, Plan] = {}
-
-
-def _of(engine: str, way: Way, search: FrameworkSearch) -> Plan:
-    """A plan with another way, whose promise nobody looks at."""
-    model, training = search.request.model, search.request.training
-    if engine not in _PLANS:
-        _PLANS[engine] = make_plan(search.request)
-    changes = {"strategy": way.strategy, "placement": way.placement(model, training)}
-    return _PLANS[engine].model_copy(update=changes)
 
 
 def test_the_price_is_that_of_published_runs(engine: str, plans: dict[str, Plan]) -> None:
@@ -245,8 +239,8 @@ def test_what_a_tool_does_not_train_is_refused() -> None:
         make_plan(bloom)
 
 
-def test_less_memory_is_never_faster(engine: str) -> None:
-    roomy = make_plan(asked("eight", engine)).predicted.step_seconds
+def test_less_memory_is_never_faster(engine: str, plans: dict[str, Plan]) -> None:
+    roomy = plans["eight"].predicted.step_seconds
     less = replace(asked("eight", engine), cluster=EIGHT.with_caps(gpu=48 << 30))
     assert make_plan(less).predicted.step_seconds >= roomy - 1e-9
 

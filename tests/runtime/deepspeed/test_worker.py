@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,24 +76,23 @@ TIED = {"tied_embeddings": True, "sliding_window": 5}
 ON_GPU: Settings = {"optimizer": "gpu", "parameters": "gpu", "micro_batch": 1, "recompute": "none"}
 
 
+@cache
 def plans(ranks: int) -> dict[str, Plan]:
+    """Of one rank every stage, and what leaves the GPU; two have the rest."""
     found = {f"zero-{stage}": planned(ranks, {**ON_GPU, "zero": stage}) for stage in range(4)}
+    offload: Settings = {"micro_batch": 1, "recompute": "full", "optimizer": "host"}
+    everything: Settings = {**offload, "zero": 3, "parameters": "host"}
+    found["offload-3"] = by_torch(planned(ranks, everything, WIDE))
+    if ranks == 1:
+        return found
     for stage in range(4):
         found[f"zero-{stage}-bf16"] = planned(ranks, {**ON_GPU, "zero": stage}, BF16)
-    offload: Settings = {"micro_batch": 1, "recompute": "full"}
     found |= {
         "zero-1-wide": planned(ranks, {**ON_GPU, "zero": 1}, WIDE),
         "tied": planned(ranks, {**ON_GPU, "zero": 3}, changes=TIED),
-        "offload-2": by_torch(planned(ranks, {**offload, "zero": 2, "optimizer": "host"}, BF16)),
-        "offload-3": by_torch(
-            planned(
-                ranks,
-                {**offload, "zero": 3, "optimizer": "host", "parameters": "host"},
-                WIDE,
-            )
-        ),
+        "offload-2": by_torch(planned(ranks, {**offload, "zero": 2}, BF16)),
     }
-    return found | (pipelines() if ranks == 2 else {})
+    return found | pipelines()
 
 
 def pipelines() -> dict[str, Plan]:
@@ -173,8 +173,10 @@ def ran(
 
 
 def resumed(ranks: int) -> list[str]:
-    pipes = ["pipe-1-wide", "pipe-1-offload"] if ranks == 2 else []
-    return ["zero-0", "zero-3", "offload-2", "zero-1-wide", *pipes]
+    both = ["zero-0", "zero-3"]
+    if ranks == 1:
+        return both
+    return [*both, "offload-2", "zero-1-wide", "pipe-1-wide", "pipe-1-offload"]
 
 
 def allowed(name: str, reference: list[float], step: int) -> float:
