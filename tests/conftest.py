@@ -5,17 +5,22 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 from tests.examples import USUAL
+from tests.rewriting import rewrite_all
 from tests.slow import SLOW
 
 # Workers of `make test` share the cores. Products as small as these wait for a second thread longer
 # than they compute: beside others, blocks and transformers' took 48 s of a core by two, 8 by one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What is imported and collected stays: looking for cycles in it took 2 of a worker's 22 s.
+gc.disable()
 
 # Neighbours on a shared machine stretch single examples several times: no deadline per example.
 # The profile of `make test` tries a third of a test's own number: tests/examples.py says why.
@@ -64,6 +69,13 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 2
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Before workers start: they would each do it for themselves."""
+    if not sys.dont_write_bytecode:
+        rewrite_all(config)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         _slow_files_first(items)
@@ -77,8 +89,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Let the collector of cycles pass over what is there by now, and look a hundredth as often.
 
-    Beside torch, Ray and five thousand collected tests it takes a third of a plan's time.
+    Beside torch, Ray and nine thousand collected tests it takes a third of a plan's time.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 50)

@@ -55,6 +55,7 @@ def _plan(cluster: Cluster, settings: Settings | None = None, **options: bool | 
 
 
 def _capped(gpu: int | None = None, host: int | None = None, nvme: int | None = None) -> Plan:
+    """Of tests with first plans alone."""
     return _once(gpu, host, nvme)
 
 
@@ -63,12 +64,29 @@ def _once(*caps: int | None) -> Plan:
     return _plan(_machine(*caps))
 
 
-CAPS = [(None, None, None), (60, None, None), (30, None, None), (20, 87, 2000), (20, 1000, 0)]
+TIGHT = (20, 87, 2000)
 
 
+@cache
+def _whole() -> Plan:
+    """Of tests with whole searches: everything moves, and the climb has made the plan faster."""
+    return _plan(_machine(*TIGHT))
+
+
+CAPS = [(None, None, None), (60, None, None), (30, None, None), TIGHT, (20, 1000, 0)]
+
+
+@pytest.mark.usefixtures("first_plans")
 @pytest.mark.parametrize("caps", CAPS)
 def test_a_plan_keeps_its_promises(caps: tuple[int | None, ...]) -> None:
-    plan = _capped(*caps)
+    _keeps_its_promises(_capped(*caps))
+
+
+def test_an_improved_plan_keeps_its_promises() -> None:
+    _keeps_its_promises(_whole())
+
+
+def _keeps_its_promises(plan: Plan) -> None:
     predicted = plan.predicted
     candidate, programs = programs_of(plan)
     verify(programs, candidate.graph, candidate.costs.capacity, candidate.costs.sharing)
@@ -98,6 +116,7 @@ def test_a_plan_keeps_its_promises(caps: tuple[int | None, ...]) -> None:
         assert use.used_bytes == sum(use.by_purpose.values()) <= use.capacity_bytes
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_ample_memory_moves_nothing() -> None:
     (stage,) = _capped().placement.stages
     for rows in stage.kinds.values():
@@ -109,6 +128,7 @@ def test_ample_memory_moves_nothing() -> None:
     assert set(_capped().predicted.busy_seconds) <= lanes
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_tight_memory_moves_something() -> None:
     (stage,) = _capped(20, 1000, 0).placement.stages
     block = stage.kinds["block"]
@@ -126,10 +146,11 @@ def _not_worse(better: Plan, worse: Plan) -> None:
     assert more.step_seconds <= less.step_seconds * (1 + more.simulated_gap)
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_more_memory_is_never_worse() -> None:
     """Plans that other tests make, too; of host memory alone tests/test_sanity.py has more."""
     ample = [_capped(gpu) for gpu in (30, 60, None)]
-    for least in (_capped(20, 87, 2000), _capped(20, 1000, 0)):
+    for least in (_capped(*TIGHT), _capped(20, 1000, 0)):
         for worse, better in pairwise((least, *ample)):
             _not_worse(better, worse)
 
@@ -147,13 +168,7 @@ def test_more_bandwidth_is_never_worse(field: str) -> None:
     if part == "pcie":
         factor[f"node_{field}"] = getattr(block, f"node_{field}") * 4
     faster = group.model_copy(update={part: block.model_copy(update=factor)})
-    _not_worse(_plan(cluster.model_copy(update={"node_groups": (faster,)})), _tight_first_plan())
-
-
-@cache
-def _tight_first_plan() -> Plan:
-    """Of tests with first plans alone."""
-    return _plan(_machine(20, 87, 2000))
+    _not_worse(_plan(cluster.model_copy(update={"node_groups": (faster,)})), _capped(*TIGHT))
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -205,8 +220,7 @@ print(plan_text(make_plan(Request(
 
 
 def test_equal_inputs_give_equal_bytes() -> None:
-    again = _plan(_machine(20, 87, 2000))
-    assert plan_text(again) == plan_text(_capped(20, 87, 2000))
+    assert plan_text(_plan(_machine(*TIGHT))) == plan_text(_whole())
     root = str(Path(__file__).resolve().parents[1])
     texts = {
         subprocess.run(
@@ -223,10 +237,18 @@ def test_equal_inputs_give_equal_bytes() -> None:
     assert len(texts.pop()) > 1000
 
 
+@pytest.mark.usefixtures("first_plans")
 @pytest.mark.parametrize("caps", CAPS)
 def test_pinning_every_decision_of_a_plan_gives_the_plan(caps: tuple[int | None, ...]) -> None:
-    plan = _capped(*caps)
-    pinned = _plan(_machine(*caps), _pins_of(plan))
+    _is_its_pins(_capped(*caps), _machine(*caps))
+
+
+def test_pinning_every_decision_of_an_improved_plan_gives_the_plan() -> None:
+    _is_its_pins(_whole(), _machine(*TIGHT))
+
+
+def _is_its_pins(plan: Plan, machine: Cluster) -> None:
+    pinned = _plan(machine, _pins_of(plan))
     assert pinned.strategy == plan.strategy
     assert pinned.placement == plan.placement
     assert pinned.predicted.step_seconds == plan.predicted.step_seconds
@@ -298,6 +320,7 @@ def test_an_engine_limits_the_strategies() -> None:
     assert isinstance(plan.executable["deepspeed"], str)
 
 
+@pytest.mark.usefixtures("first_plans")
 @pytest.mark.parametrize("length", [8192, 32768])
 def test_a_model_with_a_window_is_planned_and_runs_beyond_it(length: int) -> None:
     """Mistral, whose window of 4,096 leaves 3/4 and 15/64 of these triangles."""
@@ -327,7 +350,7 @@ def _of_length(model: ModelSpec, length: int) -> Plan:
 
 
 def test_alternatives_are_other_strategies_and_no_better() -> None:
-    plan = _capped(20, 87, 2000)
+    plan = _whole()
     strategies = [alternative.strategy for alternative in plan.alternatives]
     assert plan.strategy not in strategies
     assert len(set(strategies)) == len(strategies)
@@ -357,6 +380,7 @@ def test_a_stopped_search_gives_its_best_plan_and_says_so() -> None:
     assert simulate_plan(early).seconds == early.predicted.step_seconds
 
 
+@pytest.mark.usefixtures("first_plans")
 @pytest.mark.parametrize(("nodes", "gpus", "batch"), [(3, 1, 2), (2, 1, 1), (1, 3, 2)])
 def test_a_plan_is_planned_again_for_the_nodes_that_it_leaves_idle_too(
     nodes: int, gpus: int, batch: int
@@ -374,6 +398,7 @@ def test_a_plan_is_planned_again_for_the_nodes_that_it_leaves_idle_too(
     assert make_plan(again) == plan
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_a_plan_that_cannot_run_here_is_planned_again_as_it_was() -> None:
     training = Training(sequence_length=64, global_batch=2, dropout=0.1)
     plan = make_plan(Request(find_model("tiny-llama-demo"), training, find_cluster("h200-1x")))
@@ -388,6 +413,7 @@ def test_a_step_of_little_work_runs_on_one_gpu_of_eight() -> None:
     assert plan.search.idle_gpus == 7
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_a_node_without_a_network_may_leave_gpus_idle() -> None:
     cluster = find_cluster("h200-1x")
     group = cluster.group.model_copy(update={"gpus_per_node": 2})
@@ -398,6 +424,7 @@ def test_a_node_without_a_network_may_leave_gpus_idle() -> None:
     assert plan.strategy.ranks + plan.search.idle_gpus == 2
 
 
+@pytest.mark.usefixtures("first_plans")
 @pytest.mark.parametrize(("nodes", "tp", "idle"), [(1, 2, 6), (4, 8, 24)])
 def test_all_splits_pinned_say_how_many_gpus_work(nodes: int, tp: int, idle: int) -> None:
     cluster = find_cluster("dgx-h100").with_nodes(nodes)

@@ -38,7 +38,7 @@ def _cases(draw: st.DrawFn) -> Case:
     return Case(graph, draw(prices()), draw(placements(graph)))
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 @given(_cases())
 def test_the_bound_is_below_the_simulated_step(case: Case) -> None:
     problem = formulate(case.graph, case.costs, Rings.of(case.placement))

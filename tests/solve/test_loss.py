@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -23,6 +24,9 @@ from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from bigplan.verify import rank_bytes, verify
 
+# No test asks how good the plans are.
+pytestmark = pytest.mark.usefixtures("first_plans")
+
 MIB = 2**20
 MODEL = find_model("llama-3-8b").model_copy(update={"layers": 4})
 TRAINING = Training(sequence_length=8192, global_batch=8)
@@ -30,6 +34,7 @@ NODES = find_cluster("h200-1x").group
 WORKLOAD = Workload(MODEL, TRAINING, NODES)
 
 
+@cache
 def _plan(gpu: int, **settings: int) -> Plan:
     cluster = find_cluster("h200-1x").with_caps(gpu=gpu * MIB)
     return make_plan(Request(MODEL, TRAINING, cluster, {"micro_batch": 1, **settings}))

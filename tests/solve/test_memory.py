@@ -33,7 +33,7 @@ from tests.toys import (
 )
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(cases())
 def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
     _check_rows(case)
