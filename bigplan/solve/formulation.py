@@ -24,7 +24,7 @@ from bigplan.solve.ends import last_reduction, leading_seconds, trailing_seconds
 from bigplan.solve.interleaved import interleaved_rows
 from bigplan.solve.linear import EXACT, AtLeast, Linear, Problem, Rule, total, var
 from bigplan.solve.memory import GIB, capacities, size_rules, size_variables
-from bigplan.solve.pins import WRITTEN, Pin, pin_rules
+from bigplan.solve.pins import WRITTEN, Pin, pin_rules, spare_names
 from bigplan.solve.stage import (
     StageClass,
     placement_rules,
@@ -92,6 +92,7 @@ def _untimed(stages: tuple[StageClass, ...], costs: Costs) -> Problem:
         capacities=tuple(row for s in stages for row in capacities(s, costs)),
         times=(AtLeast("step", Linear()),),
         serial=Linear(),
+        spare=_spare(stages, ()),
     )
 
 
@@ -100,7 +101,11 @@ def pinned(problem: Problem, graph: Graph, costs: Costs, pins: tuple[Pin, ...]) 
     stages = stage_classes(graph)
     rules = [rule for stage in stages for rule in pin_rules(stage, pins)]
     rules += [r for stage in stages for r in wear_rules(StageTimes(stage, costs), pins)]
-    return replace(problem, rules=(*problem.rules, *rules)) if rules else problem
+    return replace(problem, rules=(*problem.rules, *rules), spare=_spare(stages, pins))
+
+
+def _spare(stages: tuple[StageClass, ...], pins: tuple[Pin, ...]) -> frozenset[str]:
+    return frozenset(name for stage in stages for name in spare_names(stage, pins))
 
 
 def wear_rules(times: StageTimes, pins: tuple[Pin, ...]) -> Iterator[Rule]:
