@@ -235,7 +235,7 @@ def spare_names(stage: StageClass, pins: Iterable[Pin]) -> Iterator[str]:
     for kind, _ in stage.kinds:
         ways = {*stage.graph.repeated_ways(kind)} - named
         for name in (variable.name for variable in variables(stage)) if ways else ():
-            of_stage, of_kind, *what = name.split(".")
+            _, of_kind, *what = name.split(".")
             if of_kind == kind.name and ways & {*what}:
                 yield name
 
