@@ -24,7 +24,7 @@ from bigplan.solve.ends import last_reduction, leading_seconds, trailing_seconds
 from bigplan.solve.interleaved import interleaved_rows
 from bigplan.solve.linear import EXACT, AtLeast, Linear, Problem, Rule, total, var
 from bigplan.solve.memory import GIB, capacities, size_rules, size_variables
-from bigplan.solve.pins import WRITTEN, Pin, pin_rules, spare_names
+from bigplan.solve.pins import WRITTEN, Pin, pin_rules
 from bigplan.solve.stage import (
     StageClass,
     placement_rules,
@@ -105,7 +105,17 @@ def pinned(problem: Problem, graph: Graph, costs: Costs, pins: tuple[Pin, ...]) 
 
 
 def _spare(stages: tuple[StageClass, ...], pins: tuple[Pin, ...]) -> frozenset[str]:
-    return frozenset(name for stage in stages for name in spare_names(stage, pins))
+    """Decisions for ways to recompute that do what others do, but for ways that a pin names."""
+    named = {(pin.kind, part) for pin in pins for part in pin.choice.split(".")}
+    return frozenset(
+        name
+        for stage in stages
+        for kind, _ in stage.kinds
+        for way in stage.graph.repeated_ways(kind)
+        if named.isdisjoint({(None, way), (kind.name, way)})
+        for name in (variable.name for variable in variables(stage))
+        if name.startswith(f"{stage.name}.{kind.name}.") and way in name.split(".")[2:]
+    )
 
 
 def wear_rules(times: StageTimes, pins: tuple[Pin, ...]) -> Iterator[Rule]:

@@ -28,7 +28,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import Rings, Tier
 from bigplan.solve.alike import LEAN, ROOMY
 from bigplan.solve.linear import Linear, Rule, total
-from bigplan.solve.stage import StageClass, variables
+from bigplan.solve.stage import StageClass
 from bigplan.spec.files.words import did_you_mean
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.layers import BLOCKS
@@ -224,20 +224,6 @@ def pin_rules(stage: StageClass, pins: tuple[Pin, ...]) -> Iterator[Rule]:
                 amount *= count
             label = f"{stage.name}.{kind.name}: {pin.tensor} {pin.choice} set by the user"
             yield Rule(label, _pinned(stage, kind, pin) - amount, equal=True)
-
-
-def spare_names(stage: StageClass, pins: Iterable[Pin]) -> Iterator[str]:
-    """Decisions about ways to recompute that are the same as others, and that no pin names.
-
-    A solver would try all ways to share layers out among equals.
-    """
-    named = {name for pin in pins for name in pin.choice.split(".")}
-    for kind, _ in stage.kinds:
-        ways = {*stage.graph.repeated_ways(kind)} - named
-        for name in (variable.name for variable in variables(stage)) if ways else ():
-            _, of_kind, *what = name.split(".")
-            if of_kind == kind.name and ways & {*what}:
-                yield name
 
 
 def rings_tried(pins: tuple[Pin, ...]) -> tuple[Rings, ...]:
