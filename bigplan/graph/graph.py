@@ -281,6 +281,15 @@ class Graph:
         """Whether adapters alone are trained."""
         return self.kinds[self.layers[0]].frozen
 
+    def repeated_ways(self, kind: LayerKind) -> Iterator[Recompute]:
+        """Ways to recompute that do for the kind what one before does: no MLP, nothing of it."""
+        seen = list[tuple[object, ...]]()
+        for way in self.recomputes:
+            does = kind.kept(way), kind.workspace(way), kind.varies(way), kind.again(way)
+            if does in seen:
+                yield way
+            seen.append(does)
+
     def state_bytes(self, kind: LayerKind, elements: int) -> int:
         """Bytes of the state of so many elements of a layer that are stored together.
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 
-from bigplan.graph.graph import Graph, LayerKind, Recompute
+from bigplan.graph.graph import Graph, LayerKind
 from bigplan.lower.rings import shared_kinds
-from bigplan.placement import Rings, Tier
+from bigplan.placement import Rings
 
 ROOMY = Rings()
 LEAN = Rings(slots=2, sums=1, shared_ends=True)
@@ -104,10 +103,3 @@ class AlikeStages:
         if (tensor == "parameters" and zero in (1, 2)) or (tensor == "gradients" and zero == 1):
             return True
         return (kind.pinned or self.interleaved) and tensor != "optimizer"
-
-    def policies(self, kind: LayerKind) -> Iterator[tuple[Recompute, Tier]]:
-        """The ways in which a layer of the kind may keep activations."""
-        if not kind.stores_activations:
-            return iter([(Recompute.NONE, Tier.GPU)])
-        every = product(self.graph.recomputes, (Tier.GPU,) if self.interleaved else Tier)
-        return ((way, at) for way, at in every if at is Tier.GPU or not kind.varies(way))

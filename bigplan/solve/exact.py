@@ -13,7 +13,7 @@ from itertools import chain, product
 from math import comb, prod
 
 from bigplan.errors import InputError
-from bigplan.graph.graph import LayerKind
+from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.placement import Rings, Tier
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, try_out, verified
 from bigplan.solve.decisions import Consequences, Values
@@ -120,7 +120,8 @@ Counts = tuple[float, ...]  # layers, by tier or by policy
 
 def _policies(stage: StageClass, kind: LayerKind, count: int, rules: list[Rule]) -> list[Values]:
     """Every way to keep the activations of a kind's layers."""
-    policies = [stage.policy(kind, *policy) for policy in stage.policies(kind)]
+    every = (stage.policy(kind, *policy) for policy in product(Recompute, Tier))
+    policies = [policy for policy in every if policy != Linear()]
     return _extended([{}], policies, lambda _: _compositions(count, len(policies)), rules)
 
 

@@ -92,6 +92,7 @@ def _untimed(stages: tuple[StageClass, ...], costs: Costs) -> Problem:
         capacities=tuple(row for s in stages for row in capacities(s, costs)),
         times=(AtLeast("step", Linear()),),
         serial=Linear(),
+        spare=_spare(stages, ()),
     )
 
 
@@ -100,7 +101,21 @@ def pinned(problem: Problem, graph: Graph, costs: Costs, pins: tuple[Pin, ...]) 
     stages = stage_classes(graph)
     rules = [rule for stage in stages for rule in pin_rules(stage, pins)]
     rules += [r for stage in stages for r in wear_rules(StageTimes(stage, costs), pins)]
-    return replace(problem, rules=(*problem.rules, *rules)) if rules else problem
+    return replace(problem, rules=(*problem.rules, *rules), spare=_spare(stages, pins))
+
+
+def _spare(stages: tuple[StageClass, ...], pins: tuple[Pin, ...]) -> frozenset[str]:
+    """Decisions for ways to recompute that do what others do, but for ways that a pin names."""
+    named = {(pin.kind, part) for pin in pins for part in pin.choice.split(".")}
+    return frozenset(
+        name
+        for stage in stages
+        for kind, _ in stage.kinds
+        for way in stage.graph.repeated_ways(kind)
+        if named.isdisjoint({(None, way), (kind.name, way)})
+        for name in (variable.name for variable in variables(stage))
+        if name.startswith(f"{stage.name}.{kind.name}.") and way in name.split(".")[2:]
+    )
 
 
 def wear_rules(times: StageTimes, pins: tuple[Pin, ...]) -> Iterator[Rule]:

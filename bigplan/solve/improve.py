@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from bigplan.effort import Effort
 from bigplan.placement import Rings, Tier
@@ -115,11 +116,7 @@ class Climb:
 
     def _promising(self, several: int) -> Neighbour | None:
         """The most promising of several neighbours, if there is any."""
-        found = list[Neighbour]()
-        for neighbour in self._drawn():
-            found.append(neighbour)
-            if len(found) == several:
-                break
+        found = islice(self._drawn(), several)
         return min(found, key=lambda n: n.seconds + EXPOSED * n.serial, default=None)
 
     def _drawn(self) -> Iterator[Neighbour]:
@@ -138,7 +135,7 @@ def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> 
     behind the best are improved, too. Of small programs twice as many are, and from further behind,
     by what moves may take: one that was 12% slower came to be 3% faster.
     """
-    ranked = sorted(trials, key=_expected)
+    ranked = sorted(trials, key=lambda trial: trial.expected)
     if not ranked or not ranked[0].moves:
         return []
     few, near = budget.strategies, 1 + NEAR
@@ -209,7 +206,3 @@ def _alike(trial: Trial) -> tuple[tuple[Pin, ...], ...]:
     layers = gradients, Pin(None, "parameters", Tier.HOST, None)
     activations = Pin(block, "activations", Tier.HOST, None)
     return *usual, layers, (activations,), (*layers, activations)
-
-
-def _expected(trial: Trial) -> float:
-    return trial.expected

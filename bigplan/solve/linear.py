@@ -126,11 +126,12 @@ class Problem:
     capacities: tuple[Capacity, ...]
     times: tuple[AtLeast, ...]
     serial: Linear
+    spare: frozenset[str] = frozenset()  # decisions that do no more than others
 
     @property
     def excluded(self) -> frozenset[str]:
-        """Decisions that are zero in every plan."""
-        return frozenset[str]().union(*(row.excluded for row in self.capacities))
+        """Decisions that are zero in every plan, or need not be more in any."""
+        return self.spare.union(*(row.excluded for row in self.capacities))
 
     def without(self, names: Collection[str]) -> Problem:
         """The problem where these decisions are zero."""

@@ -269,7 +269,7 @@ def placement_rules(stage: StageClass) -> Iterator[Rule]:
                 placed = total([stage.tensor(kind, tensor, tier) for tier in Tier])
                 yield Rule(f"{where}: place {tensor} once", placed - count, equal=True)
         if kind.stores_activations:
-            policies = total([stage.policy(kind, *policy) for policy in stage.policies(kind)])
+            policies = total([stage.keeping(kind, recompute) for recompute in Recompute])
             yield Rule(f"{where}: keep activations one way", policies - count, equal=True)
         on_gpu = stage.tensor(kind, "optimizer", Tier.GPU)
         for tensor in () if kind.frozen else ("parameters", "gradients"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +15,9 @@ from bigplan.lower import lower
 from bigplan.mechanics import CHUNK_STAGING
 from bigplan.placement import CHUNK, Placement, Rings, Tier
 from bigplan.solve.decisions import decisions_of
-from bigplan.solve.formulation import formulate, placement_of, rounded
-from bigplan.solve.ilp import solve
+from bigplan.solve.formulation import formulate, pinned, placement_of, rounded
+from bigplan.solve.ilp import relaxed_steps, solve
+from bigplan.solve.pins import Pin
 from bigplan.spec.sharing import NodeSharing
 from bigplan.verify import verify
 from tests.examples import examples
@@ -169,3 +172,34 @@ def test_the_model_is_the_same_every_time() -> None:
     assert decisions_of(graph, away) == decisions_of(graph, away)
     first, again = formulate(graph, COSTS), formulate(graph, COSTS)
     assert repr(first) == repr(again)
+
+
+def _without_an_mlp(graph: Graph) -> Graph:
+    """The graph whose blocks have nothing that recomputing the MLP would run again."""
+    block = graph.kinds["block"]
+    reruns = {**block.reruns, Recompute.MLP: block.reruns[Recompute.SELECTIVE]}
+    return replace(graph, kinds={**graph.kinds, "block": replace(block, reruns=reruns)})
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_ways_to_recompute_that_are_the_same_count_once(pp: int) -> None:
+    graph = _without_an_mlp(enlarged(toy_graph(Strategy(dp=1, pp=pp))))
+    problem = formulate(graph, quickened(COSTS))
+    assert problem.spare
+    assert all(".block." in name and "mlp" in name.split(".") for name in problem.spare)
+    both = (problem, replace(problem, spare=frozenset()))
+    few, every = (list(relaxed_steps(each, (0.0, 0.2))) for each in both)
+    assert few == pytest.approx(every, rel=1e-6)
+
+
+def test_a_pin_may_name_a_way_that_is_the_same_as_another() -> None:
+    graph = _without_an_mlp(toy_graph())
+    block = graph.kinds["block"]
+    assert list(graph.repeated_ways(block)) == [Recompute.MLP]
+    pins = (Pin("block", "recompute", Recompute.MLP, None),)
+    solution = solve(pinned(formulate(graph, COSTS), graph, COSTS, pins))
+    assert solution is not None
+    activations = placement_of(graph, solution.values).stages[0].kinds["block"].activations
+    assert set(activations) == {Recompute.MLP}
+    others = (Pin("head", "recompute", Recompute.MLP, None),)
+    assert pinned(formulate(graph, COSTS), graph, COSTS, others).spare
