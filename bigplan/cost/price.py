@@ -195,8 +195,12 @@ def _exchanges(
     owners = [(kind.parameters - kind.whole_experts, sharing)]
     if kind.whole_experts:
         owners.append((kind.whole_experts, expert_data_group(strategy, nodes, folded=folded)))
-    reducing = sum(beside_compute(reduce(n * reduced, group), group) for n, group in owners)
-    reducing = 0.0 if kind.frozen else reducing
+    trained = owners
+    if kind.frozen:
+        apart = kind.trained > 0 and not framework.at_once
+        adapters = [(kind.trained, sharing)] if apart else []
+        owners, trained = [*owners, *adapters], adapters
+    reducing = sum(beside_compute(reduce(n * reduced, group), group) for n, group in trained)
     gathering = sum(
         beside_compute(all_gather(n * graph.sizes.parameter, group), group) for n, group in owners
     )

@@ -46,6 +46,8 @@ class PricedRun:
     state_bytes: int = 0  # a parameter; 0: master and moments in fp32
     selective: Selective = "cheap"  # what selective recomputation runs again
     autocast: bool = False  # torch.autocast casts fp32 parameters to the run's precision
+    peft: bool = False  # adapters are peft's
+    drops_adapters: bool = False  # inputs of adapters pass a dropout
     within_nodes: bool = False  # ZeRO shards over a node's ranks, and nodes hold the same
 
 
@@ -67,6 +69,7 @@ def graph_of(run: PricedRun) -> Graph:
         narrow=run.nodes.gpu.narrow_values, looks_first=run.framework.current_scaling,
         pads_rows=run.framework.pads_rows,
         dispatched=model.experts > 0, sends_once=run.framework.dispatches_once, cast_once=True,
+        peft=run.peft, drops_adapters=run.drops_adapters,
     )  # fmt: skip
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
     if run.autocast:

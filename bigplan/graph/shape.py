@@ -42,6 +42,8 @@ class RankShape:
     pads_rows: bool = False  # and rows are padded for 8 bits apart
     cast_once: bool = False  # another tool's runtime, whose kernels know scales of 8 bits before
     looks_first: bool = False  # these do not: a tensor's largest value is looked for (Hopper)
+    peft: bool = False  # adapters and 4 bits as in peft.py
+    drops_adapters: bool = False  # these with dropout of their inputs
 
     @classmethod
     def on(cls, gpu: Gpu, model: ModelSpec, training: Training, strategy: Strategy) -> RankShape:

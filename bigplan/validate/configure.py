@@ -54,6 +54,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
+from bigplan.validate.adapters import adapters_refusal, by_peft, drops_adapters, lora_of
 from bigplan.validate.experts import (
     CHEAP_AGAIN,
     again_by_recipe,
@@ -172,6 +173,8 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
         run,
         zero=_zero(row, rule),
         chunked_loss=chunked,
+        peft=by_peft(row),
+        drops_adapters=drops_adapters(row),
         state_bytes=state,
         autocast=AUTOCAST.search(row.notes) is not None and training.precision != "fp32",
         within_nodes=within,
@@ -182,8 +185,8 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
 def _scored(row: PublishedRow) -> None:
     if why := experts_refusal(row):
         raise SkippedError(why)
-    if row.adapter:
-        raise SkippedError("adapters are not planned")
+    if why := adapters_refusal(row):
+        raise SkippedError(why)
     if not (row.layers and row.hidden and row.seq_len and row.n_gpus):
         raise SkippedError("layers, hidden size, sequence length or GPUs are not stated")
     ways = (row.dp or 1) * (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
@@ -295,6 +298,7 @@ def _training(row: PublishedRow, rule: FrameworkRule, batch: int) -> Training:
         attention="materialised" if rule.materialised(row) else "flash",
         dropout=DROPOUT if rule.drops_out(row) and NO_DROPOUT not in row.notes else 0.0,
         clip_norm=1.0,
+        lora=lora_of(row),
     )
 
 

@@ -95,7 +95,13 @@ class FrameworkRule:
 
     def trains_purely(self, row: PublishedRow) -> bool:
         """Whether parameters, gradients and moments are all in 16 bits, without a master copy."""
-        return self.pure or PURE.search(row.notes) is not None
+        alone = row.adapter is not None and not self._under_zero(row)
+        return self.pure or alone or PURE.search(row.notes) is not None
+
+    def _under_zero(self, row: PublishedRow) -> bool:
+        """Whether DeepSpeed's ZeRO keeps fp32 master copies."""
+        zero = self.zero if row.zero_stage is None else row.zero_stage
+        return self.behaviour.name == DEEPSPEED.name and zero > 0
 
     def _compiled(self, row: PublishedRow) -> bool | None:
         """Whether chains of kernels are fused by a compiler; None: the behaviour has its own."""
