@@ -11,6 +11,7 @@ from bigplan.cost.step import Execution, framework_step
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.fused_experts import fusing_experts
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
+from bigplan.graph.low_precision import frozen_in_fp8, in_fp4
 from bigplan.graph.policies import (
     Selective,
     autocasting,
@@ -46,6 +47,8 @@ class PricedRun:
     state_bytes: int = 0  # a parameter; 0: master and moments in fp32
     selective: Selective = "cheap"  # what selective recomputation runs again
     autocast: bool = False  # torch.autocast casts fp32 parameters to the run's precision
+    fp4: bool = False  # products in 8 bits are in NVFP4 instead
+    frozen_fp8: bool = False  # frozen products beside adapters are in 8 bits
     peft: bool = False  # adapters are peft's
     drops_adapters: bool = False  # inputs of adapters pass a dropout
     within_nodes: bool = False  # ZeRO shards over a node's ranks, and nodes hold the same
@@ -72,6 +75,10 @@ def graph_of(run: PricedRun) -> Graph:
         peft=run.peft, drops_adapters=run.drops_adapters,
     )  # fmt: skip
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
+    if run.frozen_fp8:
+        graph = frozen_in_fp8(graph)
+    if run.fp4:
+        graph = in_fp4(graph, looks_first=shape.looks_first)
     if run.autocast:
         graph = autocasting(graph, shape)
     if run.framework.inputs_summed != (1, 1):

@@ -173,6 +173,8 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
         run,
         zero=_zero(row, rule),
         chunked_loss=chunked,
+        fp4=row.precision == "fp4",
+        frozen_fp8=row.precision == "fp8" and row.adapter is not None,
         peft=by_peft(row),
         drops_adapters=drops_adapters(row),
         state_bytes=state,
@@ -285,8 +287,6 @@ def _training(row: PublishedRow, rule: FrameworkRule, batch: int) -> Training:
     precision = "bf16" if low else stated
     if precision not in ("bf16", "fp16", "fp32"):
         raise SkippedError(f"precision {stated} is not modelled")
-    if stated == "fp4":
-        raise SkippedError("fp4 GEMMs are not modelled")
     gradients = rule.gradient_precision(row, precision)
     return Training(
         sequence_length=row.seq_len,
@@ -294,7 +294,7 @@ def _training(row: PublishedRow, rule: FrameworkRule, batch: int) -> Training:
         precision=precision,
         gradient_precision=gradients,
         reduce_precision="fp32" if rule.reduces_in_fp32 else None,
-        fp8_gemms=low,
+        fp8_gemms=low and row.adapter is None,
         attention="materialised" if rule.materialised(row) else "flash",
         dropout=DROPOUT if rule.drops_out(row) and NO_DROPOUT not in row.notes else 0.0,
         clip_norm=1.0,
