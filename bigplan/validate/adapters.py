@@ -8,7 +8,8 @@ the row's own script has by default:
     others                   rank 8, no dropout, queries and values (`LoraConfig` of peft, and its
                              default targets of Llama)
 
-Adapters are peft's unless the framework has its own (`OWN`). Gradients flow through every frozen
+Adapters run by plain torch, each matrix's apart; Megatron joins those of a product. Unsloth's and
+compiled ones are fused. Gradients flow through every frozen
 product. Frozen matrices of QLoRA are bitsandbytes' NF4. Adapters train in the frozen matrices'
 dtype where nothing else is said: peft cast them so until 0.12 (`autocast_adapter_dtype`), and
 `train.py` loads all in bf16; ZeRO adds its fp32 master.
@@ -17,6 +18,7 @@ dtype where nothing else is said: peft cast them so until 0.12 (`autocast_adapte
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from bigplan.spec.lora import Lora
 from bigplan.validate.rows import PublishedRow
@@ -26,8 +28,8 @@ FSDP_QLORA = "fsdp_qlora"  # in a row's source
 RANK = re.compile(r"\brank[ =](\d+)")
 TARGETS = re.compile(r"\btargets[ =]((?:\w+_proj|all)(?:[ +]\w+_proj)*)")
 DROPOUT = re.compile(r"\blora dropout[ =]([\d.]+)")
-# Frameworks whose adapters are not peft's, by pattern; they have no dropout unless it is told.
-OWN = re.compile(r"torchtune|Megatron|NeMo(?!.*Automodel)|LitGPT|Unsloth|bigplan")
+FUSED = re.compile(r"Unsloth|bigplan")  # frameworks whose adapters have kernels of their own
+JOINED = re.compile(r"Megatron|NeMo(?!.*Automodel)")  # those with one A and B for a product
 KINDS = ("lora", "qlora")
 
 
@@ -57,9 +59,11 @@ def lora_of(row: PublishedRow) -> Lora | None:
     return Lora(rank=rank, targets=targets, frozen=packed)
 
 
-def by_peft(row: PublishedRow) -> bool:
-    """Whether the row's adapters are peft's."""
-    return row.adapter is not None and OWN.search(row.framework) is None
+def plain_adapters(row: PublishedRow) -> Literal["", "apart", "joined"]:
+    """How the row's adapters run by operators of plain torch; "": by fused kernels, or none."""
+    if row.adapter is None or row.compile or FUSED.search(row.framework):
+        return ""
+    return "joined" if JOINED.search(row.framework) else "apart"
 
 
 def drops_adapters(row: PublishedRow) -> bool:

@@ -54,7 +54,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
-from bigplan.validate.adapters import adapters_refusal, by_peft, drops_adapters, lora_of
+from bigplan.validate.adapters import adapters_refusal, drops_adapters, lora_of, plain_adapters
 from bigplan.validate.experts import (
     CHEAP_AGAIN,
     again_by_recipe,
@@ -71,6 +71,7 @@ ARCHITECTURE = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "t
 NO_DROPOUT = "WITHOUT attention dropout"  # in a row's notes
 LOW_STATES = "bf16 master+states"  # in a row's notes: master and moments in 16 bits
 WITHIN_NODES = re.compile(r"^HSDP|HYBRID_SHARD|over \d+ ranks of a node")  # in a row's notes
+DOCUMENTS = re.compile(r"documents of (\d+) tokens")  # in a row's notes: kept apart
 AUTOCAST = re.compile(r"autocast|\bAMP\b")  # in a row's notes: parameters in fp32
 CHUNKED_LOSS = re.compile(r"chunked (cross-entropy|loss)", re.IGNORECASE)  # in a row's notes
 OVERESTIMATED = 1.2  # memory has been predicted up to a fifth too high
@@ -166,6 +167,7 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
     within = WITHIN_NODES.search(row.notes) is not None
     chunked = "Liger" in row.framework or CHUNKED_LOSS.search(row.notes) is not None
     execution = _execution(row, rule)
+    documents = DOCUMENTS.search(row.notes)
     state = PURE_STATE_BYTES if rule.trains_purely(row) else 0
     state = LOW_STATE_BYTES if LOW_STATES in row.notes else state
     run = PricedRun(model, training, strategy, nodes, framework, execution, row.cp or 1)
@@ -175,8 +177,9 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
         chunked_loss=chunked,
         fp4=row.precision == "fp4",
         frozen_fp8=row.precision == "fp8" and row.adapter is not None,
-        peft=by_peft(row),
+        plain_adapters=plain_adapters(row),
         drops_adapters=drops_adapters(row),
+        document_tokens=int(documents[1]) if documents else 0,
         state_bytes=state,
         autocast=AUTOCAST.search(row.notes) is not None and training.precision != "fp32",
         within_nodes=within,

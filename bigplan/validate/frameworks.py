@@ -179,6 +179,9 @@ class FrameworkRule:
                 beside_weights=row.sequence_parallel is not None,
                 reduce_scatters=bool(row.zero_stage),
             )
+        if self.behaviour is DEEPSPEED and row.adapter and row.n_gpus == 1:
+            # Scripts for one GPU start without DeepSpeed (finetune_lora_single_gpu.sh of Qwen).
+            return replace(PYTORCH, eager=1.0, chains=PLAIN)
         if self.behaviour is INTERN_EVO and row.zero_stage == 3:
             return INTERN_EVO_FSDP
         return self.behaviour

@@ -1,8 +1,10 @@
-"""Adapters as Hugging Face's peft runs them: each matrix's A and B apart, in plain torch.
+"""Adapters as other tools run them, by operators of plain torch.
 
 `Linear.forward` of peft's lora/layer.py adds `lora_B(lora_A(dropout(x))) * scaling` to what the
-frozen layer gives. Autograd keeps what each A reads and gives. Frozen matrices in 4 bits are
-bitsandbytes', whose kernels unpack a matrix into the compute dtype.
+frozen layer gives, for each matrix apart. Megatron's (`ParallelLinearAdapter` of NeMo and
+Megatron-Bridge) does the same for a product of several matrices, with one A and one B for all.
+Autograd keeps what each A reads and gives. Frozen matrices in 4 bits are bitsandbytes', whose
+kernels unpack a matrix into the compute dtype.
 """
 
 from __future__ import annotations
@@ -32,9 +34,12 @@ class _Pair:
 def _pairs(shape: RankShape, step: LayerStep) -> list[_Pair]:
     local = [local_tensor(parameter, shape.tp) for parameter in step.adapters]
     half = len(local) // 2
-    return [
-        _Pair(a.columns, a.rows, b.rows) for a, b in zip(local[:half], local[half:], strict=True)
-    ]
+    pairs = zip(local[:half], local[half:], strict=True)
+    apart = [_Pair(a.columns, a.rows, b.rows) for a, b in pairs]
+    if shape.plain_adapters == "apart" or not apart:
+        return apart
+    first = apart[0]
+    return [_Pair(first.inner, first.rank, sum(one.outer for one in apart))]
 
 
 def forward(shape: RankShape, step: LayerStep, name: str) -> Iterator[Operator]:
@@ -63,7 +68,7 @@ def backward(shape: RankShape, step: LayerStep, name: str) -> Iterator[Operator]
 
 def kept_bytes(shape: RankShape) -> int:
     """What autograd keeps of a block's adapters beyond the inputs of its steps."""
-    if not shape.peft:
+    if not shape.plain_adapters:
         return 0
     kept = 0
     for step in shape.steps(StepOp.PRODUCT):
