@@ -78,6 +78,8 @@ def weights(rows: list[Priced], left_out: tuple[str, ...]) -> np.ndarray:
         row = one.row
         if row.group in left_out or (one.run.execution.cpu_update and row.group == "ds"):
             return 0.0
+        if row.adapter or row.precision == "fp4":
+            return 0.0
         return WEIGHTS[row.trust] * TABLE_WEIGHTS.get(row.group, 1.0)
 
     return np.array([weight(one) for one in rows])

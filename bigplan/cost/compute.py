@@ -97,6 +97,8 @@ class Device:
 
     def precision_of(self, gemm: Gemm) -> str:
         """The run's, unless the product has its own."""
+        if gemm.fp4:
+            return "fp4"
         return "fp8" if gemm.fp8 else "fp32" if gemm.fp32 else self.precision
 
     def flash_efficiency(

@@ -76,6 +76,7 @@ class Framework:
     offloaded_gradient: int = 0  # bytes an element that leave for the CPU's update; 0: as summed
     update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
     summed_on_cpu: float = 0.0  # bytes/s of gradients that leave the GPU to be summed; 0: nothing
+    at_once: bool = False  # a stage's adapters are one tensor, which stays whole on every rank
     gradients_stay: bool = False  # gradients are on the GPU, even if the CPU updates
     one_numa_domain: bool = False  # a rank's CPU update uses one NUMA domain only
     captures: bool = False  # CUDA graphs can repeat the passes of blocks
@@ -92,6 +93,7 @@ NATIVE = Framework(
     send_exposed=0.0,
     captures=True,
     folds_experts=False,
+    at_once=True,
 )
 
 # Megatron-LM before 2023, and Megatron-DeepSpeed: nothing overlaps. A launch costs 48 us of Python,

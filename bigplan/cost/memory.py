@@ -66,7 +66,6 @@ def stage_memory(
     """Bytes of a stage's tensors by part, without the base."""
     strategy, sizes = graph.strategy, graph.sizes
     counts = stage_counts(graph, stage, weighed=framework.weighs_stages)
-    parameters = sum(n * graph.kinds[name].parameters for name, n in counts.items())
     block, zero, held = graph.kinds["block"], strategy.zero, partial(_held, graph, counts)
     loss = _loss(graph, framework) if "head" in counts else 0.0
     blocks = {name: number for name, number in counts.items() if name in BLOCKS}
@@ -76,15 +75,15 @@ def stage_memory(
     # A CPU update takes gradients away as they are made.
     leaves = run.cpu_update and not framework.gradients_stay
     backward = {
-        "gradients": 0.0 if leaves else held(2) * sizes.gradient,
+        "gradients": 0.0 if leaves else held(2, trained=True) * sizes.gradient,
         "activations": 2.0 * block.boundary if run.boundaries_on_host else kept,
         "temporaries": max(
             *(_working_set(graph.kinds[name], run, framework) for name in blocks), loss
         ),
         # Parameters that are on the host are gathered layer by layer, be it on one GPU.
-        "buffers": _buffers(graph, framework, parameters, 3 if run.parameters_on_host else zero),
+        "buffers": _buffers(graph, framework, counts, 3 if run.parameters_on_host else zero),
     }
-    owned = held(1)
+    owned = held(1, trained=True)
     copies, summed = 0.0, backward["gradients"]
     if zero == 3 and not run.cpu_update:
         copies = min(framework.updated_elements, owned) * _copied_by_update(sizes)
@@ -109,10 +108,19 @@ def stage_memory(
     }
 
 
-def _held(graph: Graph, counts: Mapping[str, int], from_zero: int) -> float:
-    """Elements of a stage's layers on a rank, of what ZeRO splits from that stage on."""
+def _held(
+    graph: Graph, counts: Mapping[str, int], from_zero: int, *, trained: bool = False
+) -> float:
+    """Elements of a stage's layers on a rank, of what ZeRO splits from that stage on.
+
+    `trained`: of these layers' trained elements; else of all, adapters among them.
+    """
     strategy = graph.strategy
-    parameters = sum(n * graph.kinds[name].parameters for name, n in counts.items())
+    elements = sum(n * graph.kinds[name].trained for name, n in counts.items())
+    parameters = elements
+    if not trained:
+        parameters = sum(n * graph.kinds[name].parameters for name, n in counts.items())
+        parameters += elements if graph.frozen else 0
     # Between the micro-batches of a pipeline, gathered parameters and whole gradients stay.
     if strategy.zero < from_zero or (strategy.pp > 1 and from_zero > 1):
         return parameters
@@ -145,14 +153,16 @@ def _loss(graph: Graph, framework: Framework) -> float:
     return float(head.backward_workspace - eager + 2 * element * logits + gradient)
 
 
-def _buffers(graph: Graph, framework: Framework, parameters: int, zero: int) -> float:
+def _buffers(graph: Graph, framework: Framework, counts: Mapping[str, int], zero: int) -> float:
     """Communication buckets, and under ZeRO-3 the layers that are gathered."""
     strategy, sizes = graph.strategy, graph.sizes
+    parameters = sum(n * graph.kinds[name].parameters for name, n in counts.items())
+    trained = sum(n * graph.kinds[name].trained for name, n in counts.items())
     buffers = 0.0
     if framework.bucket_copies and zero == 0 and strategy.dp > 1:
-        buffers += parameters * sizes.gradient
+        buffers += trained * sizes.gradient
     if zero:
-        buffers += min(framework.bucket_elements, parameters) * sizes.gradient
+        buffers += min(framework.bucket_elements, trained) * sizes.gradient
     if zero == 3 and strategy.pp == 1:
         live = max(3 * graph.kinds["block"].parameters, framework.live_elements)
         ends = graph.kinds["embedding"].parameters + graph.kinds["head"].parameters

@@ -195,11 +195,14 @@ def _exchanges(
     owners = [(kind.parameters - kind.whole_experts, sharing)]
     if kind.whole_experts:
         owners.append((kind.whole_experts, expert_data_group(strategy, nodes, folded=folded)))
-    reducing = sum(beside_compute(reduce(n * reduced, group), group) for n, group in owners)
-    reducing = 0.0 if kind.frozen else reducing
-    gathering = sum(
-        beside_compute(all_gather(n * graph.sizes.parameter, group), group) for n, group in owners
-    )
+    trained, times = owners, 1.0
+    if kind.frozen:
+        apart = kind.trained > 0 and not framework.at_once
+        trained = [(kind.trained, sharing)] if apart else []
+        owners = [*owners, *trained] if strategy.zero == 3 else trained
+        times = 1.0 if strategy.zero == 3 else _bucketed(graph, kind)
+    reducing = _together(reduce, trained, reduced, times)
+    gathering = _together(all_gather, owners, graph.sizes.parameter, times)
     copies, device = replica_group(strategy, nodes), device_of(nodes, training, framework)
     part = all_reduce(kind.owned(strategy.zero_ranks) * reduced, copies)
     summing = 0.0 if kind.frozen else beside_compute(part, copies)
@@ -212,6 +215,28 @@ def _exchanges(
         sum_replicas=summing,
         slowed=slowed / graph.micro_batches,
         orthogonalise=orthogonalise_seconds(graph, kind, training, device, nodes),
+    )
+
+
+def _bucketed(graph: Graph, kind: LayerKind) -> float:
+    """A stage's adapters over this layer's: they are few enough to be one bucket of gradients.
+
+    Megatron Core's has 40M elements at least (`bucket_size`), DeepSpeed's 500M.
+    """
+    every = sum(graph.kinds[name].trained for name in graph.layers) / graph.strategy.pp
+    return max(1.0, every / kind.trained) if kind.trained else 1.0
+
+
+def _together(
+    collective: Callable[[int, Group], float],
+    owners: Iterable[tuple[int, Group]],
+    element: int,
+    times: float,
+) -> float:
+    """Seconds of a layer's part of collectives that take so many times its elements at once."""
+    return sum(
+        beside_compute(collective(round(times * n * element), group), group) / times
+        for n, group in owners
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from bigplan.cost.collective import data_group
 from bigplan.cost.framework import Framework
@@ -11,9 +12,11 @@ from bigplan.cost.step import Execution, framework_step
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.fused_experts import fusing_experts
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
+from bigplan.graph.low_precision import frozen_in_fp8, in_fp4
 from bigplan.graph.policies import (
     Selective,
     autocasting,
+    cutting_documents,
     fusing_norms,
     gathering_logits,
     selecting,
@@ -46,6 +49,11 @@ class PricedRun:
     state_bytes: int = 0  # a parameter; 0: master and moments in fp32
     selective: Selective = "cheap"  # what selective recomputation runs again
     autocast: bool = False  # torch.autocast casts fp32 parameters to the run's precision
+    fp4: bool = False  # products in 8 bits are in NVFP4 instead
+    frozen_fp8: bool = False  # frozen products beside adapters are in 8 bits
+    plain_adapters: Literal["", "apart", "joined"] = ""  # as in RankShape
+    drops_adapters: bool = False  # inputs of adapters pass a dropout
+    document_tokens: int = 0  # of a sequence's documents, which attention keeps apart; 0: one
     within_nodes: bool = False  # ZeRO shards over a node's ranks, and nodes hold the same
 
 
@@ -67,10 +75,12 @@ def graph_of(run: PricedRun) -> Graph:
         narrow=run.nodes.gpu.narrow_values, looks_first=run.framework.current_scaling,
         pads_rows=run.framework.pads_rows,
         dispatched=model.experts > 0, sends_once=run.framework.dispatches_once, cast_once=True,
+        plain_adapters=run.plain_adapters, drops_adapters=run.drops_adapters,
     )  # fmt: skip
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
-    if run.autocast:
-        graph = autocasting(graph, shape)
+    graph = _in_its_precision(run, graph, shape)
+    if run.document_tokens:
+        graph = cutting_documents(graph, run.document_tokens)
     if run.framework.inputs_summed != (1, 1):
         graph = summing_apart(graph, run.framework.inputs_summed)
     if run.framework.turns_by_torch:
@@ -94,6 +104,14 @@ def graph_of(run: PricedRun) -> Graph:
         sizes = replace(graph.sizes, state=run.state_bytes, master=master)
         graph = replace(graph, sizes=sizes)
     return graph
+
+
+def _in_its_precision(run: PricedRun, graph: Graph, shape: RankShape) -> Graph:
+    if run.frozen_fp8:
+        graph = frozen_in_fp8(graph)
+    if run.fp4:
+        graph = in_fp4(graph, looks_first=shape.looks_first)
+    return autocasting(graph, shape) if run.autocast else graph
 
 
 def parts_of(run: PricedRun, graph: Graph, nodes: NodeGroup) -> dict[str, float]:

@@ -76,7 +76,7 @@ class _Stage:
     compute: float
     micro_batch: float
     after_backward: float
-    parameters: int
+    held: int  # elements of parameters that one rank holds between their uses under ZeRO 3
     owned: int  # elements that one rank updates
 
     @classmethod
@@ -86,7 +86,7 @@ class _Stage:
         """The stage's layers summed up."""
         strategy, kinds = graph.strategy, costs.kinds
         compute = communication = last_backward = reduces = gathers = sums = 0.0
-        parameters = whole_experts = 0
+        parameters = trained = whole_experts = 0
         for name, count in stage_counts(graph, stage, weighed=framework.weighs_stages).items():
             kind, cost = graph.kinds[name], kinds[name]
             rerun = run.recomputed * cost.again(run.recompute) if kind.stores_activations else 0.0
@@ -94,6 +94,7 @@ class _Stage:
             compute += count * (cost.forward + backward)
             last_backward += count * backward
             parameters += count * kind.parameters
+            trained += count * kind.trained
             whole_experts += count * kind.whole_experts
             # A rank's sum over zero groups takes turns with the scatter inside its group. Megatron
             # Core queues both on one stream. torch has a stream for each, but even there NVLink's
@@ -119,11 +120,15 @@ class _Stage:
         if strategy.zero in (1, 2):
             exposed = framework.owned_exposed
             after += gathers * (framework.reduce_exposed if exposed is None else exposed)
-        owned = parameters
+        held = owned = parameters
         if strategy.zero:
-            owned = -(-(parameters - whole_experts) // strategy.zero_ranks)
-            owned += -(-whole_experts // strategy.expert_shards(folded=True))
-        return cls(compute, compute + communication, after, parameters, owned)
+            held = -(-(parameters - whole_experts) // strategy.zero_ranks)
+            held += -(-whole_experts // strategy.expert_shards(folded=True))
+            owned = held
+        if graph.frozen:
+            owned = -(-trained // strategy.zero_ranks) if strategy.zero else trained
+            held += owned
+        return cls(compute, compute + communication, after, held, owned)
 
 
 def hidden_by(seconds: float, compute: float, exposed: float) -> float:
@@ -199,7 +204,8 @@ def _offloaded(
     }
     if run.parameters_on_host:  # each rank loads its share for every forward and backward
         passes_over = 2 + (run.recompute is Recompute.FULL)
-        parts["copies"] += passes_over * graph.micro_batches * whole * parameter / rates.h2d
+        held = max(s.held for s in stages)
+        parts["copies"] += passes_over * graph.micro_batches * held * parameter / rates.h2d
     if framework.summed_on_cpu:
         again = (graph.micro_batches - 1) * whole * graph.sizes.gradient
         parts["copies"] += again / framework.summed_on_cpu

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from bigplan.graph import expert_adapters
+from bigplan.graph import expert_adapters, plain_adapters
 from bigplan.graph.graph import Tensor
 from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape, held_tensor, local_tensor
@@ -50,6 +50,9 @@ def _forward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
     if step.adapters[0].experts:
         yield from expert_adapters.forward(shape, step, adapters_of(step.name))
         return
+    if shape.plain_adapters:
+        yield from plain_adapters.forward(shape, step, adapters_of(step.name))
+        return
     name, tokens, (down, ups) = (
         adapters_of(step.name),
         shape.tokens_of(step),
@@ -66,6 +69,9 @@ def _backward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
     """X A^T again, for the gradient by B; the gradient by it, for those by A and by x."""
     if step.adapters[0].experts:
         yield from expert_adapters.backward(shape, step, adapters_of(step.name))
+        return
+    if shape.plain_adapters:
+        yield from plain_adapters.backward(shape, step, adapters_of(step.name))
         return
     name, tokens, (down, ups) = (
         adapters_of(step.name),

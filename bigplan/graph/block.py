@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
-from bigplan.graph import expert_adapters
+from bigplan.graph import expert_adapters, plain_adapters
 from bigplan.graph.activations import block_saved_bytes, score_bytes
 from bigplan.graph.adapters import adapter_products, local_adapters
 from bigplan.graph.convolution import convolved
@@ -80,6 +80,7 @@ def block(shape: RankShape) -> LayerKind:
     trained = adapters if shape.frozen else tensors
     activation_shape = shape.activation_shape
     saved = block_saved_bytes(shape.model, activation_shape) + kept_rows(shape)
+    saved += plain_adapters.kept_bytes(shape)
     inner, inner_backward = mixing(shape).core(shape)
     streams = _streams(shape)
     forward = [pair[0] for pair in streams]

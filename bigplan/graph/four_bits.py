@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bigplan.graph.operators import Stream
+from bigplan.graph.plain_adapters import UNPACKING_LAUNCHES
 from bigplan.graph.shape import RankShape, held_tensor
 from bigplan.spec.four_bits import is_packed, packed_columns
 from bigplan.spec.step import LayerStep, Parameter, StepOp
@@ -37,6 +38,8 @@ def _unpacked(shape: RankShape, step: LayerStep) -> Stream:
         columns = local.columns + packed_columns(local.columns, shape.element)
         nbytes += shape.element * local.rows * columns
     launches = len(_matrices(step))
+    if shape.plain_adapters:
+        return Stream(step.name, nbytes, launches * UNPACKING_LAUNCHES)
     return Stream(step.name, nbytes, launches, EAGER_UNPACKING, shape.generated)
 
 
@@ -46,4 +49,5 @@ def unpacked_bytes(shape: RankShape) -> int:
         return 0
     steps = shape.steps(StepOp.PRODUCT)
     largest = max(held_tensor(shape, m).elements for step in steps for m in _matrices(step))
-    return largest * (shape.element + (0 if shape.generated else EAGER_BYTES))
+    by_kernel = shape.generated or shape.plain_adapters
+    return largest * (shape.element + (0 if by_kernel else EAGER_BYTES))

@@ -100,6 +100,7 @@ class LayerKind:
     directions: tuple[Tensor, ...] = ()  # these, as tensor-parallel ranks have them together
     others: int = field(init=False)  # elements of all other tensors
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
+    trained: int = field(init=False)  # elements of those that are trained: of adapters, or all
     unit: int = field(init=False)  # elements: the flat layer is cut at multiples of it
     # Ranges of elements that several tensor-parallel ranks hold, each with the number of ranks. A
     # rank has the part of their gradients that its tokens or heads add.
@@ -108,6 +109,8 @@ class LayerKind:
     def __post_init__(self) -> None:
         elements = sum(tensor.elements for tensor in self.tensors)
         object.__setattr__(self, "parameters", elements)
+        adapted = sum(tensor.elements for tensor in self.adapters)
+        object.__setattr__(self, "trained", adapted if self.frozen else elements)
         by_muon = sum(tensor.elements for tensor in self.orthogonalised)
         object.__setattr__(self, "others", elements - by_muon)
         # A unit divides every row, so no cut lies within the elements that a kernel loads at once.

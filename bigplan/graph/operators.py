@@ -17,7 +17,7 @@ class Gemm:
     `of_rows`: k counts rows of both inputs, as in a weight's gradient, where it is the tokens.
     `groups`: each row belongs to one of so many matrices [k, n], as of experts, and nobody knows
     how many belong to each before they run; with `of_rows` each group has a result of its own.
-    `fp8` and `fp32`: so in every precision of a training.
+    `fp8`, `fp4` and `fp32`: so in every precision of a training.
     `apart`: each group's product is a launch, and the host waits to know its rows.
     `scaled_rows`: it is torch's grouped product in fp8, whose factors have a scale for each row.
     `inside`: of a kernel that also moves what it reads and writes, and is a Stream for that.
@@ -30,6 +30,7 @@ class Gemm:
     batch: int = 1
     count: int = 1
     fp8: bool = False
+    fp4: bool = False
     fp32: bool = False
     of_rows: bool = False
     groups: int = 1

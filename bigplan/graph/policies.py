@@ -113,6 +113,28 @@ def turning_by_torch(graph: Graph, model: ModelSpec) -> Graph:
     return replace(graph, kinds={**graph.kinds, BLOCK: changed})
 
 
+def cutting_documents(graph: Graph, tokens: int) -> Graph:
+    """The graph where attention sees documents of so many tokens, by kernels of unequal sequences.
+
+    Each is a sequence of its own (cuDNN's and FlashAttention's `cu_seqlens`).
+    """
+
+    def cut(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        return tuple(
+            replace(one, flops=one.flops * tokens / one.length, length=tokens)
+            if isinstance(one, Attention) and tokens < one.length
+            else one
+            for one in operators
+        )
+
+    block = graph.kinds[BLOCK]
+    reruns = {k: v._replace(operators=cut(v.operators)) for k, v in block.reruns.items()}
+    changed = replace(
+        block, forward=cut(block.forward), backward=cut(block.backward), reruns=reruns
+    )
+    return replace(graph, kinds={**graph.kinds, BLOCK: changed})
+
+
 def gathering_logits(graph: Graph) -> Graph:
     """The graph where tensor-parallel ranks gather the logits and each takes the whole loss."""
     head, tp = graph.kinds["head"], graph.strategy.tp

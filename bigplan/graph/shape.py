@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from bigplan.graph.activations import BlockShape, boundary_bytes
 from bigplan.graph.graph import Tensor
@@ -42,6 +43,9 @@ class RankShape:
     pads_rows: bool = False  # and rows are padded for 8 bits apart
     cast_once: bool = False  # another tool's runtime, whose kernels know scales of 8 bits before
     looks_first: bool = False  # these do not: a tensor's largest value is looked for (Hopper)
+    # Adapters and 4 bits as in plain_adapters.py: each matrix's apart, or a product's joined.
+    plain_adapters: Literal["", "apart", "joined"] = ""
+    drops_adapters: bool = False  # inputs of these pass a dropout
 
     @classmethod
     def on(cls, gpu: Gpu, model: ModelSpec, training: Training, strategy: Strategy) -> RankShape:

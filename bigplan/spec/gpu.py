@@ -16,7 +16,7 @@ from bigplan.units import Bandwidth, Bytes, PositiveFlops, RankRate, Seconds
 # Attention kernels: FlashAttention's three versions, cuDNN's (which Transformer Engine uses), and
 # torch's scaled_dot_product_attention where it is none of these.
 FlashKernel = Literal["flash1", "flash2", "flash3", "cudnn", "sdpa", "alibi"]
-Peaked = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
+Peaked = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp4"]
 Divisor = Literal["by_4", "by_2", "by_1"]
 PartReached = Annotated[float, Field(gt=0)]  # share of a nominal peak; CPU devices exceed theirs
 HalfLength = Annotated[float, Field(ge=0)]  # tokens
@@ -128,7 +128,7 @@ class Gpu(MachinePart):
         """Dense peak in FLOP/s. Raises InputError where the device has no such precision."""
         rates: dict[str, float] = {str(name): rate for name, rate in self.peak_flops.items()}
         if precision not in rates:
-            others = ", ".join(name for name in rates if name != "fp8")
+            others = ", ".join(name for name in rates if name not in ("fp8", "fp4"))
             remedy = "leave fp8_gemms off" if precision == "fp8" else f"use precision {others}"
             raise InputError(
                 f"{self.name} states no peak for {precision}; {remedy}, "

@@ -16,7 +16,7 @@ THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 STAGE = re.compile(r"(?:zero|stage)\D*([0-3])", re.IGNORECASE)
 # Words that a precision begins with, lower case.
 PRECISIONS = (
-    (r"bf16|bfloat16", "bf16"),
+    (r"(nf4\+)?(bf16|bfloat16)", "bf16"),
     (r"fp16|float16|half", "fp16"),
     (r"tf32", "tf32"),
     (r"fp32|float32", "fp32"),

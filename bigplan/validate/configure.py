@@ -54,6 +54,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
+from bigplan.validate.adapters import adapters_refusal, drops_adapters, lora_of, plain_adapters
 from bigplan.validate.experts import (
     CHEAP_AGAIN,
     again_by_recipe,
@@ -70,6 +71,7 @@ ARCHITECTURE = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "t
 NO_DROPOUT = "WITHOUT attention dropout"  # in a row's notes
 LOW_STATES = "bf16 master+states"  # in a row's notes: master and moments in 16 bits
 WITHIN_NODES = re.compile(r"^HSDP|HYBRID_SHARD|over \d+ ranks of a node")  # in a row's notes
+DOCUMENTS = re.compile(r"documents of (\d+) tokens")  # in a row's notes: kept apart
 AUTOCAST = re.compile(r"autocast|\bAMP\b")  # in a row's notes: parameters in fp32
 CHUNKED_LOSS = re.compile(r"chunked (cross-entropy|loss)", re.IGNORECASE)  # in a row's notes
 OVERESTIMATED = 1.2  # memory has been predicted up to a fifth too high
@@ -165,6 +167,7 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
     within = WITHIN_NODES.search(row.notes) is not None
     chunked = "Liger" in row.framework or CHUNKED_LOSS.search(row.notes) is not None
     execution = _execution(row, rule)
+    documents = DOCUMENTS.search(row.notes)
     state = PURE_STATE_BYTES if rule.trains_purely(row) else 0
     state = LOW_STATE_BYTES if LOW_STATES in row.notes else state
     run = PricedRun(model, training, strategy, nodes, framework, execution, row.cp or 1)
@@ -172,6 +175,11 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
         run,
         zero=_zero(row, rule),
         chunked_loss=chunked,
+        fp4=row.precision == "fp4",
+        frozen_fp8=row.precision == "fp8" and row.adapter is not None,
+        plain_adapters=plain_adapters(row),
+        drops_adapters=drops_adapters(row),
+        document_tokens=int(documents[1]) if documents else 0,
         state_bytes=state,
         autocast=AUTOCAST.search(row.notes) is not None and training.precision != "fp32",
         within_nodes=within,
@@ -182,8 +190,8 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
 def _scored(row: PublishedRow) -> None:
     if why := experts_refusal(row):
         raise SkippedError(why)
-    if row.adapter:
-        raise SkippedError("adapters are not planned")
+    if why := adapters_refusal(row):
+        raise SkippedError(why)
     if not (row.layers and row.hidden and row.seq_len and row.n_gpus):
         raise SkippedError("layers, hidden size, sequence length or GPUs are not stated")
     ways = (row.dp or 1) * (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
@@ -282,8 +290,6 @@ def _training(row: PublishedRow, rule: FrameworkRule, batch: int) -> Training:
     precision = "bf16" if low else stated
     if precision not in ("bf16", "fp16", "fp32"):
         raise SkippedError(f"precision {stated} is not modelled")
-    if stated == "fp4":
-        raise SkippedError("fp4 GEMMs are not modelled")
     gradients = rule.gradient_precision(row, precision)
     return Training(
         sequence_length=row.seq_len,
@@ -291,10 +297,11 @@ def _training(row: PublishedRow, rule: FrameworkRule, batch: int) -> Training:
         precision=precision,
         gradient_precision=gradients,
         reduce_precision="fp32" if rule.reduces_in_fp32 else None,
-        fp8_gemms=low,
+        fp8_gemms=low and row.adapter is None,
         attention="materialised" if rule.materialised(row) else "flash",
         dropout=DROPOUT if rule.drops_out(row) and NO_DROPOUT not in row.notes else 0.0,
         clip_norm=1.0,
+        lora=lora_of(row),
     )
 
 

@@ -95,7 +95,13 @@ class FrameworkRule:
 
     def trains_purely(self, row: PublishedRow) -> bool:
         """Whether parameters, gradients and moments are all in 16 bits, without a master copy."""
-        return self.pure or PURE.search(row.notes) is not None
+        alone = row.adapter is not None and not self._under_zero(row)
+        return self.pure or alone or PURE.search(row.notes) is not None
+
+    def _under_zero(self, row: PublishedRow) -> bool:
+        """Whether DeepSpeed's ZeRO keeps fp32 master copies."""
+        zero = self.zero if row.zero_stage is None else row.zero_stage
+        return self.behaviour.name == DEEPSPEED.name and zero > 0
 
     def _compiled(self, row: PublishedRow) -> bool | None:
         """Whether chains of kernels are fused by a compiler; None: the behaviour has its own."""
@@ -173,6 +179,9 @@ class FrameworkRule:
                 beside_weights=row.sequence_parallel is not None,
                 reduce_scatters=bool(row.zero_stage),
             )
+        if self.behaviour is DEEPSPEED and row.adapter and row.n_gpus == 1:
+            # Scripts for one GPU start without DeepSpeed (finetune_lora_single_gpu.sh of Qwen).
+            return replace(PYTORCH, eager=1.0, chains=PLAIN)
         if self.behaviour is INTERN_EVO and row.zero_stage == 3:
             return INTERN_EVO_FSDP
         return self.behaviour

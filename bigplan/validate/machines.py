@@ -14,6 +14,8 @@ from bigplan.validate.rows import PublishedRow
 # In a row's notes: what a table of the machine's own products reaches, beside the peak.
 OWN_PRODUCTS = re.compile(r"\bGEMM table\b.*?\b(0?\.\d+)-(0?\.\d+) of nominal")
 
+OLD_BOARD = "older motherboard"  # in a row's notes: two cards share the lanes of a desktop's CPU
+
 find_cluster = cache(catalog.find_cluster)  # hundreds of rows ran on a few kinds of machines
 find_gpu = cache(catalog.find_gpu)
 find_link, find_network = cache(catalog.find_link), cache(catalog.find_network)
@@ -113,15 +115,17 @@ def machine_of(row: PublishedRow) -> NodeGroup:
             "gpu": gpu,
             "gpus_per_node": per_node,
             "nodes": -(-row.n_gpus // per_node),
-            "intra_node": _intra(link, row.intra_node or ""),
+            "intra_node": _intra(link, row),
             "inter_node": _inter(inter, row.inter_node or found.network, per_node),
         }
     )
 
 
-def _intra(link: GpuLink, text: str) -> GpuLink:
-    """The node's link, or the one with 4 NVLink links where the row states these."""
-    return find_link("nvlink3-4-links") if "4 links" in text else link
+def _intra(link: GpuLink, row: PublishedRow) -> GpuLink:
+    """The node's link, one with 4 NVLink links where the row states these, or an old desktop's."""
+    if OLD_BOARD in row.notes:
+        return find_link("pcie3-x8-through-host")
+    return find_link("nvlink3-4-links") if "4 links" in (row.intra_node or "") else link
 
 
 FABRICS = re.compile(r"\bIB\b|InfiniBand|[EHN]DR|Slingshot|RoCE|RDMA", re.IGNORECASE)

@@ -38,7 +38,7 @@ from bigplan.validate.rows import read_rows
         (cells.precision, "bfloat16", "bf16"),
         (cells.precision, "BF16-mixed", "bf16"),
         (cells.precision, "MXFP8", "fp8"),
-        (cells.precision, "nf4+bf16 (QLoRA)", "nf4+bf16 (QLoRA)"),
+        (cells.precision, "nf4+bf16 (QLoRA)", "bf16"),
     ],
 )
 def test_words_of_tables(

@@ -136,7 +136,7 @@ def test_every_dense_row_with_a_time_is_scored(shipped: list[Scored]) -> None:
     timed = [
         found
         for found in shipped
-        if not (by_id[found.id].moe or by_id[found.id].adapter)
+        if not by_id[found.id].moe
         and (by_id[found.id].step_time_s or by_id[found.id].tokens_per_s_per_gpu)
     ]
     skipped = [found for found in timed if found.status == "skipped"]
