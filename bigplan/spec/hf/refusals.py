@@ -34,8 +34,6 @@ _OTHER_EXPERTS = {
     "dbrx": "queries, keys and values are clipped, and its norms are layer norms without biases",
     "deepseek_v32": "its attention sees those tokens alone that an index of its own picks",
     "flex_olmo": "norms stand after experts",
-    "granitemoe": "residuals are scaled",
-    "granitemoeshared": "residuals are scaled",
     "grok-1": "its norms stand before and after, and scores and logits are capped",
     "jamba": "most of its blocks are state-space models",
     "jetmoe": "its attention is a mixture of experts, too",
@@ -98,7 +96,7 @@ _FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio")
 _RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
 _OF_MAMBA = ("mamba_", "ssm_state_size", "use_mamba_kernels")  # how such keys begin
 _WITH_MAMBA = ("granitemoehybrid", "bamba", "nemotron_h", "mamba2")
-_WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
+_WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu")
 _OF_INFERENCE = ("mamba_ssm_dtype",)  # the dtype of states of delta rules, kept between tokens
 _FOREIGN_KEYS = (
     "add_cross_attention",
