@@ -397,12 +397,6 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         return _with_experts(spec, llama)
     if spec.norm_plus_one:
         return _of_gemma(spec, llama)
-    if spec.name.startswith(("ministral-3", "cwm")):
-        told = write_scaling(spec.rope_scaling) or {}
-        if spec.rope_scaling is not None and spec.rope_scaling.query_growth:
-            told["llama_4_scaling_beta"] = spec.rope_scaling.query_growth
-        llama |= {"rope_parameters": told | {"rope_theta": spec.rope_theta}}
-        return ("cwm" if spec.sliding_window else "ministral3"), llama
     if found := _of_its_own(spec, llama):
         return found
     return _rope_like(spec, llama)
@@ -433,6 +427,12 @@ def _of_its_own(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, 
     """Families whose blocks, or whose files, no other family has."""
     if spec.qk_norm_whole:
         return "olmo2", llama
+    if spec.name.startswith(("ministral-3", "cwm")):
+        told = write_scaling(spec.rope_scaling) or {}
+        if spec.rope_scaling is not None and spec.rope_scaling.query_growth:
+            told["llama_4_scaling_beta"] = spec.rope_scaling.query_growth
+        llama |= {"rope_parameters": told | {"rope_theta": spec.rope_theta}}
+        return ("cwm" if spec.sliding_window else "ministral3"), llama
     if spec.norms == "after":
         told = write_scaling(spec.rope_scaling) or {}
         llama |= {"rope_parameters": told | {"rope_theta": spec.rope_theta}}

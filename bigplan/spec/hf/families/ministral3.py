@@ -31,7 +31,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         _GROWTH: (scaling.query_growth if scaling else None) or 0.0,
     }
     named = {"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"]}
-    return config | named | NO_TOKENS
+    return {**config, **named, **NO_TOKENS}
 
 
 MINISTRAL3 = ModelFamily(

@@ -21,7 +21,8 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 def _write(model: ModelSpec) -> dict[str, Any]:
     config = write_deepseek(model, "youtu", "YoutuForCausalLM")
     config.pop(_DENSE)
-    return {key: value for key, value in config.items() if "predict" not in key} | NO_TOKENS
+    told = {key: value for key, value in config.items() if "predict" not in key}
+    return {**told, **NO_TOKENS}
 
 
 _OF_EXPERTS = ("router", "experts.", "shared.")
