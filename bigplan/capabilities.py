@@ -291,6 +291,13 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"the native runtime executes the rope_scaling {', '.join(some)} and {last} only, not "
             f"{scaling.name}: use one of them, or none up to the length of the pre-training"
         )
+    length = training.sequence_length
+    if scaling is not None and training.isolate_documents and scaling.grows_within(length):
+        return (
+            f"isolate_documents with rope_scaling.query_growth: queries grow by their place in a "
+            f"sequence of {length} tokens, not in a document; use a sequence_length of at most "
+            f"{scaling.original_length}, or leave isolate_documents off"
+        )
     return (
         _training_refusal(training)
         or copies_refusal(model, training, strategy.tp, strategy.ep)

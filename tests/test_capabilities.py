@@ -66,6 +66,15 @@ def test_other_architectures_are_named(changes: dict[str, object], words: str) -
     assert words in str(executable(model, TRAINING, DATA_PARALLEL, GPU)["native"])
 
 
+def test_queries_that_grow_know_no_documents() -> None:
+    """Within the length of the pre-training none grows."""
+    model = find_model("ministral-3-8b")
+    for length, refused in ((16384, False), (16385, True)):
+        changes = {"sequence_length": length, "isolate_documents": True}
+        why = native_refusal(model, TRAINING.model_copy(update=changes), DATA_PARALLEL)
+        assert ("rope_scaling.query_growth" in (why or "")) == refused
+
+
 @pytest.mark.parametrize("strategy", [Strategy(dp=1, tp=2), Strategy(dp=2, tp=4, pp=2, zero=3)])
 def test_tensor_parallelism_is_executed_where_ranks_have_equally_many_tokens(
     strategy: Strategy,

@@ -91,7 +91,7 @@ def _grouped_heads(
         q, k = _normed_heads(p, q, k, model, ways)
     if attends.rope_theta is not None:
         turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
-        q, k = turned(q, *tables), turned(k, *tables)
+        q, k = turned(q, *tables[-2:]), turned(k, *tables[:2])
     if model.qk_norm_turned:
         q, k = _normed_heads(p, q, k, model, ways)
     return q, k, v, *gates

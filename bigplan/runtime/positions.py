@@ -19,7 +19,8 @@ from bigplan.spec.rope_scaling import RopeScaling
 class Positions(NamedTuple):
     """Tables of position_tables, and the attention of the blocks that they are for."""
 
-    tables: tuple[Tensor, ...]  # the first has a row for each position
+    # The first has a row for each position; of queries that grow, two of their own come last.
+    tables: tuple[Tensor, ...]
     attends: BlockAttention
     bounds: Tensor | None = None  # of documents that are kept apart, int32 [b, 2, s]
 
@@ -44,6 +45,9 @@ def position_tables(
 ) -> Positions:
     """What attention knows positions by: rope_table's pair, or linear biases (ALiBi).
 
+    Where queries grow with their position, a pair for them follows, whose cos and sin are
+    multiplied, so that turning a query multiplies it.
+
     Those of blocks with the attention `attends`, by default the first block's.
 
     Pairs are of this rank's tokens of a sequence among those that share it. Biases are those of the
@@ -53,13 +57,28 @@ def position_tables(
     attends, (ranks, context) = attends or model.attentions[0], sharing
     if model.positions != "alibi":
         # Whole sequences' tables would lie on the GPU until this rank's part is cut out.
-        pair = rope_table(model, sequence_length, "cpu", dtype, attends)
-        own = tuple(context.group.own(table).clone().to(device) for table in pair)
+        tables = rope_table(model, sequence_length, "cpu", dtype, attends)
+        tables += _of_queries(model, sequence_length, dtype, attends)
+        own = tuple(context.group.own(table).clone().to(device) for table in tables)
         return Positions(own, attends)
     found = alibi.biases(model.heads, model.head_dim, sequence_length, device, dtype)
     parts = context.group.size
     rank = ranks.group.place * parts + context.group.place
     return Positions(found.of_rank(rank, ranks.group.size * parts), attends)
+
+
+def _of_queries(
+    model: ModelSpec, sequence_length: int, dtype: torch.dtype, attends: BlockAttention
+) -> tuple[Tensor, ...]:
+    """Cos and sin of queries that grow with their position; empty: they turn as keys do."""
+    scaling = model.rope_scaling if attends.scaled else None
+    if scaling is None or not scaling.grows_within(sequence_length):
+        return ()
+    assert scaling.query_growth and scaling.original_length, scaling
+    positions = torch.arange(sequence_length, dtype=torch.float32)
+    grown = 1.0 + scaling.query_growth * (positions / scaling.original_length).floor().log1p()
+    cos, sin = rope_table(model, sequence_length, "cpu", torch.float32, attends)
+    return (cos * grown[:, None]).to(dtype), (sin * grown[:, None]).to(dtype)
 
 
 def rope_table(
@@ -68,7 +87,7 @@ def rope_table(
     device: torch.device | str,
     dtype: torch.dtype,
     attends: BlockAttention | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Cos and sin of every position and frequency, [s, rotary_width / 2] each in `dtype`.
 
     Computed in fp32 on the CPU, so that every device rotates by the same angles. Both halves of the

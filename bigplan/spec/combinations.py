@@ -19,9 +19,17 @@ def check_attention(model: Any) -> None:
 
 
 def check_factors(model: Any) -> None:
-    """Longrope has a factor for each pair of columns."""
+    """Longrope has a factor for each pair of columns; queries that grow are turned whole."""
     scaling = model.rope_scaling
-    if scaling is None or scaling.name != "longrope":
+    if scaling is None:
+        return
+    if scaling.query_growth and (model.latent_attention or model.rotary_fraction != 1):
+        beside = "latent_attention" if model.latent_attention else "rotary_fraction"
+        raise InputError(
+            f"`rope_scaling` has a `query_growth` with `{beside}`, but queries grow where rope "
+            "turns all of their columns; remove one"
+        )
+    if scaling.name != "longrope":
         return
     pairs = model.rotary_width // 2
     for key in ("short_factors", "long_factors"):

@@ -48,6 +48,9 @@ class RopeScaling(Spec):
     """yarn blends between whole numbers of pairs; false: between fractions, as in GPT-OSS"""
     attention_factor: float | None = Field(default=None, gt=0)
     """what yarn and longrope multiply cos and sin by; null: what their papers say"""
+    query_growth: float | None = Field(default=None, gt=0)
+    """yarn: turned queries at position i are multiplied by 1 + it * ln(1 + floor(i /
+    original_length)), as in Ministral 3 (arXiv 2501.19399 has the idea); null: not"""
 
     @model_validator(mode="after")
     def _check(self) -> RopeScaling:
@@ -78,6 +81,8 @@ class RopeScaling(Spec):
                 "`attention_factor` is of yarn and longrope, `rounded` of yarn, and `name` is "
                 f"{self.name}; remove them"
             )
+        if self.query_growth and self.name != "yarn":
+            raise InputError(f"`query_growth` is of yarn, and `name` is {self.name}; remove it")
         fast, slow = self.turns
         if slow > fast:
             raise InputError(
@@ -90,6 +95,10 @@ class RopeScaling(Spec):
     def turns(self) -> tuple[float, float]:
         """How often frequencies turn in original_length that yarn leaves, and that it divides."""
         return self.beta_fast or FAST, self.beta_slow or SLOW
+
+    def grows_within(self, length: int) -> bool:
+        """Whether queries of sequences of so many tokens grow."""
+        return bool(self.query_growth) and length > (self.original_length or length)
 
     def _magnitude(self, scale: float) -> float:
         """How much larger scores should be in longer texts (the paper's section 3.4)."""

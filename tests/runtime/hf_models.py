@@ -233,6 +233,38 @@ OLMO3_YARN = OLMO3 | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
     },
 }
+# Queries grow from the third position on.
+MINISTRAL3 = {
+    "rope_parameters": YARN
+    | {"original_max_position_embeddings": 3, "llama_4_scaling_beta": 0.4}
+    | {"mscale": 1.0, "mscale_all_dim": 1.0}
+}
+CWM = LLAMA | {"num_hidden_layers": 3, "sliding_window": WINDOW, "head_dim": 16}
+CWM["layer_types"] = ["full_attention", "sliding_attention", "sliding_attention"]
+HY_V3 = BESIDE | {"num_experts": 8, "num_shared_experts": 2}
+EXAONE_MOE = (
+    BESIDE
+    | NO_TOKENS
+    | {
+        "num_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 2,
+    }
+)
+MELLUM = OLMO3 | {
+    "head_dim": 16,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "moe_intermediate_size": 40,
+    **ROUTED,
+}
+MELLUM["rope_parameters"] = {
+    "full_attention": LLAMA["rope_parameters"],
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+YOUTU = {k: v for k, v in DEEPSEEK.items() if k != "first_k_dense_replace"} | NO_TOKENS
+GRANITE_MOE = GRANITE | {"intermediate_size": 40, "num_local_experts": 6, "num_experts_per_tok": 3}
 HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 5000.0, "alpha": 20.0, "factor": 1.0}
 COHERE = NO_TOKENS | {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
 COHERE2 = COHERE | {
@@ -335,6 +367,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 3, "sliding_window": WINDOW, "head_dim": 16}
         | {"layer_types": OLMO3["layer_types"]},
     ),
+    "ministral3": ("ministral3", LLAMA | NO_TOKENS | {"head_dim": 16} | MINISTRAL3),
+    "cwm": ("cwm", CWM),
+    "vaultgemma": ("vaultgemma", GEMMA2),
+    "youtu": ("youtu", YOUTU),
     "qwen3": ("qwen3", LLAMA | {"head_dim": 16, "tie_word_embeddings": False}),
     "phi3": ("phi3", PHI3),
     "phi3-long": ("phi3", PHI3 | {"rope_parameters": LONGROPE}),
@@ -507,6 +543,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"intermediate_size": 40, "num_local_experts": 6}
         | {"num_experts_per_tok": 3, "shared_intermediate_size": 56},
     ),
+    "hy-v3": ("hy_v3", HY_V3),
+    "exaone-moe": ("exaone_moe", EXAONE_MOE),
+    "mellum": ("mellum", MELLUM),
+    "granite-moe": ("granitemoe", GRANITE_MOE),
+    "granite-moe-shared": (
+        "granitemoeshared",
+        GRANITE_MOE | {"shared_intermediate_size": 56, "attention_bias": True},
+    ),
     "bamba": (
         "bamba",
         LLAMA | NO_TOKENS | MAMBA | {"attn_layer_indices": [1], "num_hidden_layers": 3},
@@ -538,17 +582,26 @@ BIAS = (
     "e_score_correction_bias",
     "expert_bias",
 )  # of routers, a buffer, or of ERNIE a constant parameter
+_OF_GRANITE = {
+    ".experts.gate_up_proj": ".input_linear.weight",
+    ".experts.down_proj": ".output_linear.weight",
+    ".router.": ".router.layer.",
+}
 # What files call the modules that transformers 5 has by other names.
 RENAMED = {
     "nemotron_h": {"model.": "backbone."},
     "mixtral": {".mlp.": ".block_sparse_moe."},
     "minimax_m2": {".mlp.": ".block_sparse_moe."},
     "ernie4_5_moe": {".gate.moe_statics.": ".moe_statics."},
-    "granitemoehybrid": {
-        ".experts.gate_up_proj": ".input_linear.weight",
-        ".experts.down_proj": ".output_linear.weight",
-        ".router.": ".router.layer.",
+    "hy_v3": {
+        ".mlp.gate.weight": ".mlp.router.gate.weight",
+        ".mlp.e_score_correction_bias": ".mlp.expert_bias",
+        ".mlp.shared_experts.": ".mlp.shared_mlp.",
     },
+    "exaone_moe": {".mlp.gate.e_score_correction_bias": ".mlp.e_score_correction_bias"},
+    "granitemoehybrid": _OF_GRANITE,
+    "granitemoe": _OF_GRANITE,
+    "granitemoeshared": _OF_GRANITE,
 }
 Layers = list[dict[str, torch.Tensor]]
 

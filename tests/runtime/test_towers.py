@@ -49,8 +49,8 @@ MTP = {"mtp_num_hidden_layers": 1, "mamba_ssm_dtype": "float32"}
 TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("gemma3", {}, SQUARE | {"model_type": "siglip_vision_model"}),
     "mistral3": (
-        "mistral",
-        {"model_type": "mistral", "sliding_window": None},
+        "ministral3",
+        {"model_type": "ministral3"},
         SQUARE | {"model_type": "pixtral"},
     ),
     "llava": (

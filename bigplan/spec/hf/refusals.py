@@ -29,18 +29,28 @@ def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
     )
 
 
+_LLAMA4 = (
+    "routers weigh what experts read and not what they give, norms of queries and keys have no "
+    "weights and stand in blocks with rope alone, and attention is within chunks of tokens"
+)
 # Model types with mixtures of experts, and what their blocks have that no block here has.
 _OTHER_EXPERTS = {
     "dbrx": "queries, keys and values are clipped, and its norms are layer norms without biases",
     "deepseek_v32": "its attention sees those tokens alone that an index of its own picks",
     "flex_olmo": "norms stand after experts",
-    "granitemoe": "residuals are scaled",
-    "granitemoeshared": "residuals are scaled",
     "grok-1": "its norms stand before and after, and scores and logits are capped",
     "jamba": "most of its blocks are state-space models",
     "jetmoe": "its attention is a mixture of experts, too",
-    "llama4": "an expert is shared, and routers weigh what experts read",
-    "llama4_text": "an expert is shared, and routers weigh what experts read",
+    "glm_moe_dsa": "its attention sees those tokens alone that an index of its own picks",
+    "deepseek_v4": "its attention sees compressed tokens, and residual streams are several",
+    "llama4": _LLAMA4,
+    "llama4_text": _LLAMA4,
+    "longcat_flash": "its blocks have two attentions beside experts, some of which do nothing",
+    "kimi_linear": "its delta rule has a decay for each column of a key",
+    "mimo_v2_flash": "its values are narrower than keys, and heads differ from block to block",
+    "mistral4": "queries of its latent attention grow with their position",
+    "afmoe": "norms stand before and after experts",
+    "axk1": "a norm stands after experts",
     "minimax": "most of its attention is linear",
     "phimoe": "its routers pick experts one after the other, and its norms have biases",
 }
@@ -76,10 +86,19 @@ def refuse_experts(
         raise RefusedError(f"{where}: `{key}` is {_shown(value)}: {told}")
 
 
+_GEMMA4 = (
+    "heads of global blocks are wider and fewer than those of local ones, values have norms "
+    "without weights, and blocks have factors of their own"
+)
 # Dense decoders that people train, and what their blocks have that no block here has.
 _OTHER_BLOCKS = {
     "apertus": "its activation, xIELU, has trained numbers of its own",
     "falcon_h1": "its blocks have attention and a state space side by side",
+    "gemma4_text": _GEMMA4,
+    "gemma4": _GEMMA4,
+    "mamba": "its state space is Mamba's first, with a decay for each channel and state",
+    "nanochat": "its norms have no weights",
+    "olmo": "its norms have no weights",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
 }
 
@@ -98,7 +117,7 @@ _FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio")
 _RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
 _OF_MAMBA = ("mamba_", "ssm_state_size", "use_mamba_kernels")  # how such keys begin
 _WITH_MAMBA = ("granitemoehybrid", "bamba", "nemotron_h", "mamba2")
-_WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
+_WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu")
 _OF_INFERENCE = ("mamba_ssm_dtype",)  # the dtype of states of delta rules, kept between tokens
 _FOREIGN_KEYS = (
     "add_cross_attention",

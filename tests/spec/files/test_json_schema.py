@@ -30,7 +30,7 @@ from bigplan.spec.training import LossScale, TrainingRequest, ValidationSpec
 _OPTIMIZER = ("has no", "are of adamw", "round the first moment")
 _ROPE = (
     *("exceeds `beta_fast`", "needs `", "is not below", "divide frequencies"),
-    *("but rope turns", "is of yarn and longrope"),
+    *("but rope turns", "is of yarn", "but queries grow"),
 )
 BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
     ModelSpec: (

@@ -126,6 +126,15 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
         "granitemoehybrid",
         _SMALL | {"num_local_experts": 6, "num_experts_per_tok": 3, "mamba_n_heads": 8},
     ),
+    ("granitemoe", _SMALL),
+    ("granitemoeshared", _SMALL | {"shared_intermediate_size": 96, "num_experts_per_tok": 3}),
+    ("ministral3", _SMALL),
+    ("cwm", _SMALL),
+    ("vaultgemma", _SMALL),
+    ("youtu", _SMALL | {"num_key_value_heads": 8}),
+    ("hy_v3", _SMALL),
+    ("exaone_moe", _SMALL | {"sliding_window_pattern": 3}),
+    ("mellum", _SMALL | {"num_experts": 8}),
     ("bamba", _SMALL | _BAMBA),
     ("bamba", _SMALL | _BAMBA | {"attn_layer_indices": [0, 2], "mlp_bias": True}),
     ("nemotron_h", _NEMOTRON_H | {"hybrid_override_pattern": "M-*M-"}),
@@ -317,6 +326,9 @@ def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str
     if spec.delta_rule is not None:
         return _with_delta_rule(spec, llama)
     told = {"num_experts_per_tok": spec.experts_per_token, "router_aux_loss_coef": spec.router_loss}
+    if spec.residual_scale != 1:
+        told |= _factors(spec) | {"num_local_experts": spec.experts}
+        return "granitemoe", llama | told
     if spec.latent_attention is not None:
         return _of_deepseek(spec, llama)
     if spec.attention_sinks:  # the others are transformers' defaults
@@ -415,6 +427,12 @@ def _of_its_own(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, 
     """Families whose blocks, or whose files, no other family has."""
     if spec.qk_norm_whole:
         return "olmo2", llama
+    if spec.name.startswith(("ministral-3", "cwm")):
+        told = write_scaling(spec.rope_scaling) or {}
+        if spec.rope_scaling is not None and spec.rope_scaling.query_growth:
+            told["llama_4_scaling_beta"] = spec.rope_scaling.query_growth
+        llama |= {"rope_parameters": told | {"rope_theta": spec.rope_theta}}
+        return ("cwm" if spec.sliding_window else "ministral3"), llama
     if spec.norms == "after":
         told = write_scaling(spec.rope_scaling) or {}
         llama |= {"rope_parameters": told | {"rope_theta": spec.rope_theta}}
@@ -431,19 +449,21 @@ def _of_its_own(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, 
             "mamba_d_state": spec.state_space.state,
             "shared_intermediate_size": spec.ffn,
             "num_local_experts": 0,
-            "embedding_multiplier": spec.embedding_scale,
-            "residual_multiplier": spec.residual_scale,
-            "attention_multiplier": spec.score_scale,
-            "logits_scaling": 1 / spec.logit_scale,
+            **_factors(spec),
         }
     if spec.residual_scale != 1:
-        return "granite", llama | {
-            "embedding_multiplier": spec.embedding_scale,
-            "residual_multiplier": spec.residual_scale,
-            "attention_multiplier": spec.score_scale,
-            "logits_scaling": 1 / spec.logit_scale,
-        }
+        return "granite", llama | _factors(spec)
     return None
+
+
+def _factors(spec: ModelSpec) -> dict[str, Any]:
+    """Those of Granite."""
+    return {
+        "embedding_multiplier": spec.embedding_scale,
+        "residual_multiplier": spec.residual_scale,
+        "attention_multiplier": spec.score_scale,
+        "logits_scaling": 1 / spec.logit_scale,
+    }
 
 
 def _rope_like(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -516,6 +536,11 @@ _PUBLISHED = {
     "olmo-2-32b": (32.2e9, 0.05e9),
     "granite-3.3-8b": (8.17e9, 0.005e9),
     "granite-4.0-h-micro": (3e9, 0.5e9),
+    "granite-3.0-1b-a400m": (1.3e9, 0.05e9),
+    # arXiv 2601.08584, and 2510.02387
+    "ministral-3-8b": (8.4e9, 0.1e9),
+    "ministral-3-14b": (13.5e9, 0.05e9),
+    "cwm-32b": (32e9, 1e9),  # the name is rounded
     "nemotron-h-8b": (8.1e9, 0.05e9),
     "nemotron-nano-9b-v2": (8_888_227_328, 0),
     "nemotron-3-nano-30b-a3b": (31.6e9, 0.05e9),
@@ -606,6 +631,7 @@ def test_published_counts(name: str) -> None:
         ("deepseek-v3", 37),
         ("kimi-k2", 32.6),
         ("nemotron-3-nano-30b-a3b", 3.6),
+        ("granite-3.0-1b-a400m", 0.43),
     ],
 )
 def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> None:
@@ -689,7 +715,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
             {"mlp_layer_types": ["dense", "sparse", "dense"], "num_key_value_heads": 8},
             "`mlp_layer_types` is",
         ),
-        ("granitemoe", {}, "is not supported: residuals are scaled"),
+        ("cwm", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "`topk_method` is 'noaux_tc'"),
         ("deepseek_v3", {"attention_bias": True}, "`attention_bias` is True"),
@@ -711,6 +737,12 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("falcon", {"alibi": True}, "`alibi` is True"),
         ("stablelm", {"qk_layernorm": True}, "`qk_layernorm` is True"),
         ("stablelm", {"use_parallel_residual": True}, "`use_parallel_residual` is True"),
+        ("llama4_text", {}, "is not supported: routers weigh what experts read and not what"),
+        ("gemma4", {}, "is not supported: heads of global blocks are wider"),
+        ("nanochat", {}, "is not supported: its norms have no weights"),
+        ("hy_v3", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "`mlp_layer_types` is"),
+        ("hy_v3", {"mlp_bias": True}, "`mlp_bias` is True"),
+        ("exaone_moe", {"num_local_experts": 8}, "`num_local_experts` is 8"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
         (
             "apertus",

@@ -9,10 +9,12 @@ from bigplan.spec.hf.families.bamba import BAMBA
 from bigplan.spec.hf.families.beside_towers import BESIDE_TOWERS
 from bigplan.spec.hf.families.bloom import BLOOM
 from bigplan.spec.hf.families.cohere import COHERE, COHERE2
+from bigplan.spec.hf.families.cwm import CWM
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from bigplan.spec.hf.families.ernie import ERNIE
 from bigplan.spec.hf.families.ernie_moe import ERNIE_MOE
 from bigplan.spec.hf.families.exaone import EXAONE4
+from bigplan.spec.hf.families.exaone_moe import EXAONE_MOE
 from bigplan.spec.hf.families.experts import MIXTRAL, QWEN3_MOE
 from bigplan.spec.hf.families.falcon import FALCON
 from bigplan.spec.hf.families.family import ModelFamily
@@ -25,14 +27,18 @@ from bigplan.spec.hf.families.gpt_oss import GPT_OSS
 from bigplan.spec.hf.families.gptj import GPTJ
 from bigplan.spec.hf.families.granite import GRANITE
 from bigplan.spec.hf.families.granite_hybrid import GRANITE_HYBRID
+from bigplan.spec.hf.families.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from bigplan.spec.hf.families.hunyuan import HUNYUAN
 from bigplan.spec.hf.families.hunyuan_moe import HUNYUAN_MOE
+from bigplan.spec.hf.families.hy_v3 import HY_V3
 from bigplan.spec.hf.families.lfm2 import LFM2
 from bigplan.spec.hf.families.lfm2_moe import LFM2_MOE
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
 from bigplan.spec.hf.families.mamba2 import MAMBA2
+from bigplan.spec.hf.families.mellum import MELLUM
 from bigplan.spec.hf.families.minimax import MINIMAX_M2
 from bigplan.spec.hf.families.ministral import MINISTRAL
+from bigplan.spec.hf.families.ministral3 import MINISTRAL3
 from bigplan.spec.hf.families.nemotron_h import NEMOTRON_H
 from bigplan.spec.hf.families.olmo import OLMO2, OLMO3
 from bigplan.spec.hf.families.olmo_hybrid import OLMO_HYBRID
@@ -49,6 +55,8 @@ from bigplan.spec.hf.families.smollm3 import SMOLLM3
 from bigplan.spec.hf.families.solar_open import SOLAR_OPEN
 from bigplan.spec.hf.families.stablelm import STABLELM
 from bigplan.spec.hf.families.starcoder2 import STARCODER2
+from bigplan.spec.hf.families.vault_gemma import VAULT_GEMMA
+from bigplan.spec.hf.families.youtu import YOUTU
 
 FAMILIES: Mapping[str, ModelFamily] = {
     "llama": LLAMA,
@@ -80,6 +88,10 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "arcee": ARCEE,
     "nemotron": NEMOTRON,
     "ministral": MINISTRAL,
+    "ministral3": MINISTRAL3,
+    "cwm": CWM,
+    "vaultgemma": VAULT_GEMMA,
+    "youtu": YOUTU,
     "phi": PHI,
     "gptj": GPTJ,
     "mixtral": MIXTRAL,
@@ -98,6 +110,11 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "minimax_m2": MINIMAX_M2,
     "hunyuan_v1_moe": HUNYUAN_MOE,
     "ernie4_5_moe": ERNIE_MOE,
+    "hy_v3": HY_V3,
+    "exaone_moe": EXAONE_MOE,
+    "mellum": MELLUM,
+    "granitemoe": GRANITE_MOE,
+    "granitemoeshared": GRANITE_MOE_SHARED,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "qwen3_next": QWEN3_NEXT,

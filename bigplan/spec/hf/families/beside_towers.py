@@ -15,6 +15,7 @@ from bigplan.spec.hf.families.family import ModelFamily, Tensors
 from bigplan.spec.hf.families.gemma import GEMMA3
 from bigplan.spec.hf.families.glm import GLM4
 from bigplan.spec.hf.families.llama import MISTRAL
+from bigplan.spec.hf.families.ministral3 import MINISTRAL3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
 from bigplan.spec.hf.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from bigplan.spec.hf.families.shared_experts import GLM4_MOE
@@ -76,8 +77,8 @@ _QWEN3: Mapping[str, Any] = {
 BESIDE_TOWERS: Mapping[str, ModelFamily] = {
     "gemma3": _beside(GEMMA3),
     # Pixtral is published as a LLaVA. transformers ties the words of a Mistral 3 that does not say
-    # so; published ones do not say so, and have a head.
-    "mistral3": _beside(MISTRAL),
+    # so; published ones do not say so, and have a head. Files of Ministral 3 tell all of its keys.
+    "mistral3": _beside(replace(MINISTRAL3, defaults=MISTRAL.defaults)),
     "llava": _beside(MISTRAL),
     "qwen2_vl": _beside(QWEN2, **_QWEN2),
     "qwen2_5_vl": _beside(QWEN2, **_QWEN2),

@@ -6,22 +6,15 @@ from typing import Any
 
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, read_deepseek, write_deepseek
 from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.layer_types import dense_first, write_dense_first
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
-
-_DENSE, _SPARSE = "dense", "sparse"
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
     """Files say of each block whether it has experts, or as DeepSeek's how many first ones not."""
-    kinds = reader.texts("mlp_layer_types")
-    if not kinds:
-        return read_deepseek(reader)
-    dense = kinds.count(_DENSE)
-    if kinds != (_DENSE,) * dense + (_SPARSE,) * (len(kinds) - dense):
-        reader.refuse("mlp_layer_types", f"{_DENSE} first blocks, then {_SPARSE} ones")
-    if len(kinds) != reader.count("num_hidden_layers"):
-        reader.refuse("mlp_layer_types", "one for each of num_hidden_layers")
+    first = reader.count("first_k_dense_replace", least=0)
+    dense = dense_first(reader, reader.count("num_hidden_layers"), otherwise=first)
     fields = read_deepseek(reader)
     if "dense_blocks" in fields:
         fields |= {"dense_blocks": dense}
@@ -30,9 +23,8 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
-    kinds = [_DENSE] * model.dense_blocks + [_SPARSE] * (model.layers - model.dense_blocks)
     return write_deepseek(model, "glm4_moe_lite", "Glm4MoeLiteForCausalLM") | {
-        "mlp_layer_types": kinds
+        "mlp_layer_types": write_dense_first(model)
     }
 
 

@@ -41,7 +41,7 @@ _SCALINGS = (None, "default", "linear", "llama3", "dynamic", "yarn", "longrope",
 
 def read_rope(reader: ConfigReader) -> dict[str, Any]:
     """Base of the rotary angles, how they are scaled, and the part of a head that is rotated."""
-    key = "rope_parameters" if reader.mapping("rope_parameters") else "rope_scaling"
+    key = next((place for place in PLACES if reader.config.get(place)), PLACES[0])
     rope = reader.mapping(key)
     if rope.get("rope_type", rope.get("type")) not in _SCALINGS:
         reader.refuse(key, f"rope_type {', '.join(s for s in _SCALINGS if s)}")
@@ -83,6 +83,13 @@ def _read_longrope(rope: Mapping[str, Any], reader: ConfigReader, length: object
     if rope.get("factor") is not None or not isinstance(length, int) or length < 1:
         return {}
     return {"factor": reader.count("max_position_embeddings") / length}
+
+
+def write_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """`config` with rope in one key, for classes that have another scaling where it is absent."""
+    one = {key: value for key, value in config.items() if key not in ("rope_theta", "rope_scaling")}
+    scaling = config["rope_scaling"] or {"rope_type": "default"}
+    return one | {"rope_parameters": {"rope_theta": config["rope_theta"], **scaling}}
 
 
 def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
