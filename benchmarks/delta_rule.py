@@ -33,7 +33,7 @@ from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.kernels import delta_rule as kernels
 from bigplan.kernels.delta_rule import LAUNCHES, How, Launch
-from bigplan.runtime.delta_rule import InKernels, in_torch
+from bigplan.runtime.mixers.delta_rule import InKernels, in_torch
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.mixers import GatedDeltaRule
 from bigplan.spec.model import ModelSpec

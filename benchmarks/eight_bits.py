@@ -33,8 +33,8 @@ from benchmarks.parts import (
     newest,
 )
 from bigplan.kernels import eight_bits as kernel
-from bigplan.runtime.eight_bits import GRADIENTS, VALUES, EightBits, multiplied
-from bigplan.runtime.matrices import AS_STORED, Matrices
+from bigplan.runtime.linear.eight_bits import GRADIENTS, VALUES, EightBits, multiplied
+from bigplan.runtime.linear.matrices import AS_STORED, Matrices
 from bigplan.spec.catalog import find_model
 from bigplan.spec.files.dump import to_yaml
 

@@ -27,8 +27,8 @@ from bigplan.graph.operators import Operator
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime.generated import library_for
-from bigplan.runtime.made_again import made_again
-from bigplan.runtime.state_space import Norm, gated
+from bigplan.runtime.mixers.made_again import made_again
+from bigplan.runtime.mixers.state_space import Norm, gated
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 

@@ -38,7 +38,7 @@ ATTENTION_TILE = 128  # rows and columns of a flash attention tile, which is com
 HEAD_OVERHEAD = 20.0
 NARROW_AS_FAST: tuple[FlashKernel, ...] = ("flash1",)
 # torch's scaled_dot_product_attention takes no window. Through torch's other functions a window is
-# FlashAttention-2's (runtime/window.py).
+# FlashAttention-2's (runtime/attention/window.py).
 WITHOUT_WINDOWS: FlashKernel = "sdpa"
 # FlashAttention-2's seconds forward in a window over those without one, beyond what the window
 # leaves: its mask is applied to every tile in place of those at the edges (Need_masking in mask.h).

@@ -95,8 +95,8 @@ NORM = _Norm(
     _Each(1),
     _Each(5, 2, 0, 1, 2 * WIDE),
 )
-# A kernel for the gate, then runtime/wide_norm.py by plain torch, in fp32: its reads and writes as
-# they stand there.
+# A kernel for the gate, then runtime/parallel/wide_norm.py by plain torch, in fp32: its reads and
+# writes as they stand there.
 SHARED_NORM = _Norm(
     _Kernel("state space's norm", _Each(5 + 9 * WIDE), 10),
     _Kernel("state space's norm back", _Each(8 + 22 * WIDE), 18),

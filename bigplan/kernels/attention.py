@@ -1,11 +1,11 @@
 """Causal attention with biased (ALiBi) or capped (Gemma 2) scores, or within documents.
 
 torch's fused kernels take no bias but a matrix of scores. Heads with eight more columns carry the
-biases through them (runtime/alibi.py), but for 136 columns torch takes FlashAttention-2's kernel of
-192, and heads are copied: 1.50 and 3.32 ms for 32 heads of 128 and four sequences of 2,048 tokens
-on an H100, where these kernels take 0.41 and 1.28 and compiled flex attention 0.46 and 1.25
-(benchmarks/results/2026-11-25-h100-alibi). Here a bias is a multiplication and an addition a score.
-A capped score is cap * tanh(score / cap), whose derivative is 1 - tanh^2.
+biases through them (runtime/attention/alibi.py), but for 136 columns torch takes FlashAttention-2's
+kernel of 192, and heads are copied: 1.50 and 3.32 ms for 32 heads of 128 and four sequences of
+2,048 tokens on an H100, where these kernels take 0.41 and 1.28 and compiled flex attention 0.46 and
+1.25 (benchmarks/results/2026-11-25-h100-alibi). Here a bias is a multiplication and an addition a
+score. A capped score is cap * tanh(score / cap), whose derivative is 1 - tanh^2.
 
 The forward is FlashAttention-2's (Dao 2023, arXiv 2307.08691, algorithm 1). Its backward adds
 gradients by queries with atomics. Here they have a kernel of their own, which computes scores and

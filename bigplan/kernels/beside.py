@@ -58,7 +58,7 @@ class _LossSizes:
 
 
 def _add_product(total: Tensor, gradient: Tensor, x: Tensor) -> None:
-    """As runtime/products.py adds it: in fp32, inside the product on a GPU."""
+    """As runtime/layers/products.py adds it: in fp32, inside the product on a GPU."""
     if total.is_cuda:
         torch.addmm(total, gradient.T, x, out_dtype=torch.float32, out=total)
     else:

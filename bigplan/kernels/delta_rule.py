@@ -1,9 +1,9 @@
 """The gated delta rule in chunks of tokens, forward and backward: kernels written by hand.
 
-Plain torch (runtime/delta_rule.py, which has the formulas) runs it in fp32, one small product after
-the other. Here a chunk and a head are a program where chunks do not wait for each other, and only
-the states walk from chunk to chunk, some columns of them in each program (Yang et al., arXiv
-2406.06484, section 3, and 2412.06464, section 3.3):
+Plain torch (runtime/mixers/delta_rule.py, which has the formulas) runs it in fp32, one small
+product after the other. Here a chunk and a head are a program where chunks do not wait for each
+other, and only the states walk from chunk to chunk, some columns of them in each program (Yang et
+al., arXiv 2406.06484, section 3, and 2412.06464, section 3.3):
 
   filtered   queries, keys and values out of their convolution (short_filters.py)
   solved     W and U of a chunk, by the inverse of its triangular system
@@ -65,7 +65,7 @@ LAUNCHES = {
 
 
 class Inputs(NamedTuple):
-    """As runtime/delta_rule.py's `gated` takes them, contiguous."""
+    """As runtime/mixers/delta_rule.py's `gated` takes them, contiguous."""
 
     queries: Tensor
     keys: Tensor
@@ -146,7 +146,7 @@ def _walk(kernel: Any, sizes: _Sizes, *tensors: Tensor) -> None:
 
 
 def forward(how: How, *inputs: Tensor) -> Tensor:
-    """As runtime/delta_rule.py's `gated`, of contiguous inputs with 16 bits."""
+    """As runtime/mixers/delta_rule.py's `gated`, of contiguous inputs with 16 bits."""
     given, sizes = Inputs(*inputs), _Sizes.of(how.rule, Inputs(*inputs))
     assert all(x.is_contiguous() for x in inputs)
     made = _walked(sizes, how, given, keep=False)

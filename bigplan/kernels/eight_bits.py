@@ -1,7 +1,8 @@
 """Matrices cast to 8-bit floating point by one scale, as they are and transposed, in two passes.
 
 The first finds the largest absolute value (2 bytes read an element of 16 bits), the second reads
-2 bytes and writes 1 for each form. Plain torch (runtime/eight_bits.py) moves several times as much.
+2 bytes and writes 1 for each form. Plain torch (runtime/linear/eight_bits.py) moves several times
+as much.
 """
 
 from __future__ import annotations

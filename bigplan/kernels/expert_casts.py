@@ -1,10 +1,11 @@
 """Rows and matrices of experts cast to E4M3, each by scales of its own, in one kernel each.
 
-Products of experts (runtime/grouped_eight_bits.py) want both factors with the dimension that is
-summed last in memory, and a scale for each row that it leaves. So `by_row` scales rows as they lie:
-a program reads one whole row, 2 bytes an element, and writes 1. `by_column` scales columns of each
-expert's part and writes it transposed: a program has some columns of one expert, which it reads
-twice. Parts of rows lie one behind the other, and their transposes begin at multiples of 16.
+Products of experts (runtime/experts/grouped_eight_bits.py) want both factors with the dimension
+that is summed last in memory, and a scale for each row that it leaves. So `by_row` scales rows as
+they lie: a program reads one whole row, 2 bytes an element, and writes 1. `by_column` scales
+columns of each expert's part and writes it transposed: a program has some columns of one expert,
+which it reads twice. Parts of rows lie one behind the other, and their transposes begin at
+multiples of 16.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Matrices unpacked from 4 bits in one pass: 0.53 bytes read and 2 written an element.
 
-spec/four_bits.py has the format; plain torch (runtime/four_bits.py) moves 36 bytes.
+spec/four_bits.py has the format; plain torch (runtime/linear/four_bits.py) moves 36 bytes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The gated short convolution of runtime/convolution.py, forward and backward: written by hand.
+"""The gated short convolution of runtime/mixers/convolution.py, both passes: written by hand.
 
 Plain torch reads or writes the vectors of a token 14 times forward and 45 backward with 3 taps.
 Here a program has some channels of some tokens and reads them once from memory, earlier and later
 tokens' out of cache: 4 and 7 times. Sums are in fp32 and rounded once. A token before the sequence
-counts as zero; runtime/convolution.py has what ranks that share a sequence and documents that are
-kept apart take.
+counts as zero; runtime/mixers/convolution.py has what ranks that share a sequence and documents
+that are kept apart take.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WARPS = 4
 
 
 class Vectors(NamedTuple):
-    """B, c and v of runtime/convolution.py, or gradients by them, [b, s, h], contiguous."""
+    """B, c and v of runtime/mixers/convolution.py, or gradients by them, [b, s, h], contiguous."""
 
     before: Tensor
     after: Tensor

@@ -1,9 +1,10 @@
 """AdamW on moments in bf16 or 8 bits: decoded, updated and encoded in one pass, written by hand.
 
 With a 16-bit copy it moves 22 bytes a parameter in bf16 and 18 in 8 bits, where fp32 moves 30.
-spec/moments.py has the format, runtime/narrow_adamw.py the same in plain torch. A block's scale is
-the largest of its new values, so a program has whole blocks of elements that are stored together.
-Tensors with constants of their own are runs of these: a program takes those that it meets in turn.
+spec/moments.py has the format, runtime/optimizer/narrow_adamw.py the same in plain torch. A block's
+scale is the largest of its new values, so a program has whole blocks of elements that are stored
+together. Tensors with constants of their own are runs of these: a program takes those that it meets
+in turn.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A short causal convolution, SiLU, and heads brought to a length of 1: written by hand.
 
-Plain torch (runtime/delta_rule.py) reads and writes the heads some 15 times forward. Here a program
-has some tokens of one head: it reads them once, and again as many as there are taps out of cache.
-All is in fp32 and rounded once. The backward has three kernels: the gradient by a token adds up
-those by the sums of later tokens, which other programs make, and gradients by filters add up many
-tokens, which programs of their own do fastest. Where documents are kept apart, no tap
+Plain torch (runtime/mixers/delta_rule.py) reads and writes the heads some 15 times forward. Here a
+program has some tokens of one head: it reads them once, and again as many as there are taps out of
+cache. All is in fp32 and rounded once. The backward has three kernels: the gradient by a token adds
+up those by the sums of later tokens, which other programs make, and gradients by filters add up
+many tokens, which programs of their own do fastest. Where documents are kept apart, no tap
 reads a token before its document.
 """
 

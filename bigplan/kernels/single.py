@@ -337,8 +337,8 @@ def cross_entropy(rows: int, columns: int, dtype: str, cap: float | None = None)
     return make.single("losses", "by_logits")
 
 
-# What an AdamW step multiplies and divides by, in the order of runtime/adamw.py's, the gradient's
-# divisor last.
+# What an AdamW step multiplies and divides by, in the order of runtime/optimizer/adamw.py's, the
+# gradient's divisor last.
 FACTORS = ("decay", "fresh", "square_kept", "square_fresh", "unbias", "epsilon", "step", "divisor")
 
 

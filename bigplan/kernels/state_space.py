@@ -1,9 +1,9 @@
 """A state space (Mamba-2) in chunks of tokens, forward and backward: kernels written by hand.
 
-Plain torch (runtime/state_space.py, which has the formulas) writes scores of each head and chunk,
-and all else between its products. Here a program has a chunk and some heads of a group, which share
-scores; only the states walk from chunk to chunk, a part of a head's in each program (Dao and Gu,
-arXiv 2405.21060, section 6):
+Plain torch (runtime/mixers/state_space.py, which has the formulas) writes scores of each head and
+chunk, and all else between its products. Here a program has a chunk and some heads of a group,
+which share scores; only the states walk from chunk to chunk, a part of a head's in each program
+(Dao and Gu, arXiv 2405.21060, section 6):
 
   filtered   values, keys and queries out of their convolution (short_filters.py)
   stepped    time steps, and the sums of decays within each chunk
@@ -64,7 +64,7 @@ LAUNCHES = {
 
 
 class Inputs(NamedTuple):
-    """As runtime/state_space.py's `gated` takes them but gates and the norm, contiguous."""
+    """As runtime/mixers/state_space.py's `gated` takes them but gates and the norm, contiguous."""
 
     vectors: tuple[Tensor, ...]  # values, keys and queries
     times: Tensor

@@ -1,8 +1,8 @@
 """Heads of latent attention, written by hand: columns that rope turns in place, keys put together.
 
-Plain torch (runtime/latent.py) turns in five kernels, of which three read or write every second
-column, and joins keys in eight. Each of these kernels takes a head's columns once. What is turned
-is turned in fp32 and rounded once.
+Plain torch (runtime/attention/latent.py) turns in five kernels, of which three read or write every
+second column, and joins keys in eight. Each of these kernels takes a head's columns once. What is
+turned is turned in fp32 and rounded once.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class AdamW:
         self._made: dict[tuple[str, str | None], tuple[Any, tuple[str, ...], int, int]] = {}
 
     def factors(self, constants: Sequence[float], divisor: float, device: torch.device) -> Tensor:
-        """What `step` multiplies by, fp32 on the device; constants in runtime/adamw.py's order."""
+        """What `step` multiplies by, fp32 on the device, as runtime/optimizer/adamw.py has it."""
         values = torch.tensor([*constants, divisor], pin_memory=device.type == "cuda")
         return values.to(device, non_blocking=True)
 

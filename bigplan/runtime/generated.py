@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.runtime import four_bits
-from bigplan.runtime.eight_bits import EightBits
-from bigplan.runtime.experts import Places, RowOperators
-from bigplan.runtime.grouped_eight_bits import EightBitExperts
-from bigplan.runtime.matrices import AS_STORED, Matrices, Opened
-from bigplan.runtime.native import Piece
+from bigplan.runtime.cpu.native import Piece
+from bigplan.runtime.experts.dispatch import Places, RowOperators
+from bigplan.runtime.experts.grouped_eight_bits import EightBitExperts
+from bigplan.runtime.linear import four_bits
+from bigplan.runtime.linear.eight_bits import EightBits
+from bigplan.runtime.linear.matrices import AS_STORED, Matrices, Opened
 from bigplan.spec.training import Training
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def matrices_for(training: Training, library: Library | None) -> Matrices:
 def adamw_for(training: Training, device: torch.device) -> AdamW | None:
     """The update's kernel on the device, if the training asks for generated kernels.
 
-    Moments that are not in fp32 have one of their own (runtime/narrow_update.py).
+    Moments that are not in fp32 have one of their own (runtime/optimizer/narrow_update.py).
     """
     if training.optimizer.name == "sgd" or training.optimizer.moments != "fp32":
         return None

@@ -3,7 +3,8 @@
 They are written out, so that the tensors that autograd saves are known to the byte, and the same on
 CPU and CUDA: bigplan/graph/activations.py holds the formula. On CUDA they run if `training.kernels`
 is torch, and under DeepSpeed. Otherwise generated.py has kernels that save the same tensors. If
-ranks share out a vocabulary (words.py), the loss has a kernel written by hand, in two parts.
+ranks share out a vocabulary (parallel/words.py), the loss has a kernel written by hand, in two
+parts.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bigplan.kernels import attention as kernel
 from bigplan.kernels.attention import ScoreRule, Tile, Tiles
-from bigplan.runtime import alibi, capped
-from bigplan.runtime.in_blocks import Scores
-from bigplan.runtime.kept import KeptActivations
+from bigplan.runtime.attention import alibi, capped
+from bigplan.runtime.attention.in_blocks import Scores
+from bigplan.runtime.layers.kept import KeptActivations
 from tests.examples import examples
 from tests.kernels.generated import DEVICE, error, random
 

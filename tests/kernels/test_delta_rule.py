@@ -24,11 +24,11 @@ from bigplan.kernels import (
     short_filters,
 )
 from bigplan.mechanics import rule_in_kernels
-from bigplan.runtime.delta_rule import InKernels, in_torch
+from bigplan.runtime.mixers.delta_rule import InKernels, in_torch
 from bigplan.spec.mixers import GatedDeltaRule
 from tests.kernels.counting import in_place_of
 from tests.kernels.generated import DEVICE, error, random, with_gradients
-from tests.runtime.counted_bytes import Counted
+from tests.runtime.mixers.counted_bytes import Counted
 from tests.runtime.plans import tiny_model, tiny_training
 
 EPSILON = 1e-6

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.kernels import eight_bits as kernel
-from bigplan.runtime import eight_bits
+from bigplan.runtime.linear import eight_bits
 from tests.examples import examples
 from tests.kernels.generated import random
 

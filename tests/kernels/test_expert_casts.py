@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bigplan.kernels import expert_casts as kernel
-from bigplan.runtime import grouped_eight_bits as plain
-from bigplan.runtime.grouped_eight_bits import HIGHEST, VALUES, Ends
+from bigplan.runtime.experts import grouped_eight_bits as plain
+from bigplan.runtime.experts.grouped_eight_bits import HIGHEST, VALUES, Ends
 from tests.examples import examples
 from tests.kernels.generated import DEVICE, random
 

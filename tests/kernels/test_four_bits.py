@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bigplan.kernels import four_bits as kernel
 from bigplan.rectangle import Rectangle
-from bigplan.runtime import four_bits
+from bigplan.runtime.linear import four_bits
 from bigplan.spec.four_bits import BLOCK, LEVELS, packed_columns
 from tests.examples import examples
 from tests.kernels.generated import random

@@ -16,7 +16,7 @@ from bigplan.graph import convolution as priced
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.kernels import gated_filters
-from bigplan.runtime.convolution import _in_kernels, convolved
+from bigplan.runtime.mixers.convolution import _in_kernels, convolved
 from bigplan.spec.step import StepOp
 from tests.kernels.generated import DEVICE, error, random, with_gradients
 from tests.runtime.plans import tiny_model, tiny_training

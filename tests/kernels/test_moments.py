@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.kernels import moments as kernel
-from bigplan.runtime.adamw import adamw_kernel
-from bigplan.runtime.moments import StoredState, bytes_view
-from bigplan.runtime.narrow_adamw import NarrowPiece, Run, reference
+from bigplan.runtime.memory.moments import StoredState, bytes_view
+from bigplan.runtime.optimizer.adamw import adamw_kernel
+from bigplan.runtime.optimizer.narrow_adamw import NarrowPiece, Run, reference
 from bigplan.spec.moments import Moments, blocks, places
 from bigplan.spec.optimizer import Optimizer
 from tests.examples import examples

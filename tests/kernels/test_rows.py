@@ -15,7 +15,7 @@ from torch import Tensor
 from bigplan.kernels import rows
 from bigplan.kernels.library import Library
 from bigplan.kernels.optimised import Optimiser
-from bigplan.runtime import experts
+from bigplan.runtime.experts import dispatch as experts
 from bigplan.runtime.generated import rows_of
 from tests.examples import examples
 from tests.kernels.generated import error, random

@@ -19,8 +19,8 @@ from bigplan.graph.strategy import Strategy
 from bigplan.kernels import gated_norm, short_filters, state_space_backward, state_space_programs
 from bigplan.mechanics import space_in_kernels
 from bigplan.runtime.generated import _library
-from bigplan.runtime.made_again import made_again
-from bigplan.runtime.state_space import (
+from bigplan.runtime.mixers.made_again import made_again
+from bigplan.runtime.mixers.state_space import (
     GatedNorm,
     InKernels,
     Norm,
@@ -31,7 +31,7 @@ from bigplan.runtime.state_space import (
 from bigplan.spec.mixers import StateSpace
 from tests.kernels.counting import in_place_of
 from tests.kernels.generated import DEVICE, error, random, with_gradients
-from tests.runtime.counted_bytes import Counted
+from tests.runtime.mixers.counted_bytes import Counted
 from tests.runtime.plans import tiny_model, tiny_training
 
 EPSILON = 1e-5

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bigplan.runtime import latent
-from bigplan.runtime.latent import Angles
+from bigplan.runtime.attention import latent
+from bigplan.runtime.attention.latent import Angles
 from tests.examples import examples
 from tests.kernels.generated import random, with_gradients
 
