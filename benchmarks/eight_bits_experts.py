@@ -27,7 +27,7 @@ from benchmarks.experts import MODELS as STEPPED_MODELS
 from benchmarks.limit_run import Amount, tell, trained
 from benchmarks.parts import CUDA, Asked, milliseconds
 from bigplan.engines import make_plan
-from bigplan.kernels import expert_casts, rows
+from bigplan.kernels.handwritten import expert_casts, rows
 from bigplan.planner import Request
 from bigplan.runtime.experts import dispatch as experts
 from bigplan.runtime.experts.grouped import EXPERTS_AS_STORED, Grouped

@@ -98,7 +98,7 @@ def _seconds(work: Callable[[], None]) -> float:
 
 def kernel() -> dict[str, Any]:
     """G parameters/s on a GPU, and GB/s of gradients in fp32, state both ways, a bf16 copy."""
-    from bigplan.kernels import moments as narrow
+    from bigplan.kernels.handwritten import moments as narrow
     from bigplan.kernels.update import AdamW
     from bigplan.runtime.generated import _library
 

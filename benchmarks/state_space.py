@@ -150,7 +150,7 @@ def launches() -> dict[str, Any]:
     """Microseconds of each kernel, by how it is launched."""
     from triton.errors import TritonError
 
-    from bigplan.kernels.state_space import LAUNCHES, Launch
+    from bigplan.kernels.handwritten.state_space import LAUNCHES, Launch
 
     found: dict[str, Any] = {}
     inputs, training = _inputs(LENGTH, torch.bfloat16), WAYS["generated"]

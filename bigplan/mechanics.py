@@ -116,7 +116,7 @@ BIASED_COLUMNS = 128  # of the widest heads of its own kernel, whose tiles fill 
 
 
 def biases_in_kernel(element_bytes: int, head_dim: int) -> bool:
-    """Whether a generated kernel adds linear biases to scores (bigplan/kernels/attention.py).
+    """Whether a kernel adds linear biases to scores (kernels/handwritten/attention.py).
 
     Its products are those of 16-bit formats.
     """
@@ -159,7 +159,7 @@ def caps_in_kernel(element_bytes: int, head_dim: int) -> bool:
 
 
 def rule_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> bool:
-    """Whether generated kernels run a gated delta rule (bigplan/kernels/delta_rule.py).
+    """Whether generated kernels run a gated delta rule (bigplan/kernels/handwritten/delta_rule.py).
 
     `widths`: of keys and of values.
     """
@@ -168,7 +168,7 @@ def rule_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> b
 
 
 def space_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> bool:
-    """Whether generated kernels run a state space (bigplan/kernels/state_space.py).
+    """Whether generated kernels run a state space (bigplan/kernels/handwritten/state_space.py).
 
     `widths`: of states and of heads.
     """
@@ -183,7 +183,7 @@ def space_heads_together(heads: int) -> int:
 
 
 def convolution_in_kernels(element_bytes: int, taps: int) -> bool:
-    """Whether generated kernels run a gated short convolution (bigplan/kernels/gated_filters.py).
+    """Whether generated kernels run a gated short convolution (handwritten/gated_filters.py).
 
     They do of whole sequences, and where documents are not kept apart.
     """

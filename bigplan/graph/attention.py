@@ -33,11 +33,11 @@ FLASH_COLUMNS, FLASH_NARROW, FLASH_WIDE_COLUMNS = 32, 128, 64
 WIDENED_COPIES = 3.0
 FLASH_ROWS = 128  # its sums have whole groups of so many rows
 # Edges of documents that are kept apart, forward and backward, each half of a tile of 128 keys for
-# every query: counted on kernels/attention.py's tiles of 64 x 64, and of 128 x 64 and 64 x 128. A
-# document begins and ends anywhere within a tile. So its queries meet half a tile of keys that come
-# after them and half a tile that lies before their document, and half a tile of other queries meets
-# the document before. Rows of tiles have three loops in place of two, because tiles are masked both
-# before and behind those that need no mask. Each loop is filled and drained.
+# every query: counted on kernels/handwritten/attention.py's tiles of 64 x 64, and of 128 x 64 and
+# 64 x 128. A document begins and ends anywhere within a tile. So its queries meet half a tile of
+# keys that come after them and half a tile that lies before their document, and half a tile of
+# other queries meets the document before. Rows of tiles have three loops in place of two, because
+# tiles are masked both before and behind those that need no mask. Each loop is filled and drained.
 DOCUMENT_EDGES, DOCUMENT_FILLS = (1.5, 2.5), 3 / 2
 LEAST_COLUMNS = 16  # those of Triton's products are powers of two, 16 at least
 EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so many columns

@@ -1,4 +1,4 @@
-"""A state space by its kernels (bigplan/kernels/state_space.py): what they move and multiply.
+"""A state space by its kernels (kernels/handwritten): what they move and multiply.
 
 A kernel is a Stream of what it reads and writes, once each: programs that read the same run side by
 side, and the second finds it in cache. Its products are beside it. The backward runs all of the

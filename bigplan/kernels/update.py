@@ -15,10 +15,10 @@ import triton
 from torch import Tensor
 
 from bigplan.cost.kernel import Shape
-from bigplan.kernels import single
+from bigplan.kernels.fusion import single
+from bigplan.kernels.fusion.price import Fused, Pricer
+from bigplan.kernels.fusion.source import source
 from bigplan.kernels.launch import compiled
-from bigplan.kernels.price import Fused, Pricer
-from bigplan.kernels.source import source
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOMINAL = 2**24  # elements that the tile is chosen for

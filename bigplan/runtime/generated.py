@@ -24,8 +24,8 @@ from bigplan.runtime.linear.matrices import AS_STORED, Matrices, Opened
 from bigplan.spec.training import Training
 
 if TYPE_CHECKING:
+    from bigplan.kernels.fusion.single import ActivationKind, NormKind
     from bigplan.kernels.library import Library
-    from bigplan.kernels.single import ActivationKind, NormKind
     from bigplan.kernels.update import AdamW
 
 
@@ -62,7 +62,7 @@ def unpacked_by(library: Library | None) -> Callable[[Tensor], Tensor]:
     """What makes matrices of weights in 4 bits."""
     if library is None:
         return four_bits.unpacked
-    from bigplan.kernels.four_bits import unpacked
+    from bigplan.kernels.handwritten.four_bits import unpacked
 
     return unpacked
 
@@ -71,8 +71,8 @@ def eight_bits_by(library: Library | None) -> EightBits:
     """Products in 8 bits, and what casts to them."""
     if library is None:
         return EightBits()
-    from bigplan.kernels.eight_bits import cast
-    from bigplan.kernels.expert_casts import by_column, by_row
+    from bigplan.kernels.handwritten.eight_bits import cast
+    from bigplan.kernels.handwritten.expert_casts import by_column, by_row
 
     return EightBits(cast, EightBitExperts(by_row, by_column))
 

@@ -255,7 +255,7 @@ def row_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     The loss is 0 where the target int64 [n] is negative, and the logsumexp where it is beyond V.
     """
     if kernels_for(logits):
-        from bigplan.kernels import cross_entropy as kernel
+        from bigplan.kernels.handwritten import cross_entropy as kernel
 
         return kernel.forward(logits, targets)
     wide, columns = logits.float(), logits.shape[1]
@@ -268,7 +268,7 @@ def row_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def by_logits_(logits: Tensor, targets: Tensor, lse: Tensor, gradient: Tensor) -> Tensor:
     """Overwrites the logits with the gradient by them; `gradient` [n] is by row_losses's."""
     if kernels_for(logits):
-        from bigplan.kernels import cross_entropy as kernel
+        from bigplan.kernels.handwritten import cross_entropy as kernel
 
         return kernel.backward_(logits, targets, lse, gradient)
     wide, columns = logits.float(), logits.shape[1]  # in fp32 they are the logits themselves

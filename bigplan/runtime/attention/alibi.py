@@ -2,11 +2,11 @@
 
 Head h adds slope(h) * (j - i) to the score of query i and key j. No [s, s] mask is ever in memory.
 
-On CUDA a kernel of 16-bit heads adds the biases (bigplan/kernels/attention.py). Elsewhere any fused
-causal kernel does. Softmax ignores a term that all keys share, so slope(h) * j has the same effect,
-and this bias is a product of a factor of the head and a factor of the key. So heads get
-ALIBI_COLUMNS more columns: queries have the slope there, and keys have their place. Saved tensors
-are not wider, because the backward widens them again.
+On CUDA a kernel of 16-bit heads adds the biases (bigplan/kernels/handwritten/attention.py).
+Elsewhere any fused causal kernel does. Softmax ignores a term that all keys share, so slope(h) * j
+has the same effect, and this bias is a product of a factor of the head and a factor of the key. So
+heads get ALIBI_COLUMNS more columns: queries have the slope there, and keys have their place. Saved
+tensors are not wider, because the backward widens them again.
 
 Both factors are sums of numbers that 16-bit formats hold: slopes of two parts (16 bits in bf16, 22
 in fp16), places of three digits. A slope is then off by 2^-17 of itself at most. The kernel has
@@ -100,7 +100,7 @@ class _InKernel(Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        from bigplan.kernels import attention as kernel
+        from bigplan.kernels.handwritten import attention as kernel
 
         *heads, slopes, window = arguments
         q, k, v = (each.contiguous() for each in heads)
@@ -112,7 +112,7 @@ class _InKernel(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        from bigplan.kernels import attention as kernel
+        from bigplan.kernels.handwritten import attention as kernel
 
         q, k, v, slopes, *results = ctx.saved_tensors  # each may be asked for once
         by_out, results = gradients[0].contiguous(), (results[0], results[1])

@@ -1,9 +1,9 @@
 """Causal attention whose scores s become cap * tanh(s / cap), as in Gemma 2.
 
 torch's fused kernels have no such scores. On CUDA a kernel caps those of 16-bit heads
-(bigplan/kernels/attention.py). Elsewhere plain torch takes some queries at a time (in_blocks.py).
-Either way, saved are queries, keys, values, the result and the sums of softmax, as with torch's
-kernels.
+(bigplan/kernels/handwritten/attention.py). Elsewhere plain torch takes some queries at a time
+(in_blocks.py). Either way, saved are queries, keys, values, the result and the sums of softmax, as
+with torch's kernels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _InKernel(Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        from bigplan.kernels import attention as kernel
+        from bigplan.kernels.handwritten import attention as kernel
 
         *heads, scores = arguments
         q, k, v = (each.contiguous() for each in heads)
@@ -42,7 +42,7 @@ class _InKernel(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        from bigplan.kernels import attention as kernel
+        from bigplan.kernels.handwritten import attention as kernel
 
         q, k, v, out, sums = ctx.saved_tensors  # each may be asked for once
         found = kernel.backward(gradients[0].contiguous(), (q, k, v), (out, sums), ctx.rule)

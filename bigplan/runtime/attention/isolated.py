@@ -2,10 +2,11 @@
 
 Documents of any number and length are told by a tensor of one shape, `bounds` int32 [b, 2, s]
 (bigplan/data/documents.py). On CUDA the kernel of biased and capped scores takes 16-bit heads
-(bigplan/kernels/attention.py); it skips tiles of scores that documents hide. Elsewhere plain torch
-takes some queries at a time (in_blocks.py). Both know linear biases, caps and windows. Sinks are
-counted in the result, as in sinks.py. The kernel's values are as wide as its keys: those of latent
-attention are padded for it. Saved are queries, keys, values, the result and the sums of softmax.
+(bigplan/kernels/handwritten/attention.py); it skips tiles of scores that documents hide. Elsewhere
+plain torch takes some queries at a time (in_blocks.py). Both know linear biases, caps and windows.
+Sinks are counted in the result, as in sinks.py. The kernel's values are as wide as its keys: those
+of latent attention are padded for it. Saved are queries, keys, values, the result and the sums of
+softmax.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ class _InKernel:
         self._scores = scores
 
     def _rule(self, length: int) -> Any:
-        from bigplan.kernels.attention import ScoreRule
+        from bigplan.kernels.handwritten.attention import ScoreRule
 
         scores = self._scores
         return ScoreRule(scores.scale, scores.cap, fused.narrower(scores.window, length))
 
     def forward(self, heads: Heads) -> tuple[Tensor, Tensor]:
         """As _InBlocks'."""
-        from bigplan.kernels import attention as kernel
+        from bigplan.kernels.handwritten import attention as kernel
 
         q, k, v = heads
         slopes, bounds = self._scores.slopes, self._scores.bounds
@@ -81,7 +82,7 @@ class _InKernel:
 
     def backward(self, gradient: Tensor, heads: Heads, results: tuple[Tensor, Tensor]) -> Heads:
         """As _InBlocks'."""
-        from bigplan.kernels import attention as kernel
+        from bigplan.kernels.handwritten import attention as kernel
 
         (q, k, v), (out, sums) = heads, results
         slopes, bounds = self._scores.slopes, self._scores.bounds

@@ -3,7 +3,7 @@
 Rope turns a head's last columns. Queries are turned where the product has written them, since
 nobody saves that product's result; their gradients likewise. A key is the plain columns of its head
 and the turned ones that all heads share, in one tensor, because kernels of attention take no other.
-With generated kernels bigplan/kernels/turning.py does both.
+With generated kernels bigplan/kernels/handwritten/turning.py does both.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Angles(NamedTuple):
     def turn_(self, x: Tensor, *, back: bool = False) -> None:
         """Turn x [b, s, heads, r] in place, or back."""
         if self.by_kernel:
-            from bigplan.kernels import turning
+            from bigplan.kernels.handwritten import turning
 
             turning.turn_(x, self.cos, self.sin, interleaved=self.interleaved, back=back)
             return
@@ -96,7 +96,7 @@ class _Keys(Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None]:
         (gradient,), angles = gradients, ctx.angles
         if angles.by_kernel:
-            from bigplan.kernels import turning
+            from bigplan.kernels.handwritten import turning
 
             by_plain, by_shared = turning.parted(
                 gradient, angles.cos, angles.sin, interleaved=angles.interleaved
@@ -112,7 +112,7 @@ class _Keys(Function):
 def _joined(angles: Angles, plain: Tensor, shared: Tensor) -> Tensor:
     """Keys, without a graph."""
     if angles.by_kernel:
-        from bigplan.kernels import turning
+        from bigplan.kernels.handwritten import turning
 
         return turning.joined(plain, shared, angles.cos, angles.sin, interleaved=angles.interleaved)
     turned = shared.unsqueeze(2).clone()

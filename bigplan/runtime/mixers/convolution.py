@@ -4,7 +4,8 @@ With u = b v and a channel's n weights w, token t of the result is c_t (bias + s
 w_{n-1-i} u_{t-i}). A token before the sequence, or before the token's document where documents are
 kept apart, counts as zero. Context-parallel ranks each get the last n - 1 tokens of u from the rank
 before. These and the three vectors alone are saved; the backward makes u and the sum again. A GPU's
-generated kernels do the same of whole sequences in 16 bits (bigplan/kernels/gated_filters.py).
+generated kernels do the same of whole sequences in 16 bits
+(bigplan/kernels/handwritten/gated_filters.py).
 """
 
 from __future__ import annotations
@@ -78,14 +79,14 @@ class _InKernels(Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        from bigplan.kernels import gated_filters as kernels
+        from bigplan.kernels.handwritten import gated_filters as kernels
 
         ctx.save_for_backward(*inputs)
         return kernels.convolved(kernels.Vectors(*inputs[:3]), *inputs[3:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        from bigplan.kernels import gated_filters as kernels
+        from bigplan.kernels.handwritten import gated_filters as kernels
 
         *vectors, filters, bias = ctx.saved_tensors
         asked = ctx.needs_input_grad[3]

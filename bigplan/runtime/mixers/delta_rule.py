@@ -18,7 +18,7 @@ document.
 
 These are in fp32 whatever the compute dtype, as transformers has them. Only what the block's first
 products give is saved: the backward runs all of it again, with a graph of its own. Where a GPU runs
-generated kernels, those of bigplan/kernels/delta_rule.py do the same in 16 bits.
+generated kernels, those of bigplan/kernels/handwritten/delta_rule.py do the same in 16 bits.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class InKernels(Function):
     def forward(
         ctx: Any, rule: GatedDeltaRule, epsilon: float, begins: Tensor | None, *inputs: Tensor
     ) -> Tensor:
-        from bigplan.kernels.delta_rule import How, forward
+        from bigplan.kernels.handwritten.delta_rule import How, forward
 
         ctx.rule, ctx.epsilon = rule, epsilon
         ctx.save_for_backward(begins, *inputs)
@@ -114,7 +114,7 @@ class InKernels(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        from bigplan.kernels.delta_rule import How, backward
+        from bigplan.kernels.handwritten.delta_rule import How, backward
 
         begins, *inputs = ctx.saved_tensors
         asked = ctx.needs_input_grad[3:]

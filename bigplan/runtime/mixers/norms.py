@@ -15,8 +15,8 @@ from bigplan.runtime.parallel.wide_norm import wide_norm
 from bigplan.spec.model import ModelSpec
 
 if TYPE_CHECKING:
+    from bigplan.kernels.fusion.single import NormKind
     from bigplan.kernels.library import Library
-    from bigplan.kernels.single import NormKind
 
 
 def norm_of(

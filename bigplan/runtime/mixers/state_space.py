@@ -11,8 +11,8 @@ Heads of a group share B and C, so that products by these are of all of their va
 Time steps, decays, states and the norm are in fp32, products of chunks in the compute dtype, as
 Mamba-2's own kernels have them (state-spaces/mamba, ssd_chunk_state.py and ssd_chunk_scan.py).
 Only what the block's first products give is saved: the backward runs all of it again, with a graph
-of its own. Where a GPU runs generated kernels, those of bigplan/kernels/state_space.py do the same
-for whole sequences, and bigplan/kernels/gated_norm.py the norm.
+of its own. Where a GPU runs generated kernels, those of bigplan/kernels/handwritten/state_space.py
+do the same for whole sequences, and bigplan/kernels/handwritten/gated_norm.py the norm.
 
 Context-parallel ranks exchange tokens for heads before the convolution, with their groups, and back
 before gate and norm. So a rank has all heads of its tokens in the norm, and keeps what is read.
@@ -131,7 +131,7 @@ class InKernels(Function):
 
     @staticmethod
     def forward(ctx: Any, space: StateSpace, *inputs: Tensor) -> Tensor:
-        from bigplan.kernels import state_space as kernels
+        from bigplan.kernels.handwritten import state_space as kernels
 
         read, made = kernels.forward(space, *inputs)
         ctx.space = space
@@ -140,7 +140,7 @@ class InKernels(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        from bigplan.kernels import state_space as kernels
+        from bigplan.kernels.handwritten import state_space as kernels
 
         count = len(kernels.Made._fields)
         made, inputs = kernels.Made(*ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
@@ -266,7 +266,7 @@ class GatedNorm(Function):
     def forward(
         ctx: Any, groups: int, epsilon: float, x: Tensor, gates: Tensor, weight: Tensor
     ) -> Tensor:
-        from bigplan.kernels import gated_norm
+        from bigplan.kernels.handwritten import gated_norm
 
         ctx.sizes = groups, epsilon
         ctx.save_for_backward(x, gates, weight)
@@ -274,7 +274,7 @@ class GatedNorm(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        from bigplan.kernels import gated_norm
+        from bigplan.kernels.handwritten import gated_norm
 
         found = gated_norm.backward(gradients[0].contiguous(), *ctx.saved_tensors, *ctx.sizes)
         asked = ctx.needs_input_grad[2:]

@@ -19,7 +19,8 @@ from bigplan.spec.optimizer import Optimizer, ParameterRule
 from bigplan.spec.training import Training
 
 Factors = Callable[[ParameterRule], Tensor]
-# Of kernels/moments.py: parameter and gradient, moments, scales, copy, runs and their factors.
+# Of kernels/handwritten/moments.py: parameter and gradient, moments, scales, copy, runs and their
+# factors.
 Kernel = Callable[
     [
         tuple[Tensor, Tensor],
@@ -49,7 +50,7 @@ class NarrowUpdates:
             return None
         if library_for(training, device) is None:
             return cls(training.optimizer, device, None, cores)
-        from bigplan.kernels.moments import step
+        from bigplan.kernels.handwritten.moments import step
 
         return cls(training.optimizer, device, step, cores)
 
