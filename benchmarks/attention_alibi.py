@@ -23,7 +23,7 @@ from bigplan.graph.block import block
 from bigplan.graph.operators import Attention, Stream
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
-from bigplan.runtime import alibi
+from bigplan.runtime.attention import alibi
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 

@@ -25,10 +25,10 @@ from bigplan.data.documents import bounds, mean_piece
 from bigplan.data.prepared import Tokens
 from bigplan.graph.attention import DOCUMENT_EDGES, DOCUMENT_FILLS
 from bigplan.graph.operators import Attention
-from bigplan.runtime import isolated
-from bigplan.runtime.attention import attention
+from bigplan.runtime.attention import isolated
+from bigplan.runtime.attention.fused import attention
+from bigplan.runtime.attention.in_blocks import Scores
 from bigplan.runtime.data import bundled_text
-from bigplan.runtime.in_blocks import Scores
 from bigplan.spec.catalog import find_cluster
 
 CUDA = torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""Tiles of the attention kernels (kernels/attention.py), one kernel after the other.
+"""Tiles of the attention kernels (kernels/handwritten/attention.py), one kernel after the other.
 
     python -m benchmarks.attention_tiles [--columns 256] [--heads 8] [--kv-heads 4]
         [--sequences 8] [--length 4096] [--window W] [--cap 50]
@@ -24,8 +24,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from triton.errors import TritonError
 
 from benchmarks.parts import milliseconds
-from bigplan.kernels import attention
-from bigplan.kernels.attention import ScoreRule, Tile, Tiles
+from bigplan.kernels.handwritten import attention
+from bigplan.kernels.handwritten.attention import ScoreRule, Tile, Tiles
 
 PARTS = Tiles._fields
 SIZES = {"result": ((64, 128), (32, 64, 128)), "by_queries": ((32, 64, 128), (16, 32, 64, 128))}

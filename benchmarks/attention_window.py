@@ -16,7 +16,7 @@ import torch
 
 from bigplan.cost.compute import Device, attention_seconds
 from bigplan.graph.operators import Attention, doubled_reach
-from bigplan.runtime.attention import attention
+from bigplan.runtime.attention.fused import attention
 from bigplan.spec.catalog import find_cluster
 
 CUDA = torch.cuda.is_available()

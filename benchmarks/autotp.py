@@ -130,7 +130,7 @@ def _hugging_face(dtype: Any) -> Any:
 
 def _bigplan(dtype: Any) -> Any:
     from bigplan.runtime.deepspeed.model import Model
-    from bigplan.runtime.first_values import first_values, whole_values
+    from bigplan.runtime.weights.first_values import first_values, whole_values
     from bigplan.spec.catalog import find_model
     from bigplan.spec.training import Training
 
@@ -143,7 +143,7 @@ def _linears(dtype: Any) -> Any:
     """The same model, whose blocks have modules for their products."""
     from torch import nn
 
-    from bigplan.runtime import blocks
+    from bigplan.runtime.layers import blocks
 
     model = _bigplan(dtype)
 

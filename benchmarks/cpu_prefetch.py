@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.cpu_update import ADAMW, USED, beside, compiled, copies, layers_in, seconds
 from bigplan.mechanics import CORES_BESIDE_COPIES
-from bigplan.runtime.native import FLAGS, HEADERS, SOURCES, Native, Piece
+from bigplan.runtime.cpu.native import FLAGS, HEADERS, SOURCES, Native, Piece
 
 VARIANTS = [(0, 2), *((ahead, 2) for ahead in (1024, 2048, 4096, 8192)), (2048, 3), (4096, 3)]
 AHEAD, LEVEL = "AHEAD = 4096;", "LEVEL = 2;"  # as elements.h has them

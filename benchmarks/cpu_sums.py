@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.cpu_update import beside, copies
-from bigplan.runtime import gradient_sums
-from bigplan.runtime.cores import Cores
-from bigplan.runtime.slab import Slab, typed
+from bigplan.runtime.cpu import gradient_sums
+from bigplan.runtime.cpu.cores import Cores
+from bigplan.runtime.memory.slab import Slab, typed
 
 DTYPES = (torch.float32, torch.bfloat16)
 ROUNDS = 2  # the first one left out

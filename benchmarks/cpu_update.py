@@ -9,11 +9,11 @@ memory. A layer's state is fp32 parameter, gradient and two moments and a 16-bit
 1. By kind of pages and who touched them first, by torch's threads: the update, the update with its
    gradients divided inside the kernel, and seconds of casting the copy. The median of the layers.
 2. In page-locked huge pages, divided and cast: torch's threads on a whole layer; parts of 2^power
-   elements taken by as many cores of one thread each (bigplan/runtime/cores.py), which run torch's
-   kernel or the compiled one (bigplan/runtime/step.cpp); and the compiled one on threads of its
-   own. Alone, beside copies both ways, and beside those and a thread that waits busily for the
-   GPU, or threads that queue small operators as lanes do. The median and the worst of the layers;
-   of such a lane's 40 operators the milliseconds, the median and the slowest in ten.
+   elements taken by as many cores of one thread each (bigplan/runtime/cpu/cores.py), which run
+   torch's kernel or the compiled one (bigplan/runtime/cpu/step.cpp); and the compiled one on
+   threads of its own. Alone, beside copies both ways, and beside those and a thread that waits
+   busily for the GPU, or threads that queue small operators as lanes do. The median and the worst
+   of the layers; of such a lane's 40 operators the milliseconds, the median and the slowest in ten.
 
 Without CUDA nothing is page-locked, and there is no copy and no waiting thread. `--no-pages` leaves
 the first table out.
@@ -40,11 +40,11 @@ import torch
 from torch import Tensor
 
 from bigplan.mechanics import PAGE
-from bigplan.runtime.adamw import adamw_kernel
-from bigplan.runtime.cores import Cores
-from bigplan.runtime.fused import VECTOR, Piece
-from bigplan.runtime.native import Native, native
-from bigplan.runtime.slab import touch
+from bigplan.runtime.cpu.cores import Cores
+from bigplan.runtime.cpu.native import Native, native
+from bigplan.runtime.memory.slab import touch
+from bigplan.runtime.optimizer.adamw import adamw_kernel
+from bigplan.runtime.optimizer.fused import VECTOR, Piece
 from bigplan.spec.optimizer import Optimizer
 
 BYTES = 18  # of state a parameter

@@ -31,9 +31,9 @@ from bigplan.cost.compute import Device, operator_seconds
 from bigplan.graph import delta_rule as priced
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
-from bigplan.kernels import delta_rule as kernels
-from bigplan.kernels.delta_rule import LAUNCHES, How, Launch
-from bigplan.runtime.delta_rule import InKernels, in_torch
+from bigplan.kernels.handwritten import delta_rule as kernels
+from bigplan.kernels.handwritten.delta_rule import LAUNCHES, How, Launch
+from bigplan.runtime.mixers.delta_rule import InKernels, in_torch
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.mixers import GatedDeltaRule
 from bigplan.spec.model import ModelSpec

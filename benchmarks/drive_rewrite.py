@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from bigplan.runtime.disk import DiskFile
-from bigplan.runtime.slab import Slab
+from bigplan.runtime.memory.disk import DiskFile
+from bigplan.runtime.memory.slab import Slab
 
 SIZE, MOVED, PASSES = 4 << 30, 64 << 20, 4
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from bigplan.runtime.disk import DiskFile
-from bigplan.runtime.slab import Slab
+from bigplan.runtime.memory.disk import DiskFile
+from bigplan.runtime.memory.slab import Slab
 
 SIZE, SECONDS = 2 << 30, 4.0
 CALLS = (64 << 20, 36 << 20, 8 << 20)  # bytes; 36 MiB are a layer's in 2026-11-26-h200-x2

@@ -2,11 +2,11 @@
 
     python -m benchmarks.eight_bits OUT [PART ...]
 
-Parts: `casts` (GB/s of kernels/eight_bits.py by what they move), `products` (TFLOP/s of a block's
-products in bf16 and in 8 bits, with and without all of their sums in fp32, and what a block's
-products take with casts), `steps` (`bigplan launch` in bf16 and with fp8_gemms, with the plan's
-promises beside) and `curves` (losses of a byte model of 300 M parameters that learns the bundled
-book both ways). The shape of the others is llama-like-5.5b's. OUT gets cluster.yaml,
+Parts: `casts` (GB/s of kernels/handwritten/eight_bits.py by what they move), `products` (TFLOP/s of
+a block's products in bf16 and in 8 bits, with and without all of their sums in fp32, and what a
+block's products take with casts), `steps` (`bigplan launch` in bf16 and with fp8_gemms, with the
+plan's promises beside) and `curves` (losses of a byte model of 300 M parameters that learns the
+bundled book both ways). The shape of the others is llama-like-5.5b's. OUT gets cluster.yaml,
 eight_bits.json and the runs. Without a GPU: nothing.
 """
 
@@ -32,9 +32,9 @@ from benchmarks.parts import (
     milliseconds,
     newest,
 )
-from bigplan.kernels import eight_bits as kernel
-from bigplan.runtime.eight_bits import GRADIENTS, VALUES, EightBits, multiplied
-from bigplan.runtime.matrices import AS_STORED, Matrices
+from bigplan.kernels.handwritten import eight_bits as kernel
+from bigplan.runtime.linear.eight_bits import GRADIENTS, VALUES, EightBits, multiplied
+from bigplan.runtime.linear.matrices import AS_STORED, Matrices
 from bigplan.spec.catalog import find_model
 from bigplan.spec.files.dump import to_yaml
 

@@ -27,11 +27,11 @@ from benchmarks.experts import MODELS as STEPPED_MODELS
 from benchmarks.limit_run import Amount, tell, trained
 from benchmarks.parts import CUDA, Asked, milliseconds
 from bigplan.engines import make_plan
-from bigplan.kernels import expert_casts, rows
+from bigplan.kernels.handwritten import expert_casts, rows
 from bigplan.planner import Request
-from bigplan.runtime import experts
-from bigplan.runtime.grouped import EXPERTS_AS_STORED, Grouped
-from bigplan.runtime.grouped_eight_bits import VALUES, EightBitExperts, Ends, multiplied
+from bigplan.runtime.experts import dispatch as experts
+from bigplan.runtime.experts.grouped import EXPERTS_AS_STORED, Grouped
+from bigplan.runtime.experts.grouped_eight_bits import VALUES, EightBitExperts, Ends, multiplied
 from bigplan.spec.catalog import find_model
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training

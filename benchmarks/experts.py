@@ -30,11 +30,14 @@ from bigplan.graph.build import graph_of_shape
 from bigplan.graph.experts import inner_bytes
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
-from bigplan.runtime import expert_biases, expert_mlp, experts, generated
+from bigplan.runtime import generated
 from bigplan.runtime.add_product import add_product
-from bigplan.runtime.mixture import EXPERTS, Mixture
-from bigplan.runtime.sums import Sums
-from bigplan.runtime.tensor_parallel import ONE
+from bigplan.runtime.experts import biases as expert_biases
+from bigplan.runtime.experts import dispatch as experts
+from bigplan.runtime.experts import mlp as expert_mlp
+from bigplan.runtime.experts.mixture import EXPERTS, Mixture
+from bigplan.runtime.layers.sums import Sums
+from bigplan.runtime.parallel.tensor_parallel import ONE
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.model import ModelSpec

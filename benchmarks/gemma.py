@@ -41,8 +41,8 @@ from bigplan.graph.build import graph_of_shape
 from bigplan.graph.operators import Attention
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
-from bigplan.runtime import attention as torchs
-from bigplan.runtime import capped
+from bigplan.runtime.attention import capped
+from bigplan.runtime.attention import fused as torchs
 from bigplan.spec.catalog import find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.files.dump import to_yaml

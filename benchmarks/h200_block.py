@@ -3,12 +3,12 @@ cost model.
 
     python -m benchmarks.h200_block [CLUSTER.yaml] [--loss-chunk TOKENS]
 
-Runs llama-like-5.5b's block, and its loss in chunks, as the runtime does (runtime/layers.py: saved
-tensors packed, weights' gradients added to fp32 sums in the products), again and again, once the
-GPU's clock has settled. Prints what each pass takes with and without the gaps between its kernels;
-then torch.profiler's kernels by class of operator and one by one, beside what the cost model says
-with the cluster's rates (default: h200-1x). Without CUDA a tiny model runs, to try the script: then
-milliseconds are the CPU's.
+Runs llama-like-5.5b's block, and its loss in chunks, as the runtime does (runtime/layers/kinds.py:
+saved tensors packed, weights' gradients added to fp32 sums in the products), again and again, once
+the GPU's clock has settled. Prints what each pass takes with and without the gaps between its
+kernels; then torch.profiler's kernels by class of operator and one by one, beside what the cost
+model says with the cluster's rates (default: h200-1x). Without CUDA a tiny model runs, to try the
+script: then milliseconds are the CPU's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from bigplan.graph.graph import LOSS_CHUNK_TOKENS, LayerKind
 from bigplan.graph.operators import Attention, Gemm, Operator
 from bigplan.graph.strategy import Strategy
 from bigplan.profile.sensors import watching
-from bigplan.runtime import layers, positions
+from bigplan.runtime.layers import kinds as layers
+from bigplan.runtime.mixers import positions
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.training import Training

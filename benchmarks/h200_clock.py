@@ -40,7 +40,8 @@ from bigplan.graph.strategy import Strategy
 from bigplan.profile.bench import Bench
 from bigplan.profile.copies import copiers_of, copying
 from bigplan.profile.sensors import watching
-from bigplan.runtime import layers, positions
+from bigplan.runtime.layers import kinds as layers
+from bigplan.runtime.mixers import positions
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec

@@ -61,7 +61,7 @@ def slabs(sizes: list[float]) -> None:
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     (x @ x).sum().item()
     print("CUDA and a product:", told(start, meminfo()))
-    from bigplan.runtime.slab import Slab
+    from bigplan.runtime.memory.slab import Slab
 
     Slab(1 << 20, pinned=True)
     for size in sizes:

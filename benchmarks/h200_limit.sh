@@ -53,7 +53,7 @@ environment() {
 tests() {
   local found
   mapfile -t found < <({
-    printf 'tests/runtime/test_%s.py\n' products streaming fused gpu checkpoint_gpu
+    printf 'tests/runtime/%s.py\n' layers/test_products execution/test_streaming optimizer/test_fused test_gpu checkpoint/test_gpu
     grep -rlE 'mark\.gpu\b' tests --include='test_*.py'
   } | awk '!seen[$0]++' | xargs -r ls -U 2>/dev/null)
   limited 240 "$python" -m pytest -v -m gpu --timeout=90 --durations=8 -p no:cacheprovider \

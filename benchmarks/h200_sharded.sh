@@ -48,7 +48,7 @@ environment() {
 }
 tests() {
   in_tree "$new" timeout -s INT -k 15 540 "$python" -m pytest -v -m gpu --timeout=400 --durations=8 \
-    -p no:cacheprovider tests/runtime/test_sharded_gpu.py tests/runtime/test_checkpoint_gpu.py
+    -p no:cacheprovider tests/runtime/parallel/test_sharded_gpu.py tests/runtime/checkpoint/test_gpu.py
 }
 profile() {
   in_tree "$old" "$python" -m benchmarks.limit touch "${SHARDED_TOUCH_GIB:-112}"

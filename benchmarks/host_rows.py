@@ -3,7 +3,7 @@
     python -m benchmarks.host_rows
 
 4,096 tokens of a table of 128,256 words of 4096, as Llama 3 8B has it; gradients are added with
-parts of several sizes, of which runtime/lookup.py takes ROW_ELEMENTS.
+parts of several sizes, of which runtime/layers/lookup.py takes ROW_ELEMENTS.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from bigplan.runtime import lookup
+from bigplan.runtime.layers import lookup
 
 WORDS, COLUMNS, TOKENS = 128_256, 4096, 4096
 RUNS = 7

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from bigplan.graph.strategy import Strategy
-from bigplan.runtime.hf_weights import HfFolder
+from bigplan.runtime.weights.hf import HfFolder
 from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.hf.config import from_hf_config
 from bigplan.spec.hf.weights import hf_tensors

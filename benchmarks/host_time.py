@@ -201,7 +201,7 @@ def plan_of(name: str) -> Plan:
 @contextmanager
 def logged() -> Iterator[list[tuple[Any, float]]]:
     """Every action of the block with the seconds that its lane's thread was on a core."""
-    from bigplan.runtime.lanes import Lanes
+    from bigplan.runtime.execution.lanes import Lanes
 
     log: list[tuple[Any, float]] = []
     execute = Lanes._execute
@@ -255,7 +255,7 @@ def by_lane(log: list[tuple[Any, float]]) -> dict[str, float]:
 
 def set_threads(which: str) -> None:
     """Let captured and launched passes share their thread alike: "one", or "lanes"."""
-    from bigplan.runtime import lanes
+    from bigplan.runtime.execution import lanes
 
     chosen = lanes.thread_of
     lanes.thread_of = lambda found, captured: chosen(found, captured=which == "one")

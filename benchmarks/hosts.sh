@@ -99,7 +99,7 @@ rates() {
 equality() {
   if [ -z "$tiny" ]; then
     limited 300 "$python" -m pytest -v -m gpu --timeout=240 --durations=8 -p no:cacheprovider \
-      --junitxml="$work/tests.xml" tests/runtime/test_sharded_gpu.py tests/runtime/test_checkpoint_gpu.py
+      --junitxml="$work/tests.xml" tests/runtime/parallel/test_sharded_gpu.py tests/runtime/checkpoint/test_gpu.py
     limited 540 "$python" -m benchmarks.layouts --device cuda | tee "$work/layouts.txt"
   else
     limited 540 "$python" -m benchmarks.layouts --steps 4 --only dp2 z3 "z3, spread > dp2" | tee "$work/layouts.txt"

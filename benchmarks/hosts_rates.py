@@ -29,8 +29,8 @@ from bigplan.profile.collectives import group_sizes
 from bigplan.profile.exchange import COPIED, begin, copying, end, multiplying, rate_of_company
 from bigplan.profile.host import ADAM_BYTES, adam
 from bigplan.profile.peers import Peer, Peers
-from bigplan.runtime.cores import Cores
-from bigplan.runtime.slab import Slab
+from bigplan.runtime.cpu.cores import Cores
+from bigplan.runtime.memory.slab import Slab
 from bigplan.spec.detect.machine import available_cores
 
 CTAS, CONNECTIONS = (1, 2, 4, 8), (8, 32)

@@ -21,10 +21,10 @@ from unittest.mock import patch
 import torch
 
 from bigplan.cost.kernel import KernelWork, Shape, Tile, best_tiles
-from bigplan.kernels import cases
-from bigplan.kernels.fuse import work_of
+from bigplan.kernels.benchmark import cases
+from bigplan.kernels.fusion.fuse import work_of
+from bigplan.kernels.fusion.price import Pricer
 from bigplan.kernels.optimised import optimise
-from bigplan.kernels.price import Pricer
 from bigplan.spec.gpu import find_gpu
 from bigplan.spec.multiprocessor import find_multiprocessor
 

@@ -29,7 +29,8 @@ from bigplan.graph.build import graph_of_shape
 from bigplan.graph.operators import Attention
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
-from bigplan.runtime import latent, narrow_values, positions
+from bigplan.runtime.attention import latent, narrow_values
+from bigplan.runtime.mixers import positions
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training

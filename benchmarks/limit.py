@@ -225,8 +225,8 @@ def machine_now(*, drive: bool) -> tuple[Cluster, dict[str, float]]:
 
 def touch(gibibytes: int) -> None:
     """Have so much host memory in use once, in parts, by all cores."""
-    from bigplan.runtime.slab import aligned_empty
-    from bigplan.runtime.slab import touch as touch_pages
+    from bigplan.runtime.memory.slab import aligned_empty
+    from bigplan.runtime.memory.slab import touch as touch_pages
 
     Path("/proc/self/oom_score_adj").write_text("1000")  # if there is less, end this process
     parts: list[Tensor] = []

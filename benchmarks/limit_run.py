@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bigplan.plan import Plan
     from bigplan.profile.sensors import Reading
     from bigplan.rectangle import Rectangle
-    from bigplan.runtime.first_values import FirstValues
+    from bigplan.runtime.weights.first_values import FirstValues
     from bigplan.runtime.worker import NativeWorker
     from bigplan.spec.model import ModelSpec
     from bigplan.spec.step import Parameter
@@ -153,7 +153,7 @@ def state_of(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 def alike(model: ModelSpec, training: Training) -> FirstValues:
     """The runtime's seeded first values, but every layer of a kind has those of the first."""
-    from bigplan.runtime.first_values import first_values
+    from bigplan.runtime.weights.first_values import first_values
 
     drawn = first_values(model, training)
     kept: dict[Rectangle, Tensor] = {}

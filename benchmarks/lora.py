@@ -233,8 +233,8 @@ def _qlora() -> tuple[Any, list[nn.Parameter]]:
 
 def unpack() -> dict[str, Any]:
     """Milliseconds to open a matrix of Llama 3 8B's MLP, beside its bytes at a copy's rate."""
-    from bigplan.kernels.four_bits import unpacked
-    from bigplan.runtime import four_bits
+    from bigplan.kernels.handwritten.four_bits import unpacked
+    from bigplan.runtime.linear import four_bits
 
     shape = (14336, 4096) if CUDA else (64, 128)
     matrix = torch.randn(shape, device=DEVICE)

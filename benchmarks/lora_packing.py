@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bigplan.rectangle import all_of
-from bigplan.runtime import four_bits
-from bigplan.runtime.cores import Cores
-from bigplan.runtime.first_values import rows_to_make, stored_values
+from bigplan.runtime.cpu.cores import Cores
+from bigplan.runtime.linear import four_bits
+from bigplan.runtime.weights.first_values import rows_to_make, stored_values
 from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.hf.config import to_hf_config
 from bigplan.spec.hf.weights import hf_tensors

@@ -31,10 +31,10 @@ import torch
 from benchmarks.curves import TINY, curve
 from benchmarks.parts import bigplan
 from bigplan.plan import load_plan
-from bigplan.runtime.adamw import adamw_kernel
-from bigplan.runtime.moments import StoredState, bytes_view
-from bigplan.runtime.narrow_adamw import NarrowPiece, Run, step_on_cpu
-from bigplan.runtime.native import Piece, native
+from bigplan.runtime.cpu.native import Piece, native
+from bigplan.runtime.memory.moments import StoredState, bytes_view
+from bigplan.runtime.optimizer.adamw import adamw_kernel
+from bigplan.runtime.optimizer.narrow_adamw import NarrowPiece, Run, step_on_cpu
 from bigplan.spec.catalog import find_model
 from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.moments import ELEMENT, Moments, places
@@ -98,7 +98,7 @@ def _seconds(work: Callable[[], None]) -> float:
 
 def kernel() -> dict[str, Any]:
     """G parameters/s on a GPU, and GB/s of gradients in fp32, state both ways, a bf16 copy."""
-    from bigplan.kernels import moments as narrow
+    from bigplan.kernels.handwritten import moments as narrow
     from bigplan.kernels.update import AdamW
     from bigplan.runtime.generated import _library
 

@@ -34,7 +34,7 @@ from bigplan.cost.price import device_of
 from bigplan.graph.graph import Tensor
 from bigplan.graph.muon import products
 from bigplan.plan import load_plan
-from bigplan.runtime.muon import orthogonalised
+from bigplan.runtime.optimizer.muon import orthogonalised
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.training import Training
 

@@ -1,7 +1,7 @@
 """A native block and its loss to run again and again, and how long their passes take.
 
-As the runtime runs them (runtime/layers.py): saved tensors packed, weights' gradients added to
-fp32 sums in the products. h200_block.py and h200_clock.py set this beside the cost model.
+As the runtime runs them (runtime/layers/kinds.py): saved tensors packed, weights' gradients added
+to fp32 sums in the products. h200_block.py and h200_clock.py set this beside the cost model.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from torch import Tensor
 
 from bigplan.graph.graph import Recompute
 from bigplan.profile.load import Load, tokens_of_round
-from bigplan.runtime import blocks, layers
-from bigplan.runtime.first_values import STD
-from bigplan.runtime.kept import KeptActivations
-from bigplan.runtime.products import Products
-from bigplan.runtime.sums import Sums
+from bigplan.runtime.layers import blocks
+from bigplan.runtime.layers import kinds as layers
+from bigplan.runtime.layers.kept import KeptActivations
+from bigplan.runtime.layers.products import Products
+from bigplan.runtime.layers.sums import Sums
+from bigplan.runtime.weights.first_values import STD
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 

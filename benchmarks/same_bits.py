@@ -100,7 +100,7 @@ def operators() -> None:
 
 def others() -> None:
     """Norms, the loss and sums."""
-    from bigplan.runtime.lookup import add_rows
+    from bigplan.runtime.layers.lookup import add_rows
     from bigplan.runtime.operators import cross_entropy, layer_norm, rms_norm
 
     bf16 = torch.bfloat16

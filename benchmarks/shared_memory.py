@@ -28,9 +28,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bigplan.runtime.adamw import adamw_kernel
-from bigplan.runtime.native import Piece, native
-from bigplan.runtime.slab import touch
+from bigplan.runtime.cpu.native import Piece, native
+from bigplan.runtime.memory.slab import touch
+from bigplan.runtime.optimizer.adamw import adamw_kernel
 from bigplan.spec.optimizer import Optimizer
 
 COLLAPSE = 25  # MADV_COLLAPSE, which Python's mmap does not know

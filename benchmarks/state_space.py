@@ -27,8 +27,8 @@ from bigplan.graph.operators import Operator
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime.generated import library_for
-from bigplan.runtime.made_again import made_again
-from bigplan.runtime.state_space import Norm, gated
+from bigplan.runtime.mixers.made_again import made_again
+from bigplan.runtime.mixers.state_space import Norm, gated
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 
@@ -150,7 +150,7 @@ def launches() -> dict[str, Any]:
     """Microseconds of each kernel, by how it is launched."""
     from triton.errors import TritonError
 
-    from bigplan.kernels.state_space import LAUNCHES, Launch
+    from bigplan.kernels.handwritten.state_space import LAUNCHES, Launch
 
     found: dict[str, Any] = {}
     inputs, training = _inputs(LENGTH, torch.bfloat16), WAYS["generated"]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-# --- Lanes (runtime/lanes.py, turns.py): how far Python and copies run ahead of the device.
+# --- Lanes (runtime/execution/): how far Python and copies run ahead of the device.
 
 # Actions that a lane queues ahead of the device. Where chunks of state pass through the GPU, 8 of
 # them are 13 ms of work.
@@ -108,14 +108,15 @@ def repeats_heads(element_bytes: int, heads: int, kv_heads: int) -> bool:
     return element_bytes == 4 and heads != kv_heads
 
 
-# Columns that attention with linear biases appends to its heads (runtime/alibi.py), where it has no
-# kernel of its own. It uses six; with eight, rows of 16-bit numbers stay multiples of 16 bytes.
+# Columns that attention with linear biases appends to its heads (runtime/attention/alibi.py), where
+# it has no kernel of its own. It uses six; with eight, rows of 16-bit numbers stay multiples of 16
+# bytes.
 ALIBI_COLUMNS = 8
 BIASED_COLUMNS = 128  # of the widest heads of its own kernel, whose tiles fill the registers
 
 
 def biases_in_kernel(element_bytes: int, head_dim: int) -> bool:
-    """Whether a generated kernel adds linear biases to scores (bigplan/kernels/attention.py).
+    """Whether a kernel adds linear biases to scores (kernels/handwritten/attention.py).
 
     Its products are those of 16-bit formats.
     """
@@ -158,7 +159,7 @@ def caps_in_kernel(element_bytes: int, head_dim: int) -> bool:
 
 
 def rule_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> bool:
-    """Whether generated kernels run a gated delta rule (bigplan/kernels/delta_rule.py).
+    """Whether generated kernels run a gated delta rule (bigplan/kernels/handwritten/delta_rule.py).
 
     `widths`: of keys and of values.
     """
@@ -167,7 +168,7 @@ def rule_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> b
 
 
 def space_in_kernels(element_bytes: int, widths: tuple[int, int], taps: int) -> bool:
-    """Whether generated kernels run a state space (bigplan/kernels/state_space.py).
+    """Whether generated kernels run a state space (bigplan/kernels/handwritten/state_space.py).
 
     `widths`: of states and of heads.
     """
@@ -182,7 +183,7 @@ def space_heads_together(heads: int) -> int:
 
 
 def convolution_in_kernels(element_bytes: int, taps: int) -> bool:
-    """Whether generated kernels run a gated short convolution (bigplan/kernels/gated_filters.py).
+    """Whether generated kernels run a gated short convolution (handwritten/gated_filters.py).
 
     They do of whole sequences, and where documents are not kept apart.
     """
@@ -190,7 +191,7 @@ def convolution_in_kernels(element_bytes: int, taps: int) -> bool:
 
 
 def isolates_in_kernel(element_bytes: int, head_dim: int) -> bool:
-    """Whether it also keeps documents apart (runtime/isolated.py)."""
+    """Whether it also keeps documents apart (runtime/attention/isolated.py)."""
     return caps_in_kernel(element_bytes, head_dim)
 
 
@@ -201,7 +202,7 @@ NARROW_WIDTHS = (192, 128)
 # The least value that a tensor scaled to 8 bits counts as its largest: zeros have a finite factor.
 LEAST_LARGEST = 1e-30
 
-# --- The CPU's cores (runtime/cores.py).
+# --- The CPU's cores (runtime/cpu/cores.py).
 
 # Part of the cores that AdamW uses while a GPU's copies run. All cores would be no faster, because
 # three quarters already use the memory's full rate. But with all cores busy, copies to the host
@@ -209,12 +210,12 @@ LEAST_LARGEST = 1e-30
 # waited 0.12, 0.08 and 0.06 s a step (benchmarks/LOG.md). `adam_rate_beside_copies` is measured
 # with this part of the cores.
 CORES_BESIDE_COPIES = Fraction(3, 4)
-# Niceness of the threads of runtime/cores.py. Threads that queue copies and kernels go first. They
-# need a core for microseconds at a time, and while they wait for a core, the GPU waits too.
+# Niceness of the threads of runtime/cpu/cores.py. Threads that queue copies and kernels go first.
+# They need a core for microseconds at a time, and while they wait for a core, the GPU waits too.
 NICE = 10
 # Elements that a core updates at a time by torch's kernels, where no kernel could be compiled.
 # Small parts wait for the interpreter: on 16 cores of an H200 machine, parts of 2^19, 2^20 and 2^21
-# gave 1.8, 2.6 and 2.8 G elements/s (measured as in runtime/cores.py).
+# gave 1.8, 2.6 and 2.8 G elements/s (measured as in runtime/cpu/cores.py).
 UPDATED_ELEMENTS = 2**21
 # Elements that a core adds or squares at a time. Squares are added in fp32, and the parts' sums in
 # fp64.
@@ -224,7 +225,7 @@ SUMMED_ELEMENTS = 2**22
 # 4096 took 96 to 210 ms on two cores, in place of 18 to 21 ms (benchmarks/host_rows.py).
 ROW_ELEMENTS = 2**20
 
-# --- Drives and checkpoints (runtime/disk.py, checkpoint/).
+# --- Drives and checkpoints (runtime/memory/disk.py, checkpoint/).
 
 # Bytes of a page. O_DIRECT moves whole pages, so entries in host memory begin at a page.
 PAGE = 4096

@@ -18,9 +18,9 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor
 
-from bigplan.runtime.fused import Kernel, fused_step
-from bigplan.runtime.native import Piece, Step
-from bigplan.runtime.sums import Sums
+from bigplan.runtime.cpu.native import Piece, Step
+from bigplan.runtime.layers.sums import Sums
+from bigplan.runtime.optimizer.fused import Kernel, fused_step
 from tests.runtime.harness import started
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.toys import kind_placement

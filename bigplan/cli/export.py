@@ -78,8 +78,8 @@ def _exported(
     found: FoundCheckpoint, folder: Path, precision: str | None, *, merged: bool
 ) -> tuple[str, int]:
     """Write the folder; the precision and the number of its parameters."""
-    from bigplan.runtime.hf_export import export_checkpoint
-    from bigplan.runtime.peft_export import export_adapters, export_merged
+    from bigplan.runtime.export.hf import export_checkpoint
+    from bigplan.runtime.export.peft import export_adapters, export_merged
 
     model, training = found.manifest.model, found.manifest.training
     if merged and training.lora is None:

@@ -13,8 +13,8 @@ from bigplan.cli.spread import takes
 from bigplan.errors import InputError, quoted
 
 if TYPE_CHECKING:
-    from bigplan.kernels.explain import GraphExplanation
-    from bigplan.kernels.keep import KeepPlan
+    from bigplan.kernels.fusion.explain import GraphExplanation
+    from bigplan.kernels.fusion.keep import KeepPlan
 
 kernels = typer.Typer(no_args_is_help=True, help="Fused GPU kernels, chosen by a model.")
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -64,8 +64,8 @@ def explain(
     options: ExplainOptions,
 ) -> None:
     """The kernels of a block, forward and backward: what each fuses and why, and what it takes."""
-    from bigplan.kernels.explain import explained
-    from bigplan.kernels.price import Pricer
+    from bigplan.kernels.fusion.explain import explained
+    from bigplan.kernels.fusion.price import Pricer
     from bigplan.spec.gpu import find_gpu
     from bigplan.spec.multiprocessor import find_multiprocessor
 
@@ -89,9 +89,9 @@ def explain(
 
 
 def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
-    from bigplan.kernels.families import block_graph
-    from bigplan.kernels.keep import best_plan
-    from bigplan.kernels.price import Pricer
+    from bigplan.kernels.fusion.families import block_graph
+    from bigplan.kernels.fusion.keep import best_plan
+    from bigplan.kernels.fusion.price import Pricer
     from bigplan.spec.catalog import find_model, looks_like_path
 
     assert isinstance(pricer, Pricer)
@@ -222,7 +222,7 @@ def _compiled(plan: KeepPlan, capability: str) -> dict[int, dict[str, int]]:
 
 
 def _sources(plan: KeepPlan) -> None:
-    from bigplan.kernels.source import source
+    from bigplan.kernels.fusion.source import source
 
     for number, unit in enumerate(plan.cover.units, 1):
         if unit.fused is not None:
@@ -257,7 +257,7 @@ def bench(
 
     if find_spec("torch") is None:
         raise InputError("kernels are measured with torch: pip install 'bigplan[launch]'")
-    from bigplan.kernels import bench as measuring
+    from bigplan.kernels.benchmark import bench as measuring
 
     if listed:
         if as_json:

@@ -38,7 +38,7 @@ ATTENTION_TILE = 128  # rows and columns of a flash attention tile, which is com
 HEAD_OVERHEAD = 20.0
 NARROW_AS_FAST: tuple[FlashKernel, ...] = ("flash1",)
 # torch's scaled_dot_product_attention takes no window. Through torch's other functions a window is
-# FlashAttention-2's (runtime/window.py).
+# FlashAttention-2's (runtime/attention/window.py).
 WITHOUT_WINDOWS: FlashKernel = "sdpa"
 # FlashAttention-2's seconds forward in a window over those without one, beyond what the window
 # leaves: its mask is applied to every tile in place of those at the edges (Need_masking in mask.h).
@@ -56,7 +56,8 @@ FLASH2_OF_STAND_IN = 0.6
 # of 8,192 (benchmarks/results/2026-11-25-h100-alibi/wide.txt).
 WIDEST_FLASH, EFFICIENT_FORWARD, EFFICIENT_BACKWARD = 256, 3.1, 9.3
 # The kernel that adds linear biases is FlashAttention-2's algorithm, and priced as that where a GPU
-# has no figure of it. Its backward has seven products for five (bigplan/kernels/attention.py).
+# has no figure of it. Its backward has seven products for five
+# (bigplan/kernels/handwritten/attention.py).
 PRODUCTS_AGAIN = 7 / 5
 # Kernels for heads of 256 columns take smaller tiles: so many times the price of heads of 128,
 # forward and backward. Measured on an H200, torch 2.11, with Gemma's heads and 4,096 tokens: our

@@ -17,8 +17,8 @@ NODE = int(0.65 * 2**30)
 # 100 GiB (benchmarks/results/2026-11-24-h200-sharded/page_tables.txt).
 PAGE_TABLES = 8 / 4096
 # Bytes a core while first weights are made or read: two blocks of 2^20 elements in fp32, and one in
-# another precision (runtime/homes.py). Whatever the layers, a start from random values takes 0.06
-# to 0.07 GiB on two cores, from safetensors 0.08, and from a checkpoint less than 0.01
+# another precision (runtime/weights/homes.py). Whatever the layers, a start from random values
+# takes 0.06 to 0.07 GiB on two cores, from safetensors 0.08, and from a checkpoint less than 0.01
 # (benchmarks/host_starts.py).
 FIRST_VALUES = 12 << 20
 

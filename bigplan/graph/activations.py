@@ -1,7 +1,7 @@
 """Bytes of activations that one rank keeps between a layer's forward and its backward.
 
 They follow from the steps of a layer (bigplan/spec/layers.py) and are exact:
-tests/runtime/test_layers.py compares them with what autograd saves, value by value.
+tests/runtime/layers/test_layers.py compares them with what autograd saves, value by value.
 """
 
 from __future__ import annotations

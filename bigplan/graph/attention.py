@@ -33,15 +33,15 @@ FLASH_COLUMNS, FLASH_NARROW, FLASH_WIDE_COLUMNS = 32, 128, 64
 WIDENED_COPIES = 3.0
 FLASH_ROWS = 128  # its sums have whole groups of so many rows
 # Edges of documents that are kept apart, forward and backward, each half of a tile of 128 keys for
-# every query: counted on kernels/attention.py's tiles of 64 x 64, and of 128 x 64 and 64 x 128. A
-# document begins and ends anywhere within a tile. So its queries meet half a tile of keys that come
-# after them and half a tile that lies before their document, and half a tile of other queries meets
-# the document before. Rows of tiles have three loops in place of two, because tiles are masked both
-# before and behind those that need no mask. Each loop is filled and drained.
+# every query: counted on kernels/handwritten/attention.py's tiles of 64 x 64, and of 128 x 64 and
+# 64 x 128. A document begins and ends anywhere within a tile. So its queries meet half a tile of
+# keys that come after them and half a tile that lies before their document, and half a tile of
+# other queries meets the document before. Rows of tiles have three loops in place of two, because
+# tiles are masked both before and behind those that need no mask. Each loop is filled and drained.
 DOCUMENT_EDGES, DOCUMENT_FILLS = (1.5, 2.5), 3 / 2
 LEAST_COLUMNS = 16  # those of Triton's products are powers of two, 16 at least
 EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so many columns
-# Counted on runtime/sinks.py: reads and writes of attention's result, and kernels.
+# Counted on runtime/attention/sinks.py: reads and writes of attention's result, and kernels.
 SINK_PASSES, SINK_LAUNCHES = (2, 4), (5, 7)
 
 Passes = tuple[tuple[Operator, ...], tuple[Operator, ...]]  # operators forward and backward
@@ -80,7 +80,7 @@ def attention(shape: RankShape) -> Passes:
 
 
 def _sinks(shape: RankShape) -> Passes:
-    """What counts sinks in the results of all heads (runtime/sinks.py).
+    """What counts sinks in the results of all heads (runtime/attention/sinks.py).
 
     The forward scales the result in place. The backward multiplies it with its gradient, a tensor
     that is then added up. Sums of softmax are small beside a head's columns.
@@ -125,9 +125,10 @@ def computed_columns(shape: RankShape) -> int:
 
 
 def _padded(shape: RankShape) -> Passes:
-    """Copies of values and of the result with more columns or fewer (runtime/narrow_values.py).
+    """Copies of values and of the result with more columns or fewer.
 
-    The backward pads values, the result and the gradient by it, and cuts the gradient by values.
+    See runtime/attention/narrow_values.py.     The backward pads values, the result and the
+    gradient by it, and cuts the gradient by values.
     """
     if not attention_kernels.pads_values(shape):
         return (), ()
@@ -148,10 +149,11 @@ def products_again(shape: RankShape) -> float:
 
 
 def _in_blocks(shape: RankShape, window: int | None, part: float) -> Passes:
-    """What plain torch moves beside the products to cap or hide scores (runtime/in_blocks.py).
+    """What plain torch moves beside the products to cap or hide scores.
 
-    Each score is fp32 but for the products' own results. The forward reads and writes it about 12
-    times, and the backward 24 times. Blocks of queries see half a block more than a query does.
+    See runtime/attention/in_blocks.py. Each score is fp32 but for the products' own results. The
+    forward reads and writes it about 12 times, and the backward 24 times. Blocks of queries see
+    half a block more than a query does.
     """
     seen = doubled_reach(attention_kernels.attended_length(shape), window) / 2 + CAPPED_BLOCK / 2
     scores = 4.0 * shape.mixed_tokens * shape.heads * seen
@@ -186,8 +188,8 @@ def _materialised(shape: RankShape) -> Passes:
     )
 
 
-# Counted on runtime/in_blocks.py: reads and writes of scores, forward and backward, and kernels of
-# a block of queries forward.
+# Counted on runtime/attention/in_blocks.py: reads and writes of scores, forward and backward, and
+# kernels of a block of queries forward.
 CAPPED_PASSES, CAPPED_LAUNCHES = (12, 24), 14
 
 
@@ -198,7 +200,7 @@ def _flash_columns(width: int) -> int:
 
 
 def _linear_biases(shape: RankShape) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
-    """Copies of heads with more columns (runtime/alibi.py), read and written, and back.
+    """Copies of heads with more columns (runtime/attention/alibi.py), read and written, and back.
 
     The forward copies queries, keys, values and the result. The backward copies these and their
     gradients.

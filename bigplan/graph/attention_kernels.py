@@ -44,7 +44,7 @@ def is_generated(shape: RankShape) -> bool:
 
 
 def in_blocks(shape: RankShape) -> bool:
-    """Whether plain torch has scores of some queries at a time (runtime/in_blocks.py)."""
+    """Whether plain torch has scores of some queries at a time (runtime/attention/in_blocks.py)."""
     if shape.training.isolate_documents:
         return not isolates_in_kernel(shape)
     return caps_scores(shape) and not caps_in_kernel(shape)
@@ -58,7 +58,7 @@ def attended_length(shape: RankShape) -> int:
 
 
 def pads_values(shape: RankShape) -> bool:
-    """Whether values narrower than keys are padded for attention (runtime/narrow_values.py)."""
+    """Whether narrower values than keys are padded (runtime/attention/narrow_values.py)."""
     latent = shape.model.latent_attention
     if latent is None or latent.value_dim == latent.head_dim:
         return False

@@ -217,7 +217,8 @@ def _embedding(shape: RankShape) -> LayerKind:
 def _looked_up(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     """Elements of a micro-batch's rows of tables, or 0 where they exceed half of a table.
 
-    On one GPU, rows are looked up in host memory if the tables live there (runtime/lookup.py).
+    On one GPU, rows are looked up in host memory if the tables live there
+    (runtime/layers/lookup.py).
     """
     strategy, rows = shape.strategy, len(tensors) * shape.tokens * shape.model.hidden
     alone = strategy.ranks == 1 and not shape.model.tied_embeddings
@@ -250,7 +251,7 @@ LAUNCHES_OF_SORTING = 8  # kernels before these
 
 
 def _gradient_by_rows(shape: RankShape, tensors: tuple[Tensor, ...]) -> _TableGradient:
-    """The native runtime adds rows to the sum (runtime/lookup.py).
+    """The native runtime adds rows to the sum (runtime/layers/lookup.py).
 
     It sorts the rows and makes a copy in which equal rows lie together. A product with a matrix of
     ones and zeros adds equal rows up. The result is narrowed from fp32 for a 16-bit sum and added

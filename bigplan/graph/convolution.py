@@ -1,7 +1,7 @@
 """A short convolution on one rank: what its ranks exchange, and what it moves and takes.
 
-Counted on runtime/convolution.py: reads and writes of a vector of a token, of a rank's channels, by
-plain torch or by the kernels of bigplan/kernels/gated_filters.py.
+Counted on runtime/mixers/convolution.py: reads and writes of a vector of a token, of a rank's
+channels, by plain torch or by the kernels of bigplan/kernels/handwritten/gated_filters.py.
 """
 
 from __future__ import annotations

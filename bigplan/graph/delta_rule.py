@@ -1,8 +1,8 @@
 """A gated delta rule on one rank: what it moves, multiplies and takes.
 
-Products and passes are those of runtime/delta_rule.py, plain torch, whose backward runs the forward
-again. Its products are in fp32 in every precision. Where generated kernels take its place they are
-those of delta_rule_kernels.py.
+Products and passes are those of runtime/mixers/delta_rule.py, plain torch, whose backward runs the
+forward again. Its products are in fp32 in every precision. Where generated kernels take its place
+they are those of delta_rule_kernels.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYSTEM = "delta rule's system"  # a triangular one, priced as a product with its
 # Reads and writes by all operators but products, and the most that lives at once. Counted on the
 # runtime's operators in bf16 and fp32, 24 sizes each, and fitted within 6%, peaks within 13%; the
 # larger of both where they differ by less than a fifth, else their mean. Chunks count as full.
-# tests/runtime/test_delta_rule.py counts again.
+# tests/runtime/mixers/test_delta_rule.py counts again.
 PASSES, PASSES_BACK = Each(36, 35.5, 6, 12, 3), Each(109, 101.5, 40, 52, 11)
 MOST, MOST_BACK = Each(4, 6, 4, 4), Each(10, 11, 6, 6)
 # Of a token that the convolution reads before its own: an element of queries, keys and values.

@@ -1,4 +1,4 @@
-"""A gated delta rule by its kernels (bigplan/kernels/delta_rule.py): what they move and multiply.
+"""A gated delta rule by its kernels (kernels/handwritten): what they move and multiply.
 
 A kernel is a Stream of what it reads and writes, once each: programs that read the same run side by
 side, and the second finds it in cache. Its products are beside it. A program's chunk is 64 tokens,

@@ -9,10 +9,11 @@ from bigplan.graph.shape import RankShape
 from bigplan.spec.step import LayerStep, StepOp
 
 # Bytes that plain torch moves for a cast, as a multiple of the kernels' 5 or 6: fp32 values are
-# made, multiplied and cast on the way, and transposed after that (runtime/eight_bits.py), 23 bytes.
+# made, multiplied and cast on the way, and transposed then (runtime/linear/eight_bits.py), 23
+# bytes.
 EAGER_CAST = 4.0
-# The same of experts' casts, whose kernels move 3 and 5 (runtime/grouped_eight_bits.py): 27 of rows
-# and of matrices, 50 of rows that are transposed.
+# The same of experts' casts, whose kernels move 3 and 5 (runtime/experts/grouped_eight_bits.py): 27
+# of rows and of matrices, 50 of rows that are transposed.
 EAGER_EXPERT_CAST = 9.0
 LAUNCHES = 3  # of a cast: its largest value is set to zero, looked for and used
 

@@ -1,7 +1,7 @@
 """Adapters of experts' matrices on one rank: grouped products of rows, as of the experts.
 
 Each of experts' matrices has its own A and B, which read its rows by themselves. What A gives is
-made again in the backward (runtime/expert_adapters.py).
+made again in the backward (runtime/experts/adapters.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Experts' biases on one rank: products with a matrix of all of them (runtime/expert_biases.py)."""
+"""Experts' biases on one rank: products with one matrix (runtime/experts/biases.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A block's experts on one rank: how tokens reach them and come back, and what that takes.
 
-Counted on the runtime's functions (runtime/experts.py, runtime/routed_rows.py), which pass over all
-scores by torch's operators, and over rows, a row being a token's copy for one of its experts, by
-generated kernels or torch's operators.
+Counted on the runtime's functions (runtime/experts/dispatch.py, runtime/experts/routed_rows.py),
+which pass over all scores by torch's operators, and over rows, a row being a token's copy for one
+of its experts, by generated kernels or torch's operators.
 
 Other tools are priced as Megatron Core (`RankShape.dispatched`; its token_dispatcher.py and
 experts.py): a fused kernel copies tokens into rows, rows go to the ranks of their experts and are
@@ -27,10 +27,10 @@ WEIGHTED_PASSES, WEIGHTED_LAUNCHES = 3, 1  # generated
 WEIGHTED_BACK_PASSES, WEIGHTED_BACK_LAUNCHES = 6, 1
 EAGER_WEIGHTED, EAGER_WEIGHTED_LAUNCHES = 7, 3  # by torch's operators, one after the other
 EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES = 24, 10
-# The clamped activation of GPT-OSS by torch's operators (runtime/clamped.py).
+# The clamped activation of GPT-OSS by torch's operators (runtime/experts/clamped.py).
 EAGER_CLAMPED, EAGER_CLAMPED_LAUNCHES = 18, 8
 EAGER_CLAMPED_BACK, EAGER_CLAMPED_BACK_LAUNCHES = 56, 26
-# The squared relu of experts without a gate, likewise (runtime/squared.py).
+# The squared relu of experts without a gate, likewise (runtime/experts/squared.py).
 EAGER_SQUARED, EAGER_SQUARED_LAUNCHES = 6, 3
 EAGER_SQUARED_BACK, EAGER_SQUARED_BACK_LAUNCHES = 17, 8
 DISPATCHED_BACK_PASSES = 5  # Megatron Core keeps the activation that the native backward writes
@@ -87,7 +87,7 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
     chosen, launches = _choosing(shape)
     hidden = spread.routed_hidden(shape)
-    # Tokens in 8 bits are copied at half the bytes (runtime/grouped_eight_bits.py).
+    # Tokens in 8 bits are copied at half the bytes (runtime/experts/grouped_eight_bits.py).
     copied = rows if shape.training.fp8_gemms else 2 * rows
     both = shape.model.gated
     there, back = copied, _summed(shape, hidden, both=both) + 2 * rows

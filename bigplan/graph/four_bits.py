@@ -11,7 +11,7 @@ from bigplan.spec.four_bits import is_packed, packed_columns
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 
 # Bytes that plain torch moves for an element, as a multiple of the kernel's 2.5: codes and values
-# become int32 and fp32 tensors on the way (runtime/four_bits.py), 36 bytes.
+# become int32 and fp32 tensors on the way (runtime/linear/four_bits.py), 36 bytes.
 EAGER_UNPACKING = 14.0
 EAGER_BYTES = 12  # an element of these, while they live beside each other
 

@@ -1,7 +1,7 @@
 """The loss layer as operators: the head's product, the loss by chunks of tokens, their gradients.
 
 Where pairs of responses are learned from, tokens' losses come first, by the same product
-(runtime/preference.py).
+(runtime/layers/preference.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _loss(shape: RankShape, logits: int, launches: int) -> Stream:
 
 
 # Reads and writes of a logit that is capped, forward and backward: of 16 bits where ranks share the
-# words (runtime/words.py), else of fp32 (operators.capped). Kernels of a chunk of tokens.
+# words (runtime/parallel/words.py), else of fp32 (operators.capped). Kernels of a chunk of tokens.
 SHARED_CAP_PASSES, CAP_PASSES, CAP_LAUNCHES = 17, 15, 8
 FIRST_CAP_PASSES = 6  # of three kernels forward, each in place
 

@@ -16,8 +16,8 @@ from bigplan.spec.latent_heads import HEADS, KEYS, LATENTS
 from bigplan.spec.step import LayerStep, StepOp, StepValue
 
 # Passes over the columns that rope turns in place, as plain torch kernels: five kernels, of which
-# three read or write every second column and so move both (runtime/latent.py). A kernel by hand
-# makes two (kernels/turning.py).
+# three read or write every second column and so move both (runtime/attention/latent.py). A kernel
+# by hand makes two (kernels/handwritten/turning.py).
 TURNING_PASSES, TURNING_KERNELS = 10, 5
 
 

@@ -1,4 +1,4 @@
-"""An MLP beside a block's experts, which all tokens pass, on one rank (runtime/shared.py).
+"""An MLP beside a block's experts, which all tokens pass, on one rank (runtime/experts/shared.py).
 
 Its products, activation and sum are operators like those of a dense block's MLP, with collectives
 of their own.

@@ -1,7 +1,8 @@
 """What ranks that have whole experts send each other, in the native runtime.
 
-A token goes once to each rank that has any of its experts (runtime/expert_parallel.py), and what
-its experts there give is added up before it comes back. So of k copies of a token fewer travel.
+A token goes once to each rank that has any of its experts (runtime/experts/expert_parallel.py), and
+what its experts there give is added up before it comes back. So of k copies of a token fewer
+travel.
 """
 
 from __future__ import annotations

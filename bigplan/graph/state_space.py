@@ -1,6 +1,6 @@
 """A state space on one rank: what it moves, multiplies and takes.
 
-Products and passes are those of runtime/state_space.py, plain torch, whose backward runs the
+Products and passes are those of runtime/mixers/state_space.py, plain torch, whose backward runs the
 forward again. On CUDA its gate and norm are a generated kernel, unless ranks share a group. Where
 generated kernels take the place of all of it they are those of state_space_kernels.py.
 """
@@ -61,7 +61,7 @@ class _Saved(NamedTuple):
 
 # Reads and writes by all operators but products, and the most that lives at once. Counted on the
 # runtime's operators in bf16 and fp32, 28 sizes each, and fitted within 9%, peaks within 11%.
-# tests/runtime/test_state_space.py counts again.
+# tests/runtime/mixers/test_state_space.py counts again.
 PASSES, PASSES_BACK = _Each(19, 13, 12, 2, 8.5, 0.5, 5.5), _Each(67, 44, 47, 5, 23, 0, 14)
 MOST, MOST_BACK = _Each(7, 1, 3, 1, 0, 2, 0), _Each(8.5, 6, 4, 0, 2.5, 1, 1)
 # Of these gate and norm take 7 and 9 of values forward, and 13 and 26 backward beside the forward

@@ -1,4 +1,4 @@
-"""A state space by its kernels (bigplan/kernels/state_space.py): what they move and multiply.
+"""A state space by its kernels (kernels/handwritten): what they move and multiply.
 
 A kernel is a Stream of what it reads and writes, once each: programs that read the same run side by
 side, and the second finds it in cache. Its products are beside it. The backward runs all of the
@@ -95,8 +95,8 @@ NORM = _Norm(
     _Each(1),
     _Each(5, 2, 0, 1, 2 * WIDE),
 )
-# A kernel for the gate, then runtime/wide_norm.py by plain torch, in fp32: its reads and writes as
-# they stand there.
+# A kernel for the gate, then runtime/parallel/wide_norm.py by plain torch, in fp32: its reads and
+# writes as they stand there.
 SHARED_NORM = _Norm(
     _Kernel("state space's norm", _Each(5 + 9 * WIDE), 10),
     _Kernel("state space's norm back", _Each(8 + 22 * WIDE), 18),

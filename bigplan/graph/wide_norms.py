@@ -1,6 +1,6 @@
-"""What tensor-parallel ranks tell each other in a norm over all heads (runtime/wide_norm.py).
+"""What tensor-parallel ranks tell each other in a norm over all heads.
 
-It is a norm of all queries or keys, or that of a state space.
+It is a norm of all queries or keys, or that of a state space (runtime/parallel/wide_norm.py).
 """
 
 from __future__ import annotations

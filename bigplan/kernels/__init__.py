@@ -1,19 +1,17 @@
 """Fused GPU kernels, generated for any graph and chosen by a model.
 
-optimise.py             a module or function that runs fused
+fusion/                 which operators are one kernel, its price and its source, without torch
+handwritten/            kernels that no generator makes
+benchmark/              kernels measured beside predictions, limits and others' code
+optimised.py            a module or function that runs fused
 capture.py              torch's graphs to ours and back
-graph.py, families.py   operators and tensors, without torch; blocks of shipped models
 rewritten.py            functions captured as other operators than torch's own
 decomposed.py           batch norm in steps that are one kernel each
-cover.py, keep.py       which operators are one kernel; what the backward computes again
-price.py                seconds of a group, and of torch's own operators
-fuse.py, body.py, operators.py   a group as arithmetic on rows and columns
-source.py, launch.py    its Triton source; compiled and launched
-single.py, library.py   a block's operators one by one, for the runtime; update.py
 loss.py                 linear + cross-entropy in chunks, also where captured code has them apart
-alibi.py                attention with linear biases, written by hand
-here.py                 the GPU of this machine
+library.py              a block's operators one by one, for the runtime; update.py
+launch.py               compiled and launched
 tuned.py                tiles that were timed once
+here.py                 the GPU of this machine
 """
 
 from __future__ import annotations

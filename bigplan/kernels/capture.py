@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bigplan.kernels.cover import CoverUnit
-from bigplan.kernels.graph import Arg, Argument, KernelGraph, KernelNode, KernelValue, frozen
-from bigplan.kernels.keep import AGAIN, KeepPlan
+from bigplan.kernels.fusion.cover import CoverUnit
+from bigplan.kernels.fusion.graph import Arg, Argument, KernelGraph, KernelNode, KernelValue, frozen
+from bigplan.kernels.fusion.keep import AGAIN, KeepPlan
 
 NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",

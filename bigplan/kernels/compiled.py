@@ -11,8 +11,8 @@ from typing import Any
 
 from bigplan.cost.kernel import Tile
 from bigplan.errors import InputError
-from bigplan.kernels.body import Body
-from bigplan.kernels.source import source
+from bigplan.kernels.fusion.body import Body
+from bigplan.kernels.fusion.source import source
 
 POINTERS = {"bf16": "*bf16", "fp32": "*fp32", "fp16": "*fp16", "bool": "*i8", "int64": "*i64"}
 

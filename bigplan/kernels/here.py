@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
-from bigplan.kernels.price import Pricer
+from bigplan.kernels.fusion.price import Pricer
 from bigplan.spec.gpu import find_gpu
 from bigplan.spec.multiprocessor import closest_to, find_multiprocessor, named_as
 

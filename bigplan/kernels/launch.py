@@ -16,9 +16,9 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from bigplan.cost.kernel import KernelTime, Tile, grid
-from bigplan.kernels.body import Body
-from bigplan.kernels.fuse import added_together, work_of
-from bigplan.kernels.source import source
+from bigplan.kernels.fusion.body import Body
+from bigplan.kernels.fusion.fuse import added_together, work_of
+from bigplan.kernels.fusion.source import source
 
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "bool": torch.bool,

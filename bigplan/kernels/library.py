@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from bigplan.errors import InputError
-from bigplan.kernels import rows, single
+from bigplan.kernels.fusion import single
+from bigplan.kernels.fusion.price import Fused, Pricer
+from bigplan.kernels.fusion.single import ActivationKind, NormKind, Single
+from bigplan.kernels.handwritten import rows
 from bigplan.kernels.launch import NOTHING, Into, LaunchedKernel
-from bigplan.kernels.price import Fused, Pricer
-from bigplan.kernels.single import ActivationKind, NormKind, Single
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 

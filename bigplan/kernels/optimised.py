@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 from bigplan.errors import InputError
 from bigplan.kernels.capture import MakeKernel, captured, halves
 from bigplan.kernels.chunked_loss import in_chunks
-from bigplan.kernels.cover import CoverUnit
 from bigplan.kernels.decomposed import DECOMPOSED
+from bigplan.kernels.fusion.cover import CoverUnit
+from bigplan.kernels.fusion.keep import KeepPlan, best_plan
 from bigplan.kernels.here import gpu_here, pricer_for, runs_kernels
 from bigplan.kernels.images import read_as_turned
-from bigplan.kernels.keep import KeepPlan, best_plan
 from bigplan.kernels.rewritten import rewritten
 from bigplan.kernels.tuned import PickFile, Tuner, default_file
 

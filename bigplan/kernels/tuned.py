@@ -18,8 +18,8 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from bigplan.cost.kernel import Shape, Tile
-from bigplan.kernels.body import Body
-from bigplan.kernels.fuse import power_of_two, tiles_of
+from bigplan.kernels.fusion.body import Body
+from bigplan.kernels.fusion.fuse import power_of_two, tiles_of
 
 if TYPE_CHECKING:
     from torch import Tensor

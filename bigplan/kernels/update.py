@@ -15,10 +15,10 @@ import triton
 from torch import Tensor
 
 from bigplan.cost.kernel import Shape
-from bigplan.kernels import single
+from bigplan.kernels.fusion import single
+from bigplan.kernels.fusion.price import Fused, Pricer
+from bigplan.kernels.fusion.source import source
 from bigplan.kernels.launch import compiled
-from bigplan.kernels.price import Fused, Pricer
-from bigplan.kernels.source import source
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOMINAL = 2**24  # elements that the tile is chosen for
@@ -34,7 +34,7 @@ class AdamW:
         self._made: dict[tuple[str, str | None], tuple[Any, tuple[str, ...], int, int]] = {}
 
     def factors(self, constants: Sequence[float], divisor: float, device: torch.device) -> Tensor:
-        """What `step` multiplies by, fp32 on the device; constants in runtime/adamw.py's order."""
+        """What `step` multiplies by, fp32 on the device, as runtime/optimizer/adamw.py has it."""
         values = torch.tensor([*constants, divisor], pin_memory=device.type == "cuda")
         return values.to(device, non_blocking=True)
 

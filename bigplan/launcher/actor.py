@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch._C._distributed_c10d import Store
 
-    from bigplan.runtime.apart import Apart
-    from bigplan.runtime.forwards import Part
-    from bigplan.runtime.preference import Scored
+    from bigplan.runtime.execution.forwards import Part
+    from bigplan.runtime.layers.preference import Scored
+    from bigplan.runtime.parallel.apart import Apart
     from bigplan.runtime.result import Evaluated, Finished, PairData, Progress, StepResult
 
 
@@ -191,7 +191,7 @@ class RankActor:
             meeting = self._store = BoardStore(meeting)
         if places is None:
             return self._worker().start(meeting, resume)
-        from bigplan.runtime.apart import Apart
+        from bigplan.runtime.parallel.apart import Apart
 
         place = places.of(self._rank)
         apart = Apart(place, places.ranks[place], places.bring)

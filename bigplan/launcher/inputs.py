@@ -51,10 +51,10 @@ def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> No
     for error in unreadable_data(model, training):
         raise error
     if weights and training.weights is not None:
-        from bigplan.runtime.hf_weights import HfFolder
+        from bigplan.runtime.weights.hf import HfFolder
 
         HfFolder.open(user_path(training.weights), model)
     if weights and training.lora is not None and training.lora.weights is not None:
-        from bigplan.runtime.peft_import import PeftFolder
+        from bigplan.runtime.weights.peft import PeftFolder
 
         PeftFolder.open(model, training)

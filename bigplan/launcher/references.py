@@ -26,7 +26,7 @@ from bigplan.launcher.progress import Show
 from bigplan.units import counted
 
 if TYPE_CHECKING:
-    from bigplan.runtime.forwards import Part
+    from bigplan.runtime.execution.forwards import Part
     from bigplan.runtime.result import PairData
 
 FILE = "reference.npz"

@@ -103,8 +103,8 @@ def row_bytes(kind: LayerKind) -> int:
     """Approximate bytes that host memory moves to add a micro-batch's rows to their sum.
 
     An element is widened to fp32 (2 + 4 bytes). It is added to those of equal rows in a buffer that
-    was cleared before (4 + 4 + 8). Then it is added to the sum (4 + 8): runtime/lookup.py. The
-    result is a multiple of three, because an accumulation takes three times its amount.
+    was cleared before (4 + 4 + 8). Then it is added to the sum (4 + 8): runtime/layers/lookup.py.
+    The result is a multiple of three, because an accumulation takes three times its amount.
     """
     return 34 * kind.looked_up // 3 * 3
 

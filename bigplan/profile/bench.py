@@ -15,7 +15,7 @@ import torch
 from bigplan.profile.budget import ReadClock, median_seconds
 from bigplan.profile.load import Load, event
 from bigplan.profile.sensors import Watch, watching
-from bigplan.runtime.slab import available_host_memory
+from bigplan.runtime.memory.slab import available_host_memory
 from bigplan.spec.gpu import Gpu
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from bigplan.profile.bench import Bench, source, threads
 from bigplan.profile.budget import ReadClock
 from bigplan.profile.fit import fit_transfer
 from bigplan.profile.load import event
-from bigplan.runtime.slab import Arena, Slab
+from bigplan.runtime.memory.slab import Arena, Slab
 from bigplan.spec.cluster import NodeGroup
 from bigplan.units import format_bandwidth, format_bytes, rounded
 
@@ -98,7 +98,8 @@ def _chunks(whole: int) -> Iterator[tuple[int, int]]:
 class Passage:
     """Both directions of one device, copying as when optimizer state passes through the device.
 
-    The next chunk comes once the last has arrived; the last leaves meanwhile (`runtime/lanes.py`).
+    The next chunk comes once the last has arrived; the last leaves meanwhile
+    (`runtime/execution/lanes.py`).
     """
 
     into: Copier

@@ -13,8 +13,8 @@ from torch import Tensor
 from bigplan.errors import InputError
 from bigplan.mechanics import PAGE
 from bigplan.profile.bench import Bench, source
-from bigplan.runtime.disk import DiskFile
-from bigplan.runtime.slab import Slab, available_disk
+from bigplan.runtime.memory.disk import DiskFile
+from bigplan.runtime.memory.slab import Slab, available_disk
 from bigplan.spec.cluster import NodeGroup
 from bigplan.units import format_bytes, rounded
 

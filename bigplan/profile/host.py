@@ -15,11 +15,11 @@ from torch import Tensor
 from bigplan.mechanics import CORES_BESIDE_COPIES
 from bigplan.profile.bench import Bench, source, threads
 from bigplan.profile.copies import Copier, CopyRates, by_way, copiers_of, copying
-from bigplan.runtime.adamw import adamw_kernel
-from bigplan.runtime.cores import Cores
-from bigplan.runtime.fused import fused_step
-from bigplan.runtime.native import Piece
-from bigplan.runtime.slab import Slab, typed
+from bigplan.runtime.cpu.cores import Cores
+from bigplan.runtime.cpu.native import Piece
+from bigplan.runtime.memory.slab import Slab, typed
+from bigplan.runtime.optimizer.adamw import adamw_kernel
+from bigplan.runtime.optimizer.fused import fused_step
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.optimizer import Optimizer
 from bigplan.units import format_bandwidth, format_count, rounded

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bigplan.cost.kernel import STEPS_IN_WARP
 from bigplan.errors import InputError, quoted
-from bigplan.kernels.probes import chase, exchange, nothing, powers, read
+from bigplan.kernels.handwritten.probes import chase, exchange, nothing, powers, read
 from bigplan.profile.bench import source
 from bigplan.profile.load import event
 from bigplan.spec.multiprocessor import Multiprocessor, find_multiprocessor, named_as

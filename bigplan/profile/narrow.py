@@ -29,15 +29,15 @@ from bigplan.lower import lower_stage
 from bigplan.placement import KindPlacement, Placement, StagePlacement
 from bigplan.profile.bench import Bench, source, threads
 from bigplan.program import Op
-from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context, layer_rows
 from bigplan.runtime.data import BatchSource, Prefetcher, data_path
-from bigplan.runtime.executor import Executor
-from bigplan.runtime.first_values import first_values
-from bigplan.runtime.groups import Groups
-from bigplan.runtime.homes import fill_first
-from bigplan.runtime.memory import Memory
-from bigplan.runtime.update import Update
+from bigplan.runtime.execution.compute import Compute
+from bigplan.runtime.execution.executor import Executor
+from bigplan.runtime.execution.update import Update
+from bigplan.runtime.memory.buffers import Memory
+from bigplan.runtime.parallel.groups import Groups
+from bigplan.runtime.weights.first_values import first_values
+from bigplan.runtime.weights.homes import fill_first
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training

@@ -13,16 +13,16 @@ from bigplan.graph.graph import Graph, LayerKind
 from bigplan.placement import IN_CHUNKS
 from bigplan.program import Action, Program, Ref
 from bigplan.ranks import Coordinates
-from bigplan.runtime.adapter_rows import adapter_kind, adapter_parameters, adapter_rows
-from bigplan.runtime.context_parallel import ContextParallel
 from bigplan.runtime.documents import Documents
 from bigplan.runtime.entries import Entries
-from bigplan.runtime.expert_parallel import ExpertParallel
-from bigplan.runtime.groups import Groups
-from bigplan.runtime.memory import Memory
-from bigplan.runtime.moments import StoredState, View
-from bigplan.runtime.pieces import LayerRows, Offsets, Owner, offsets_of
-from bigplan.runtime.tensor_parallel import TensorParallel
+from bigplan.runtime.experts.expert_parallel import ExpertParallel
+from bigplan.runtime.memory.adapter_rows import adapter_kind, adapter_parameters, adapter_rows
+from bigplan.runtime.memory.buffers import Memory
+from bigplan.runtime.memory.moments import StoredState, View
+from bigplan.runtime.memory.pieces import LayerRows, Offsets, Owner, offsets_of
+from bigplan.runtime.parallel.context_parallel import ContextParallel
+from bigplan.runtime.parallel.groups import Groups
+from bigplan.runtime.parallel.tensor_parallel import TensorParallel
 from bigplan.spec.lora import Lora, adapters, stored
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import full_name

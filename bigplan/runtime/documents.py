@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bigplan.graph.graph import Graph
 from bigplan.program import DOCUMENTS
-from bigplan.runtime.memory import Memory
+from bigplan.runtime.memory.buffers import Memory
 
 
 class Documents:

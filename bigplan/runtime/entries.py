@@ -11,10 +11,10 @@ from torch import Tensor
 from bigplan.content import ADAPTERS, Content, Holds
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.program import Action, Buffer, Program, Ref, entry
-from bigplan.runtime.group import RankGroup
-from bigplan.runtime.groups import Groups
-from bigplan.runtime.memory import Key, Memory
-from bigplan.runtime.pieces import Box, LayerRows
+from bigplan.runtime.memory.buffers import Key, Memory
+from bigplan.runtime.memory.pieces import Box, LayerRows
+from bigplan.runtime.parallel.group import RankGroup
+from bigplan.runtime.parallel.groups import Groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.runtime import four_bits
-from bigplan.runtime.eight_bits import EightBits
-from bigplan.runtime.experts import Places, RowOperators
-from bigplan.runtime.grouped_eight_bits import EightBitExperts
-from bigplan.runtime.matrices import AS_STORED, Matrices, Opened
-from bigplan.runtime.native import Piece
+from bigplan.runtime.cpu.native import Piece
+from bigplan.runtime.experts.dispatch import Places, RowOperators
+from bigplan.runtime.experts.grouped_eight_bits import EightBitExperts
+from bigplan.runtime.linear import four_bits
+from bigplan.runtime.linear.eight_bits import EightBits
+from bigplan.runtime.linear.matrices import AS_STORED, Matrices, Opened
 from bigplan.spec.training import Training
 
 if TYPE_CHECKING:
+    from bigplan.kernels.fusion.single import ActivationKind, NormKind
     from bigplan.kernels.library import Library
-    from bigplan.kernels.single import ActivationKind, NormKind
     from bigplan.kernels.update import AdamW
 
 
@@ -62,7 +62,7 @@ def unpacked_by(library: Library | None) -> Callable[[Tensor], Tensor]:
     """What makes matrices of weights in 4 bits."""
     if library is None:
         return four_bits.unpacked
-    from bigplan.kernels.four_bits import unpacked
+    from bigplan.kernels.handwritten.four_bits import unpacked
 
     return unpacked
 
@@ -71,8 +71,8 @@ def eight_bits_by(library: Library | None) -> EightBits:
     """Products in 8 bits, and what casts to them."""
     if library is None:
         return EightBits()
-    from bigplan.kernels.eight_bits import cast
-    from bigplan.kernels.expert_casts import by_column, by_row
+    from bigplan.kernels.handwritten.eight_bits import cast
+    from bigplan.kernels.handwritten.expert_casts import by_column, by_row
 
     return EightBits(cast, EightBitExperts(by_row, by_column))
 
@@ -89,7 +89,7 @@ def matrices_for(training: Training, library: Library | None) -> Matrices:
 def adamw_for(training: Training, device: torch.device) -> AdamW | None:
     """The update's kernel on the device, if the training asks for generated kernels.
 
-    Moments that are not in fp32 have one of their own (runtime/narrow_update.py).
+    Moments that are not in fp32 have one of their own (runtime/optimizer/narrow_update.py).
     """
     if training.optimizer.name == "sgd" or training.optimizer.moments != "fp32":
         return None

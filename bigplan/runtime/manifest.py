@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError
 from bigplan.content import ADAPTERS
 from bigplan.errors import CheckpointError, InputError, quoted
 from bigplan.rectangle import Rectangle
-from bigplan.runtime.adapter_rows import adapter_parameters
+from bigplan.runtime.memory.adapter_rows import adapter_parameters
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.reading import RECORD, read_json
 from bigplan.spec.model import ModelSpec

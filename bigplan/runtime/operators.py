@@ -3,7 +3,8 @@
 They are written out, so that the tensors that autograd saves are known to the byte, and the same on
 CPU and CUDA: bigplan/graph/activations.py holds the formula. On CUDA they run if `training.kernels`
 is torch, and under DeepSpeed. Otherwise generated.py has kernels that save the same tensors. If
-ranks share out a vocabulary (words.py), the loss has a kernel written by hand, in two parts.
+ranks share out a vocabulary (parallel/words.py), the loss has a kernel written by hand, in two
+parts.
 """
 
 from __future__ import annotations
@@ -254,7 +255,7 @@ def row_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     The loss is 0 where the target int64 [n] is negative, and the logsumexp where it is beyond V.
     """
     if kernels_for(logits):
-        from bigplan.kernels import cross_entropy as kernel
+        from bigplan.kernels.handwritten import cross_entropy as kernel
 
         return kernel.forward(logits, targets)
     wide, columns = logits.float(), logits.shape[1]
@@ -267,7 +268,7 @@ def row_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def by_logits_(logits: Tensor, targets: Tensor, lse: Tensor, gradient: Tensor) -> Tensor:
     """Overwrites the logits with the gradient by them; `gradient` [n] is by row_losses's."""
     if kernels_for(logits):
-        from bigplan.kernels import cross_entropy as kernel
+        from bigplan.kernels.handwritten import cross_entropy as kernel
 
         return kernel.backward_(logits, targets, lse, gradient)
     wide, columns = logits.float(), logits.shape[1]  # in fp32 they are the logits themselves

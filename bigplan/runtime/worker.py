@@ -24,26 +24,26 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan, as_replica, digest, graph_of
 from bigplan.program import Instruction
 from bigplan.ranks import Coordinates
-from bigplan.runtime.apart import Apart
-from bigplan.runtime.background import Background
 from bigplan.runtime.checkpoint import Manifest, check_same, checkpoint_path, latest, restore
-from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context, layer_rows
 from bigplan.runtime.data import BatchSource, Prefetcher
-from bigplan.runtime.executor import Executor
-from bigplan.runtime.first_values import stored_values
-from bigplan.runtime.forwards import Forwards, Part
+from bigplan.runtime.execution.background import Background
+from bigplan.runtime.execution.compute import Compute
+from bigplan.runtime.execution.executor import Executor
+from bigplan.runtime.execution.forwards import Forwards, Part
+from bigplan.runtime.execution.update import Update
+from bigplan.runtime.execution.waiting import data_seconds
 from bigplan.runtime.generated import sized_as
-from bigplan.runtime.groups import Groups
-from bigplan.runtime.homes import fill_first
-from bigplan.runtime.host_memory import HostMemory, resident_bytes
-from bigplan.runtime.memory import Memory, check_machine, rounding, static_sizes
+from bigplan.runtime.layers.preference import Scored
+from bigplan.runtime.memory.buffers import Memory, check_machine, rounding, static_sizes
+from bigplan.runtime.memory.host_memory import HostMemory, resident_bytes
 from bigplan.runtime.operators import has_triton
-from bigplan.runtime.preference import Scored
+from bigplan.runtime.parallel.apart import Apart
+from bigplan.runtime.parallel.groups import Groups
 from bigplan.runtime.result import Evaluated, Finished, PairData, Progress, StepResult
-from bigplan.runtime.update import Update
-from bigplan.runtime.waiting import data_seconds
-from bigplan.runtime.weights import weights, weights_digest
+from bigplan.runtime.weights.digest import weights, weights_digest
+from bigplan.runtime.weights.first_values import stored_values
+from bigplan.runtime.weights.homes import fill_first
 from bigplan.spec.lora import trained_count
 
 DIGEST_LIMIT = 100_000_000  # trained parameters: hashing more would take longer than a step

@@ -1,6 +1,6 @@
 """What embedding, block and head of a model are made of.
 
-A family with a new part adds it here and in runtime/blocks.py; a new kind of step also needs
+A family with a new part adds it here and in runtime/layers/blocks.py; a new kind of step also needs
 graph/block.py. capabilities.py says which parts the native runtime executes.
 """
 

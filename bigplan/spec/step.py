@@ -1,9 +1,9 @@
 """Layers as steps from named values to named values, without element types.
 
 All code that must agree on a layer reads the same steps: its parameters (ModelSpec.kinds), its
-operators and the bytes it keeps (bigplan/graph). The runtime's functions (runtime/blocks.py) are
-written by hand; tests/runtime/test_layers.py compares what they use, keep and compute with the
-steps.
+operators and the bytes it keeps (bigplan/graph). The runtime's functions (runtime/layers/blocks.py)
+are written by hand; tests/runtime/layers/test_layers.py compares what they use, keep and compute
+with the steps.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from bigplan.graph.strategy import Strategy
 from tests.cli.conftest import Run
 from tests.runtime.harness import started
-from tests.runtime.lora_ranks import frozen
+from tests.runtime.linear.lora_ranks import frozen
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.toys import kind_placement
 

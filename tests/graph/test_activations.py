@@ -1,4 +1,4 @@
-"""Saved activations against published formulas; tests/runtime/test_layers.py against autograd."""
+"""Saved activations against published formulas; runtime/layers/test_layers.py: autograd's."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) ->
         keys, values = model.head_dim, model.value_width
         columns = {"flash": 4 * keys - 3 * values, "materialised": 3 * (keys + values)}
         wasted = triangle / (2 * keys) * columns[attention]
-    # What chunks take: tests/runtime/test_delta_rule.py and test_state_space.py.
+    # What chunks take: tests/runtime/mixers/test_delta_rule.py and test_state_space.py.
     if (rule := model.delta_rule) is not None:
         recurrence = 18.0 * length * rule.value_heads * rule.key_dim * rule.value_dim
         wasted += (_of_chunks(graph.kinds["delta_rule"]) - recurrence) * model.mixers.count(

@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bigplan.kernels import (
+from bigplan.kernels.handwritten import (
     attention,
     attention_programs,
     delta_rule,
@@ -23,7 +23,7 @@ from bigplan.kernels import (
     short_filters,
     turning,
 )
-from bigplan.kernels.attention import Tile
+from bigplan.kernels.handwritten.attention import Tile
 from bigplan.spec.moments import BLOCK, FIRST_BITS, SECOND_BITS
 
 WIDE = ("*bf16", "*fp32", "*i32", "i32")

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigplan.kernels import cover
+from bigplan.kernels.fusion import cover
+from bigplan.kernels.fusion.price import Pricer
 from bigplan.kernels.optimised import optimise
-from bigplan.kernels.price import Pricer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

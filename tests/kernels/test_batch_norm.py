@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigplan.kernels.keep import KeepPlan
+from bigplan.kernels.fusion.keep import KeepPlan
 from bigplan.kernels.optimised import optimise
 from tests.kernels.generated import DEVICE, ResidualBlock, error, every_operator_generated, random
 

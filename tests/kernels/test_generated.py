@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.cost.kernel import Shape, Tile
-from bigplan.kernels.body import Body, Varies
-from bigplan.kernels.fuse import body_of, levels, tiles_of
-from bigplan.kernels.graph import Arg, KernelGraph, KernelNode, KernelValue, dense, frozen
+from bigplan.kernels.fusion.body import Body, Varies
+from bigplan.kernels.fusion.fuse import body_of, levels, tiles_of
+from bigplan.kernels.fusion.graph import Arg, KernelGraph, KernelNode, KernelValue, dense, frozen
+from bigplan.kernels.fusion.source import source
 from bigplan.kernels.launch import LaunchedKernel
 from bigplan.kernels.optimised import optimise
-from bigplan.kernels.source import source
 from tests.kernels.generated import (
     DEVICE,
     both_ways,

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigplan.kernels.fuse import tiles_of
-from bigplan.kernels.graph import KernelGraph
-from bigplan.kernels.keep import KeepPlan
+from bigplan.kernels.fusion.fuse import tiles_of
+from bigplan.kernels.fusion.graph import KernelGraph
+from bigplan.kernels.fusion.keep import KeepPlan
 from bigplan.kernels.optimised import optimise
 from tests.kernels.generated import DEVICE, ResidualBlock, error, every_operator_generated, random
 

@@ -19,12 +19,14 @@ from bigplan.kernels.library import Library
 from bigplan.kernels.optimised import Optimiser
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.runtime import blocks, generated, positions
+from bigplan.runtime import generated
 from bigplan.runtime.generated import LossRule
-from bigplan.runtime.kept import KeptActivations
-from bigplan.runtime.layers import Block
-from bigplan.runtime.products import Products
-from bigplan.runtime.ways import PLAIN
+from bigplan.runtime.layers import blocks
+from bigplan.runtime.layers.kept import KeptActivations
+from bigplan.runtime.layers.kinds import Block
+from bigplan.runtime.layers.products import Products
+from bigplan.runtime.mixers import positions
+from bigplan.runtime.mixers.ways import PLAIN
 from bigplan.spec.catalog import find_model
 from bigplan.spec.gpu import find_gpu
 from bigplan.spec.layers import TABLE

@@ -16,9 +16,9 @@ from bigplan.kernels.library import Library
 from bigplan.kernels.loss import ROWS, chunk_for, linear_cross_entropy
 from bigplan.kernels.optimised import Optimiser
 from bigplan.kernels.update import AdamW
-from bigplan.runtime.adamw import adamw_kernel
+from bigplan.runtime.cpu.native import Piece
 from bigplan.runtime.generated import adamw_step
-from bigplan.runtime.native import Piece
+from bigplan.runtime.optimizer.adamw import adamw_kernel
 from bigplan.spec.optimizer import Optimizer
 from tests.kernels.generated import DEVICE, error, random
 

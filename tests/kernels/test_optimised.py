@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bigplan.kernels
 from bigplan.errors import InputError
 from bigplan.kernels import optimised as optimising
-from bigplan.kernels.cases import GptBlock
-from bigplan.kernels.graph import LAYOUT
+from bigplan.kernels.benchmark.cases import GptBlock
+from bigplan.kernels.fusion.graph import LAYOUT
 from bigplan.kernels.here import runs_kernels
 from bigplan.kernels.optimised import optimise
 from tests.kernels.generated import (

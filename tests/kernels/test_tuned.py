@@ -11,11 +11,11 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from bigplan.cost.kernel import Shape, Tile
-from bigplan.kernels import single
+from bigplan.kernels.fusion import single
+from bigplan.kernels.fusion.price import Fused
+from bigplan.kernels.fusion.single import Single
 from bigplan.kernels.launch import LaunchedKernel
 from bigplan.kernels.optimised import Optimiser
-from bigplan.kernels.price import Fused
-from bigplan.kernels.single import Single
 from bigplan.kernels.tuned import PickFile, Tuner, key_of
 from tests.kernels.generated import DEVICE, random
 

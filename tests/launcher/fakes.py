@@ -16,7 +16,7 @@ from bigplan.launcher import driver
 from bigplan.launcher.actor import Folders, RankWorker, WorkerType
 from bigplan.launcher.driver import LaunchOptions
 from bigplan.plan import Plan, digest
-from bigplan.runtime.apart import Apart
+from bigplan.runtime.parallel.apart import Apart
 from bigplan.runtime.result import Finished, Progress, Saved, StepResult
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.timeline import Event, Timeline

@@ -22,8 +22,8 @@ from unittest import mock
 from bigplan.engines import make_plan
 from bigplan.plan import Plan
 from bigplan.planner import Request
-from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint.saver import Saver
+from bigplan.runtime.parallel.apart import Apart
 from bigplan.runtime.result import StepResult
 from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.catalog import find_model

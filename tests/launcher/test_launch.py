@@ -23,9 +23,9 @@ from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import read_record
 from bigplan.launcher.session import Session, ray_session
 from bigplan.planner import Request, make_plan
-from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint import latest
-from bigplan.runtime.hf_export import export_checkpoint
+from bigplan.runtime.export.hf import export_checkpoint
+from bigplan.runtime.parallel.apart import Apart
 from bigplan.runtime.result import Finished, StepResult
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.model import ModelSpec

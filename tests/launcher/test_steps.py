@@ -19,7 +19,7 @@ from bigplan.launcher.steps import Steps
 from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.optimizer import Optimizer
 from tests.runtime.checkpoints import resident, running
-from tests.runtime.test_update import _inject
+from tests.runtime.execution.test_update import _inject
 
 
 class Alone:

@@ -15,7 +15,7 @@ from bigplan.profile.host import (
     adam,
     measure_cpu_update,
 )
-from bigplan.runtime.slab import Slab
+from bigplan.runtime.memory.slab import Slab
 from bigplan.spec.catalog import find_cluster
 from tests.profile.small import bench
 

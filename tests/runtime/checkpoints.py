@@ -15,12 +15,12 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime.result import Saved
-from bigplan.runtime.weights import weights_digest
+from bigplan.runtime.weights.digest import weights_digest
 from bigplan.runtime.worker import NativeWorker
+from tests.runtime.execution.streamed import streamed_kind
 from tests.runtime.harness import context_of, state_of
 from tests.runtime.plans import CHUNK, SHORT, placed, plan_of, plans, tiny_model, tiny_training
 from tests.runtime.reference import State
-from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement, placements
 
 

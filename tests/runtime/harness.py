@@ -20,11 +20,11 @@ from bigplan.content import Content, Holds
 from bigplan.layer_placement import LayerPlacement, stage_table
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime.context import Context
-from bigplan.runtime.forwards import Part
-from bigplan.runtime.homes import load
-from bigplan.runtime.moments import StoredState, bytes_view, decoded, of_elements
-from bigplan.runtime.preference import Scored
+from bigplan.runtime.execution.forwards import Part
+from bigplan.runtime.layers.preference import Scored
+from bigplan.runtime.memory.moments import StoredState, bytes_view, decoded, of_elements
 from bigplan.runtime.result import Finished, StepResult
+from bigplan.runtime.weights.homes import load
 from bigplan.runtime.worker import NativeWorker
 from tests.runtime.reference import UNIT, LayerState, Outcome, PlainLoop, State
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.graph import Recompute
-from bigplan.runtime.group import Begun, RankGroup
-from bigplan.runtime.sums import Sums
+from bigplan.runtime.layers.sums import Sums
+from bigplan.runtime.parallel.group import Begun, RankGroup
 
 Result = TypeVar("Result")
 Called = tuple[str, int]  # a collective's pattern, and bytes of the whole tensor

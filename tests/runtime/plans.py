@@ -54,7 +54,7 @@ PREDICTED = Predicted(
 def tiny_model(**changes: object) -> ModelSpec:
     """Byte tokens, two blocks of width 32, grouped heads. Every tensor is a multiple of 16 long.
 
-    So torch's fused AdamW takes each through its vector body (bigplan/runtime/fused.py).
+    So torch's fused AdamW takes each through its vector body (bigplan/runtime/optimizer/fused.py).
     """
     fields = {
         "name": "tiny",

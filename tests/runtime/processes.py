@@ -23,16 +23,16 @@ PRELOADED = [
     *(
         f"tests.runtime.{name}"
         for name in (
-            "sharded_ranks",
-            "two_ranks",
-            "checkpoint_ranks",
-            "held_ranks",
-            "killed",
-            "lora_ranks",
-            "eight_bits_ranks",
-            "moments_ranks",
-            "expert_courses",
-            "compiling",
+            "parallel.sharded_ranks",
+            "parallel.two_ranks",
+            "checkpoint.ranks",
+            "parallel.held_ranks",
+            "checkpoint.killed",
+            "linear.lora_ranks",
+            "linear.eight_bits_ranks",
+            "optimizer.moments_ranks",
+            "experts.courses",
+            "cpu.compiling",
         )
     ),
     "torch.fx.experimental.symbolic_shapes",  # of the first backward: sympy, 0.6 s

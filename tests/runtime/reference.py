@@ -3,10 +3,11 @@
 The loop holds the whole model: micro-batch after micro-batch, one `backward()` each that adds to
 `.grad`; ranks of data parallelism one after the other, then their gradients added; divided by the
 loss scale and by what `clip_grad_norm_` multiplies with the inverse of; `torch.optim.AdamW` or
-`SGD`. It shares with the runtime the functions of the layers (bigplan/runtime/blocks.py, tested
-against transformers), first values, batches and learning rates: what is compared is everything that
-a plan decides. Where gradients are summed in fp32, those of weights are products in fp32, as in
-bigplan/runtime/products.py, and go to `.grad` past autograd, which would round them to 16 bits.
+`SGD`. It shares with the runtime the functions of the layers (bigplan/runtime/layers/blocks.py,
+tested against transformers), first values, batches and learning rates: what is compared is
+everything that a plan decides. Where gradients are summed in fp32, those of weights are products in
+fp32, as in bigplan/runtime/layers/products.py, and go to `.grad` past autograd, which would round
+them to 16 bits.
 
 **Where the same bits are expected.** From equal weights the gradient of every micro-batch is equal
 bit by bit. A plan changes only the order in which `n` such terms are added: see `same_order`. With
@@ -58,12 +59,13 @@ from bigplan.graph.graph import Graph
 from bigplan.layer_placement import LayerPlacement
 from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
-from bigplan.runtime import blocks, positions, products
 from bigplan.runtime.data import BatchSource, data_path
-from bigplan.runtime.experts import Adds
-from bigplan.runtime.first_values import first_values, whole_values
-from bigplan.runtime.mixture import EXPERTS, Mixture
-from bigplan.runtime.ways import Linears, Ways, plain_linears
+from bigplan.runtime.experts.dispatch import Adds
+from bigplan.runtime.experts.mixture import EXPERTS, Mixture
+from bigplan.runtime.layers import blocks, products
+from bigplan.runtime.mixers import positions
+from bigplan.runtime.mixers.ways import Linears, Ways, plain_linears
+from bigplan.runtime.weights.first_values import first_values, whole_values
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate

@@ -13,8 +13,8 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.runtime.sums import Sums
-from bigplan.runtime.visit import Visit
+from bigplan.runtime.layers.sums import Sums
+from bigplan.runtime.layers.visit import Visit
 from tests.examples import examples
 from tests.runtime.harness import STEPS, Run, check, execute, loop_of, same
 from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training

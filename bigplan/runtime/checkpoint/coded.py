@@ -15,8 +15,8 @@ from torch import Tensor
 from bigplan.rectangle import Rectangle, cut
 from bigplan.runtime.checkpoint.layout import Span
 from bigplan.runtime.manifest import Kind
-from bigplan.runtime.moments import nearest_first, nearest_second
-from bigplan.runtime.narrow_adamw import WINDOW
+from bigplan.runtime.memory.moments import nearest_first, nearest_second
+from bigplan.runtime.optimizer.narrow_adamw import WINDOW
 from bigplan.spec.moments import BLOCK
 
 Read = Callable[[Kind, Rectangle, Tensor], None]  # a rectangle's values, into flat memory

@@ -22,9 +22,9 @@ from bigplan.mechanics import PAGE
 from bigplan.rectangle import Rectangle
 from bigplan.runtime.context import Context
 from bigplan.runtime.manifest import ELEMENT, SIZES, Dtype, Kind, Scaled, StoredTensor
-from bigplan.runtime.memory import Key
-from bigplan.runtime.pieces import Box, LayerRows, packed
-from bigplan.runtime.slab import align_up
+from bigplan.runtime.memory.buffers import Key
+from bigplan.runtime.memory.pieces import Box, LayerRows, packed
+from bigplan.runtime.memory.slab import align_up
 from bigplan.spec.moments import BLOCK as MOMENT_BLOCK
 from bigplan.spec.moments import Moments, places
 from bigplan.spec.optimizer import full_name

@@ -18,7 +18,6 @@ from torch import Tensor
 from bigplan.errors import CheckpointError
 from bigplan.mechanics import DISK_THREADS, PAGE, TRANSFER_BYTES
 from bigplan.rectangle import Rectangle, cut, whole
-from bigplan.runtime.disk import Pages, TransferError
 from bigplan.runtime.manifest import (
     BLOCK,
     ELEMENT,
@@ -29,12 +28,13 @@ from bigplan.runtime.manifest import (
     StoredFile,
     StoredTensor,
 )
-from bigplan.runtime.moments import decoded, of_elements
-from bigplan.runtime.slab import align_up, aligned_empty
+from bigplan.runtime.memory.disk import Pages, TransferError
+from bigplan.runtime.memory.moments import decoded, of_elements
+from bigplan.runtime.memory.slab import align_up, aligned_empty
 from bigplan.spec.moments import BLOCK as MOMENT_BLOCK
 
 if TYPE_CHECKING:
-    from bigplan.runtime.apart import Bring
+    from bigplan.runtime.parallel.apart import Bring
 
 
 _TYPES: Mapping[Dtype, torch.dtype] = {

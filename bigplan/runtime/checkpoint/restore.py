@@ -21,10 +21,10 @@ from bigplan.runtime.checkpoint.layout import (
 )
 from bigplan.runtime.checkpoint.reading import Reader
 from bigplan.runtime.context import Context
-from bigplan.runtime.homes import passage
 from bigplan.runtime.manifest import ELEMENT, Kind
-from bigplan.runtime.moments import StoredState, bytes_view
-from bigplan.runtime.pieces import Box
+from bigplan.runtime.memory.moments import StoredState, bytes_view
+from bigplan.runtime.memory.pieces import Box
+from bigplan.runtime.weights.homes import passage
 from bigplan.spec.training import FREE_IN_A_RUN
 
 SECOND: Kind = "exp_avg_sq"

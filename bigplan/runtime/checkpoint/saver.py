@@ -30,9 +30,9 @@ from bigplan.runtime.checkpoint.layout import Image, LayerFile, layer_file
 from bigplan.runtime.checkpoint.writing import FileWriter, Written, wait_for
 from bigplan.runtime.context import Context
 from bigplan.runtime.manifest import Extent, Manifest, StoredFile, write_manifest
-from bigplan.runtime.memory import Key
+from bigplan.runtime.memory.buffers import Key
+from bigplan.runtime.memory.slab import align_up, aligned_empty
 from bigplan.runtime.result import Saved
-from bigplan.runtime.slab import align_up, aligned_empty
 
 STAGES = tuple(("stage.c", entry) for entry in range(STAGING))
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from torch import Tensor
 
 from bigplan.mechanics import PAGE, TRANSFER_BYTES
-from bigplan.runtime.disk import Pages
 from bigplan.runtime.manifest import BLOCK
-from bigplan.runtime.slab import align_up
+from bigplan.runtime.memory.disk import Pages
+from bigplan.runtime.memory.slab import align_up
 
 Written = list[Future[list[int]]]
 

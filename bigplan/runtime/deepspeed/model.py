@@ -1,7 +1,7 @@
 """bigplan's layers as torch modules, which DeepSpeed wants its parameters in.
 
-The functions are those of the native runtime (runtime/blocks.py), so both compute the same from
-equal weights. Each layer is one module whose parameters are its own: ZeRO-3 gathers by module.
+The functions are those of the native runtime (runtime/layers/blocks.py), so both compute the same
+from equal weights. Each layer is one module whose parameters are its own: ZeRO-3 gathers by module.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from bigplan.runtime import blocks
-from bigplan.runtime.positions import Positions, position_tables
+from bigplan.runtime.layers import blocks
+from bigplan.runtime.mixers.positions import Positions, position_tables
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import BlockAttention

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from bigplan.errors import PreflightError
-from bigplan.runtime.native import cpu
+from bigplan.runtime.cpu.native import cpu
 from bigplan.spec.detect.machine import cache_folder
 
 BUILDERS = {

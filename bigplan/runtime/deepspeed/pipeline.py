@@ -32,7 +32,7 @@ from bigplan.runtime.deepspeed.model import (
     attribute,
 )
 from bigplan.runtime.deepspeed.passes import Take
-from bigplan.runtime.positions import Positions, position_tables
+from bigplan.runtime.mixers.positions import Positions, position_tables
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
 

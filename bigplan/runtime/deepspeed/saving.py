@@ -20,14 +20,12 @@ from bigplan.errors import CheckpointError
 from bigplan.mechanics import DISK_THREADS, PAGE
 from bigplan.ranks import Coordinates
 from bigplan.rectangle import all_of
-from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint.copies import merged
 from bigplan.runtime.checkpoint.folder import PARTIAL, checkpoint_path, publish, remove_partial
 from bigplan.runtime.checkpoint.layout import Image, LayerFile, Span, laid_out
 from bigplan.runtime.checkpoint.writing import FileWriter, wait_for
 from bigplan.runtime.deepspeed import state
 from bigplan.runtime.deepspeed.model import Described, LayerModule, with_parameters
-from bigplan.runtime.groups import Groups
 from bigplan.runtime.manifest import (
     ELEMENT,
     Extent,
@@ -36,8 +34,10 @@ from bigplan.runtime.manifest import (
     StoredFile,
     write_manifest,
 )
+from bigplan.runtime.memory.slab import align_up, aligned_empty
+from bigplan.runtime.parallel.apart import Apart
+from bigplan.runtime.parallel.groups import Groups
 from bigplan.runtime.result import Saved
-from bigplan.runtime.slab import align_up, aligned_empty
 
 Share = tuple[str, list[StoredFile]]  # of a rank: what failed, what it has written
 _SHARE = TypeAdapter(Share)

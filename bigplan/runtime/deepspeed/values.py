@@ -9,11 +9,11 @@ from torch import Tensor
 
 from bigplan.plan import Plan
 from bigplan.rectangle import all_of
-from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
 from bigplan.runtime.deepspeed import state
 from bigplan.runtime.deepspeed.model import Values
-from bigplan.runtime.first_values import first_values, whole_values
+from bigplan.runtime.parallel.apart import Apart
+from bigplan.runtime.weights.first_values import first_values, whole_values
 from bigplan.spec.step import Parameter
 
 

@@ -26,7 +26,6 @@ from bigplan.plan import Plan, digest
 from bigplan.program import Lane
 from bigplan.ranks import Coordinates
 from bigplan.runtime import operators
-from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint import Manifest, check_same, latest
 from bigplan.runtime.data import Batch, BatchSource, Prefetcher
 from bigplan.runtime.deepspeed import ops, state
@@ -42,10 +41,11 @@ from bigplan.runtime.deepspeed.model import LayerModule, Model, Values, with_par
 from bigplan.runtime.deepspeed.passes import DrivenEngine, Whole
 from bigplan.runtime.deepspeed.saving import write_checkpoint
 from bigplan.runtime.deepspeed.values import values_of
-from bigplan.runtime.groups import COLLECTIVE_TIMEOUT, Groups, store_of
-from bigplan.runtime.host_memory import HostMemory, resident_bytes
+from bigplan.runtime.memory.host_memory import HostMemory, resident_bytes
+from bigplan.runtime.parallel.apart import Apart
+from bigplan.runtime.parallel.groups import COLLECTIVE_TIMEOUT, Groups, store_of
 from bigplan.runtime.result import Finished, Progress, Saved, StepResult
-from bigplan.runtime.weights import digest_of_all
+from bigplan.runtime.weights.digest import digest_of_all
 from bigplan.runtime.worker import DIGEST_LIMIT, same_bits
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate

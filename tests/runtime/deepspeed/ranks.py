@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Store
 
 from bigplan.plan import load_plan
 from bigplan.runtime.deepspeed.worker import DeepSpeedWorker
-from bigplan.runtime.groups import Groups
+from bigplan.runtime.parallel.groups import Groups
 
 # What the first engine imports.
 LATER = ("torch._dynamo", "deepspeed.runtime.zero.muon.muon_optimizer")

@@ -1,0 +1,1 @@
+"""`bigplan kernels bench`: kernels measured beside predictions, limits and others' code."""

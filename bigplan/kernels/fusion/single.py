@@ -1,0 +1,371 @@
+"""The operators of a block, each as a graph that is one kernel: what the runtime calls one by one.
+
+`families.py` has whole blocks, for covers of all their operators. The runtime decides by itself
+what leaves the GPU and what is computed again. So it asks for one norm, activation or loss at a
+time, and for the sums that a backward adds in the same pass. Nothing here needs torch, so that the
+planner can price these kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bigplan.kernels.fusion.graph import (
+    Arg,
+    Argument,
+    KernelGraph,
+    KernelNode,
+    KernelValue,
+    dense,
+    frozen,
+)
+from bigplan.spec.clamped import ALPHA, LIMIT
+
+# By weight, or by 1 + weight.
+NormKind = Literal["rmsnorm", "rmsnorm_plus_one", "layernorm", "layernorm_plus_one"]
+GateKind = Literal["swiglu", "geglu"]
+ActivationKind = Literal[GateKind, "gelu", "gelu_tanh", "relu", "relu2"]
+APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh", "geglu": "tanh"}
+TensorShape = tuple[int, ...]
+Operands = Mapping[str, Argument]
+
+
+@dataclass(frozen=True)
+class Single:
+    """A graph that is one kernel, and the values that it writes, in the order of its callers."""
+
+    graph: KernelGraph
+    wanted: tuple[str, ...]
+
+
+@dataclass
+class _Maker:
+    """Collects inputs and nodes."""
+
+    inputs: list[KernelValue] = field(default_factory=list)
+    nodes: list[KernelNode] = field(default_factory=list)
+
+    def given(
+        self, name: str, shape: TensorShape, dtype: str, strides: TensorShape | None = None
+    ) -> str:
+        made = dense(name, shape, dtype)
+        self.inputs.append(made if strides is None else KernelValue(name, shape, dtype, strides))
+        return name
+
+    def node(self, op: str, outputs: tuple[KernelValue, ...], /, **arguments: Argument) -> None:
+        self.nodes.append(KernelNode(f"{op} {len(self.nodes)}", op, frozen(arguments), outputs))
+
+    def one(self, op: str, output: KernelValue, /, **arguments: Argument) -> str:
+        self.node(op, (output,), **arguments)
+        return output.name
+
+    def mul(self, name: str, a: Arg, b: Arg, shape: TensorShape, dtype: str = "fp32") -> Arg:
+        return Arg(self.one("mul", dense(name, shape, dtype), self=a, other=b))
+
+    def single(self, *wanted: str) -> Single:
+        return Single(
+            KernelGraph(tuple(self.inputs), tuple(self.nodes), wanted, len(wanted)), wanted
+        )
+
+
+def _weights(make: _Maker, kind: NormKind, columns: int, dtype: str, biased: bool) -> Operands:
+    arguments: dict[str, Argument] = {"weight": Arg(make.given("weight", (columns,), dtype))}
+    if centres(kind):
+        arguments["bias"] = Arg(make.given("bias", (columns,), dtype)) if biased else None
+    return {**arguments, **_plus_one(kind)}
+
+
+def centres(kind: NormKind) -> bool:
+    """Whether the norm takes the mean off: a layer norm, which keeps it and may have a bias."""
+    return kind.startswith("layernorm")
+
+
+def _plus_one(kind: NormKind) -> Operands:
+    return {"plus_one": True} if kind.endswith("plus_one") else {}
+
+
+def norm(
+    kind: NormKind, rows: TensorShape, columns: int, dtype: str, epsilon: float, *,
+    biased: bool = False, added: bool = False,
+) -> Single:  # fmt: skip
+    """The norm of x [*rows, columns], or with `added` of x + y: out, statistics and the sum.
+
+    Statistics are fp32 [*rows, 1]: the mean of a layer norm, and the reciprocal deviation.
+    """
+    make, shape = _Maker(), (*rows, columns)
+    x = make.given("x", shape, dtype)
+    if added:
+        y = make.given("y", shape, dtype)
+        x = make.one("add", dense("sum", shape, dtype), self=Arg(x), other=Arg(y))
+        # As torch has it: a norm reads the sum in its dtype.
+        x = _rounded(make, x, shape, dtype)
+    row = dense("rstd", (*rows, 1), "fp32")
+    mean = (dense("mean", (*rows, 1), "fp32"),) if centres(kind) else ()
+    op = "native_layer_norm" if centres(kind) else "_fused_rms_norm"
+    make.node(
+        op, (dense("out", shape, dtype), *mean, row), input=Arg(x), normalized_shape=(columns,),
+        eps=epsilon, **_weights(make, kind, columns, dtype, biased),
+    )  # fmt: skip
+    statistics = (*(value.name for value in mean), "rstd")
+    return make.single("out", *statistics, *(["sum"] if added else []))
+
+
+def _rounded(make: _Maker, x: str, shape: TensorShape, dtype: str) -> str:
+    if dtype == "fp32":
+        return x
+    return make.one("_to_copy", dense(f"rounded {x}", shape, dtype), self=Arg(x))
+
+
+def norm_backward(
+    kind: NormKind, rows: TensorShape, columns: int, dtype: str, *, biased: bool = False,
+    frozen: bool = False, beside: bool = False,
+) -> Single:  # fmt: skip
+    """Gradients by x, weight and bias, or of a frozen norm by x alone.
+
+    `beside` [*rows, columns] is added to that by x.
+    """
+    make, shape, layer = _Maker(), (*rows, columns), centres(kind)
+    gradient, x = make.given("gradient", shape, dtype), make.given("x", shape, dtype)
+    weight = make.given("weight", (columns,), dtype)
+    names = ("mean", "rstd") if layer else ("rstd",)
+    statistics = {name: Arg(make.given(name, (*rows, 1), "fp32")) for name in names}
+    wanted = (not frozen, layer and biased and not frozen)
+    vectors = [name for name, want in zip(("by_weight", "by_bias"), wanted, strict=True) if want]
+    outputs = tuple(dense(name, (columns,), dtype) for name in vectors)
+    mask = (True, *wanted) if layer else (True, not frozen)
+    op = "native_layer_norm_backward" if layer else "_fused_rms_norm_backward"
+    make.node(
+        op, (dense("by_x", shape, dtype), *outputs), grad_out=Arg(gradient), input=Arg(x),
+        normalized_shape=(columns,), weight=Arg(weight), output_mask=mask, **statistics,
+        **_plus_one(kind),
+    )  # fmt: skip
+    if not beside:
+        return make.single("by_x", *vectors)
+    other = make.given("beside", shape, dtype)
+    make.one("add", dense("total", shape, dtype), self=Arg("by_x"), other=Arg(other))
+    return make.single("total", *vectors)
+
+
+GATES: tuple[ActivationKind, ...] = ("swiglu", "geglu")
+
+
+def _opened(make: _Maker, kind: ActivationKind, x: Arg, shape: TensorShape, dtype: str) -> Arg:
+    """What a gate multiplies by."""
+    op, more = ("silu", {}) if kind == "swiglu" else ("gelu", {"approximate": APPROXIMATE[kind]})
+    return Arg(make.one(op, dense(op, shape, dtype), self=x, **more))
+
+
+def activation(kind: ActivationKind, shape: TensorShape, dtype: str) -> Single:
+    """The activation of x; a gated one is silu(x) * y, or gelu(x) * y."""
+    make, out = _Maker(), dense("out", shape, dtype)
+    x = Arg(make.given("x", shape, dtype))
+    if kind in GATES:
+        y = Arg(make.given("y", shape, dtype))
+        make.one("mul", out, self=_opened(make, kind, x, shape, dtype), other=y)
+    elif kind == "relu":
+        make.one("relu", out, self=x)
+    elif kind == "relu2":
+        opened = Arg(make.one("relu", dense("relu", shape, dtype), self=x))
+        make.one("mul", out, self=opened, other=opened)
+    else:
+        make.one("gelu", out, self=x, approximate=APPROXIMATE[kind])
+    return make.single("out")
+
+
+def activation_backward(
+    kind: ActivationKind, shape: TensorShape, dtype: str, *, again: bool = False
+) -> Single:
+    """The gradient by x, of a gated activation that by y, and with `again` its output.
+
+    A ReLU's x is its output, which has the same signs.
+    """
+    make, by_x = _Maker(), dense("by_x", shape, dtype)
+    gradient, x = (
+        Arg(make.given("gradient", shape, dtype)),
+        Arg(make.given("x", shape, dtype)),
+    )
+    if kind == "relu":
+        make.one("threshold_backward", by_x, grad_output=gradient, self=x, threshold=0)
+        return make.single("by_x")
+    if kind == "relu2":
+        opened = Arg(make.one("relu", dense("relu", shape, dtype), self=x))
+        slope = Arg(make.one("mul", dense("slope", shape, dtype), self=opened, other=2.0))
+        make.one("mul", by_x, self=gradient, other=slope)
+        return make.single("by_x")
+    if kind not in GATES:
+        approximate = APPROXIMATE[kind]
+        make.one("gelu_backward", by_x, grad_output=gradient, self=x, approximate=approximate)
+        return make.single("by_x")
+    y = Arg(make.given("y", shape, dtype))
+    inner = Arg(make.one("mul", dense("inner", shape, dtype), self=gradient, other=y))
+    opened = _opened(make, kind, x, shape, dtype)
+    if kind == "swiglu":
+        make.one("silu_backward", by_x, grad_output=inner, self=x)
+    else:
+        approximate = APPROXIMATE[kind]
+        make.one("gelu_backward", by_x, grad_output=inner, self=x, approximate=approximate)
+    make.one("mul", dense("by_y", shape, dtype), self=gradient, other=opened)
+    if not again:
+        return make.single("by_x", "by_y")
+    make.one("mul", dense("out", shape, dtype), self=opened, other=y)
+    return make.single("by_x", "by_y", "out")
+
+
+def weighted(shape: TensorShape, dtype: str, *, clamped: bool = False) -> Single:
+    """SwiGLU of rows with a weight each: silu(x) * y * weight, weights fp32 [*rows, 1].
+
+    `clamped`: as GPT-OSS has it, (y + 1) x sigmoid(1.702 x), with x up to 7 and y within 7.
+    """
+    make = _Maker()
+    x, y, weight = _rows_weighted(make, shape, dtype)
+    gate, other, *_ = (_clamped if clamped else _plain)(make, x, y, shape)
+    inner = make.mul("inner", gate, other, shape)
+    make.mul("out", inner, weight, shape, dtype)
+    return make.single("out")
+
+
+def weighted_backward(shape: TensorShape, dtype: str, *, clamped: bool = False) -> Single:
+    """Gradients by x, y and weight (fp32 [*rows, 1]), and the output, of `weighted`."""
+    make = _Maker()
+    gradient = Arg(make.given("gradient", shape, dtype))
+    x, y, weight = _rows_weighted(make, shape, dtype)
+    gate, other, *more = (_clamped if clamped else _plain)(make, x, y, shape)
+    inner = make.mul("inner", gate, other, shape)
+    product = make.mul("product", inner, gradient, shape)
+    row = dense("by_weight", (*shape[:-1], 1), "fp32")
+    make.one("sum", row, self=product, dim=(-1,), keepdim=True)
+    scaled = make.mul("scaled", gradient, weight, shape)
+    by_gate = make.mul("by_gate", scaled, other, shape)
+    if clamped:
+        _clamped_back(make, (x, y), (by_gate, make.mul("by_other", scaled, gate, shape)), more)
+    else:
+        make.one("silu_backward", dense("by_x", shape, dtype), grad_output=by_gate, self=x)
+        make.mul("by_y", scaled, gate, shape, dtype)
+    make.mul("out", inner, weight, shape, dtype)
+    return make.single("by_x", "by_y", "by_weight", "out")
+
+
+def _plain(make: _Maker, x: Arg, y: Arg, shape: TensorShape) -> tuple[Arg, Arg]:
+    """silu(x), and y."""
+    return Arg(make.one("silu", dense("silu", shape, "fp32"), self=x)), y
+
+
+def _clamped(make: _Maker, x: Arg, y: Arg, shape: TensorShape) -> tuple[Arg, ...]:
+    """G sigmoid(1.702 g) of the clamped x, the clamped y plus 1, and g and the sigmoid."""
+
+    def made(op: str, name: str, **arguments: Argument) -> Arg:
+        return Arg(make.one(op, dense(name, shape, "fp32"), **arguments))
+
+    gate = made("clamp", "limited x", self=x, max=LIMIT)
+    share = made("sigmoid", "share", self=made("mul", "sharper", self=gate, other=ALPHA))
+    other = made("clamp", "limited y", self=y, min=-LIMIT, max=LIMIT)
+    other = made("add", "other", self=other, other=1.0)
+    return make.mul("opened", gate, share, shape), other, gate, share
+
+
+def _clamped_back(
+    make: _Maker, inputs: tuple[Arg, Arg], gradients: tuple[Arg, Arg], more: list[Arg]
+) -> None:
+    """Gradients by x and y, of those by the first two that `_clamped` gives, and by its others."""
+    (x, y), (by_opened, by_other), (gate, share) = inputs, gradients, more
+    given = next(value for value in make.inputs if value.name == x.name)
+    shape, dtype = given.shape, given.dtype
+
+    def made(op: str, name: str, form: str = "fp32", **arguments: Argument) -> Arg:
+        return Arg(make.one(op, dense(name, shape, form), **arguments))
+
+    # sigmoid (1 + 1.702 g (1 - sigmoid))
+    left = made("rsub", "left", self=share, other=1.0)
+    slope = made("mul", "steeper", self=make.mul("curve", gate, left, shape), other=ALPHA)
+    slope = make.mul("slope", made("add", "one more", self=slope, other=1.0), share, shape)
+    by_gate = make.mul("by limited x", by_opened, slope, shape)
+    within = made("le", "x within", "bool", self=x, other=LIMIT)
+    made("where", "by_x", dtype, condition=within, self=by_gate, other=0.0)
+    size = made("abs", "size", self=y)
+    within = made("le", "y within", "bool", self=size, other=LIMIT)
+    made("where", "by_y", dtype, condition=within, self=by_other, other=0.0)
+
+
+def _rows_weighted(make: _Maker, shape: TensorShape, dtype: str) -> tuple[Arg, Arg, Arg]:
+    x, y = (Arg(make.given(name, shape, dtype)) for name in "xy")
+    return x, y, Arg(make.given("weight", (*shape[:-1], 1), "fp32"))
+
+
+def rotary(
+    shape: TensorShape, strides: TensorShape, half: int, dtype: str, *, back: bool = False
+) -> Single:
+    """Heads [b, s, heads, d], the pairs (i, i + half) turned by cos and sin [s, 1, half].
+
+    They are read in parts: first and second half of what turns, and the rest.
+    """
+    make, columns = _Maker(), shape[-1]
+    cos, sin = (Arg(make.given(name, (shape[1], 1, half), dtype)) for name in ("cos", "sin"))
+    piece = (*shape[:-1], half)
+    first, second = (Arg(make.given(name, piece, dtype, strides)) for name in ("first", "second"))
+    rest = (*shape[:-1], columns - 2 * half)
+    others = (Arg(make.given("rest", rest, dtype, strides)),) if rest[-1] else ()
+
+    def made(op: str, name: str, a: Arg, b: Arg) -> Arg:
+        return Arg(make.one(op, dense(name, piece, "fp32"), self=a, other=b))
+
+    turned, other = ("add", "sub") if back else ("sub", "add")
+    low = made(turned, "low", made("mul", "a", first, cos), made("mul", "b", second, sin))
+    high = made(other, "high", made("mul", "c", second, cos), made("mul", "d", first, sin))
+    make.one("cat", dense("out", shape, dtype), tensors=(low, high, *others), dim=-1)
+    return make.single("out")
+
+
+def cross_entropy(rows: int, columns: int, dtype: str, cap: float | None = None) -> Single:
+    """Losses fp32 [rows, 1] of logits, and their gradient times `scale` [1], dtype of the logits.
+
+    With a cap the logits are cap * tanh(logit / cap).
+
+    One pass takes the logarithm of the sum of exponentials. A second pass writes the gradient; it
+    reads the row from the L2 cache if the row is still there.
+    """
+    make = _Maker()
+    logits = Arg(make.given("logits", (rows, columns), dtype))
+    targets = Arg(make.given("targets", (rows, 1), "int64"))
+    scale = Arg(make.given("scale", (1,), "fp32"))
+    outputs = dense("losses", (rows, 1), "fp32"), dense("by_logits", (rows, columns), dtype)
+    make.node(
+        "cross_entropy_and_gradient", outputs, self=logits, target=targets, scale=scale,
+        cap=cap or 0.0,
+    )  # fmt: skip
+    return make.single("losses", "by_logits")
+
+
+# What an AdamW step multiplies and divides by, in the order of runtime/optimizer/adamw.py's, the
+# gradient's divisor last.
+FACTORS = ("decay", "fresh", "square_kept", "square_fresh", "unbias", "epsilon", "step", "divisor")
+
+
+def adamw(count: int, gradient: str, copy: str | None) -> Single:
+    """AdamW on fp32 parameters and moments [count], which it gives anew, with a copy in `copy`.
+
+    Factors are fp32 [1] by the names in FACTORS. Each position is read and written once.
+    """
+    make, shape = _Maker(), (count,)
+    p, m, v = (Arg(make.given(name, shape, "fp32")) for name in ("p", "m", "v"))
+    g = Arg(make.given("g", shape, gradient))
+    by = {name: Arg(make.given(name, (1,), "fp32")) for name in FACTORS}
+    numbers = iter(range(100))
+
+    def made(op: str, a: Arg, b: Arg | None = None, name: str = "") -> Arg:
+        output = dense(name or f"t{next(numbers)}", shape, "fp32")
+        more = {} if b is None else {"other": b}
+        return Arg(make.one(op, output, self=a, **more))
+
+    g = made("div", g, by["divisor"])
+    first = made("add", m, made("mul", made("sub", g, m), by["fresh"]), "new m")
+    square = made("mul", made("mul", g, g), by["square_fresh"])
+    second = made("add", made("mul", v, by["square_kept"]), square, "new v")
+    deviation = made("add", made("div", made("sqrt", second), by["unbias"]), by["epsilon"])
+    change = made("mul", made("div", first, deviation), by["step"])
+    result = made("add", made("mul", p, by["decay"]), change, "new p")
+    if copy is None:
+        return make.single("new p", "new m", "new v")
+    make.one("_to_copy", dense("copy", shape, copy), self=result)
+    return make.single("new p", "new m", "new v", "copy")

@@ -1,0 +1,1 @@
+"""Kernels that no generator makes: written by hand in Triton."""

@@ -1,0 +1,1 @@
+"""Causal attention of heads: torch's fused kernels, generated ones, and plain torch."""

@@ -1,0 +1,1 @@
+"""The host's cores: C++ compiled for them, and how they share a job."""

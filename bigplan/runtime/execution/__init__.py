@@ -1,0 +1,1 @@
+"""A rank's program, action by action: lanes, passes, copies, updates, steps."""

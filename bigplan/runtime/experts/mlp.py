@@ -1,0 +1,197 @@
+"""The MLP of a block with experts, from the rows at their experts back to their tokens.
+
+Its autograd functions save gate and up, and the activation only where nothing is recomputed. As in
+layers/products.py, products may add weights' gradients to sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from bigplan.runtime.experts import biases as expert_biases
+from bigplan.runtime.experts.adapters import ExpertAdapters
+from bigplan.runtime.experts.dispatch import Places, RowOperators
+from bigplan.runtime.experts.expert_parallel import Dispatch
+from bigplan.runtime.experts.mixture import (
+    DOWN,
+    DOWN_BIAS,
+    GATE,
+    GATE_BIAS,
+    PLAIN,
+    ROUTER,
+    UP,
+    UP_BIAS,
+    Mixture,
+    by_experts,
+    by_matrix,
+)
+from bigplan.runtime.experts.routed_rows import Passed, RoutedRows, sent
+from bigplan.spec.layers import ROUTER_BIAS, SCORE_BIAS
+from bigplan.spec.model import ModelSpec
+
+
+class _Sent(NamedTuple):
+    """How experts run, and what is no tensor, or trained by others, once tokens are at them."""
+
+    mixture: Mixture
+    dispatch: Dispatch
+    adapters: ExpertAdapters | None  # of the last product
+
+
+def mlp(
+    p: Mapping[str, Tensor], x: Tensor, normed: Tensor, model: ModelSpec, mixture: Mixture = PLAIN
+) -> Tensor:
+    """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
+    # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
+    rows = mixture.rows.activating(model.mlp)
+    entering = mixture.adapters(p, GATE), mixture.adapters(p, UP)
+    passed = Passed(mixture._replace(forget=None, rows=rows), model, entering)
+    biases = (p.get(name) for name in (SCORE_BIAS, GATE_BIAS, UP_BIAS))
+    routed = RoutedRows.apply(  # type: ignore[no-untyped-call]
+        passed, mixture.forget, normed, p.get(ROUTER_BIAS), p[ROUTER], p.get(GATE), p[UP], *biases
+    )
+    gate, up, weights, by_token, dispatch, *places = routed
+    there = _Sent(passed.mixture, dispatch, mixture.adapters(p, DOWN))
+    last = p[DOWN], p.get(DOWN_BIAS), weights if by_token is None else by_token
+    if mixture.gated:
+        return _Gated.apply(there, x, gate, up, weights, *places, *last)  # type: ignore[no-any-return, no-untyped-call]
+    inner = Weighted.apply(rows, gate, up, weights)  # type: ignore[no-untyped-call]
+    return _Closing.apply(there, x, inner, *places, *last)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Weighted(Function):
+    """silu(gate) * up * weight of each row, or another activation; saves all that there are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, operators: RowOperators, gate: Tensor | None, up: Tensor, weights: Tensor
+    ) -> Tensor:
+        ctx.operators = operators
+        ctx.save_for_backward(gate, up, weights)
+        return operators.weighted(gate, up, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        gate, up, weights = ctx.saved_tensors
+        return None, *ctx.operators.weighted_backward(gate, up, weights, gradients[0])
+
+
+class _Closing(Function):
+    """x and for each token the sum of its experts' results, those of rows `inner` [rows, f]."""
+
+    @staticmethod
+    def forward(ctx: Any, passed: _Sent, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
+        *places, down, bias, own = given
+        ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
+        asked = not passed.mixture.frozen or passed.adapters is not None
+        ctx.save_for_backward(inner if asked else None, *places, *last)
+        return _added(passed, x, inner, Places(*places), last)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        inner, chosen, order, *last = ctx.saved_tensors
+        (by_output,), places = gradients, Places(chosen, order)
+        rows, by_inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
+        by_down = _by_down(ctx.passed.mixture, last[0], (inner, rows), ends)
+        _by_adapters(ctx.passed, (inner, rows), ends)
+        return None, by_output, by_inner, None, None, by_down, *biased
+
+
+class _Gated(Function):
+    """The same of the weighted activation, which is never kept, as in layers/products.py."""
+
+    @staticmethod
+    def forward(ctx: Any, passed: _Sent, x: Tensor, *given: Any) -> Tensor:
+        gate, up, weights, *places, down, bias, own = given
+        ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
+        ctx.save_for_backward(gate, up, weights, *places, *last)
+        if passed.mixture.unread:
+            return x.new_empty(()).expand_as(x)
+        inner = passed.mixture.rows.weighted(gate, up, weights)
+        return _added(passed, x, inner, Places(*places), last)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        gate, up, weights, chosen, order, *last = ctx.saved_tensors
+        (by_output,), places = gradients, Places(chosen, order)
+        rows, inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
+        by_factors = ctx.passed.mixture.rows.weighted_backward(gate, up, weights, inner)
+        del gate, up  # which may have been computed again, and are as large
+        by_down = _by_down(ctx.passed.mixture, last[0], (inner, rows), ends)
+        _by_adapters(ctx.passed, (inner, rows), ends)
+        return None, by_output, *by_factors, None, None, by_down, *biased
+
+
+def _by_down(
+    mixture: Mixture, down: Tensor, factors: tuple[Tensor, Tensor], ends: Tensor
+) -> Tensor | None:
+    """As by_experts of the last matrix: of rows before it [rows, f], and by rows behind it."""
+    if mixture.frozen:
+        return None
+    inner, rows = factors
+    return by_experts(mixture, (DOWN, down), (inner, mixture.grouped.read_again(rows, ends)), ends)
+
+
+def _by_adapters(passed: _Sent, factors: tuple[Tensor, Tensor], ends: Tensor) -> None:
+    """Add the gradients of the last product's adapters, of its input and of its rows' gradient."""
+    if passed.adapters is not None:
+        inner, rows = factors
+        passed.adapters.add_gradients(rows, inner, ends, passed.mixture.rows.put)
+
+
+class _Last(NamedTuple):
+    """The last matrix of experts, and their last biases with a token's weights of these."""
+
+    down: Tensor
+    bias: Tensor | None
+    weights: Tensor | None
+
+    def of_all(self, mixture: Mixture, places: Places, dtype: torch.dtype) -> Tensor:
+        """As expert_biases.weights_of_all."""
+        assert self.bias is not None and self.weights is not None
+        return expert_biases.weights_of_all(places, self.weights, dtype, mixture.ranks, self.bias)
+
+
+def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, last: _Last) -> Tensor:
+    """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
+    mixture, ends = passed.mixture, passed.dispatch.ends(places)
+    grouped = mixture.grouped
+    results = grouped.leaving(grouped.read(inner), last.down, ends)
+    if passed.adapters is not None:
+        passed.adapters.add_to(results, inner, ends)
+    back = passed.dispatch.combined(mixture.rows, results, places)
+    del results  # while their sums are on their way
+    output = back()
+    if last.bias is not None:
+        output.addmm_(last.of_all(mixture, places, output.dtype), last.bias.T)
+    return x + mixture.ranks.sum(output)().view(x.shape)
+
+
+def _returned(
+    passed: _Sent, by_output: Tensor, places: Places, last: _Last
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
+    """The gradients by experts' results and by the rows before the last product, and ends.
+
+    Also those by last biases, and by the weights that these have.
+    """
+    mixture, dispatch, adapters = passed
+    ends = dispatch.ends(places)
+    gathered = mixture.ranks.gather(by_output)().flatten(0, -2)
+    rows = sent(dispatch, mixture.rows, dispatch.came(mixture.rows, gathered)(), *places)
+    grouped = mixture.grouped
+    by_inner = grouped.entering(grouped.read(rows), last.down, ends)
+    if adapters is not None:
+        adapters.add_by_input(by_inner, rows, ends)
+    if last.bias is None:
+        return rows, by_inner, ends, (None, None)
+    by_weights = expert_biases.by_row(places, gathered @ last.bias, mixture.ranks)
+    if mixture.frozen:
+        return rows, by_inner, ends, (None, by_weights)
+    weights = last.of_all(mixture, places, gathered.dtype)
+    by_bias = by_matrix(mixture.sums, DOWN_BIAS, gathered, weights)
+    return rows, by_inner, ends, (by_bias, by_weights)

@@ -1,0 +1,1 @@
+"""Checkpoints as folders that Hugging Face's transformers and peft load."""

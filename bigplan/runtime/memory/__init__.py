@@ -1,0 +1,1 @@
+"""Device, host and disk memory, and where a layer's elements lie in it."""

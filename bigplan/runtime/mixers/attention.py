@@ -1,0 +1,115 @@
+"""Attention between a block's first norm and its last product, by the kernel that its scores need.
+
+Queries, keys and values are made of x or of narrow latents, normed and turned. Beside it stand what
+other blocks have in its place: convolution.py, delta_rule.py and state_space.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from bigplan.mechanics import repeats_heads
+from bigplan.runtime import generated
+from bigplan.runtime.attention import alibi, capped, isolated, latent, narrow_values, sinks
+from bigplan.runtime.attention.fused import attention
+from bigplan.runtime.attention.in_blocks import Scores
+from bigplan.runtime.attention.latent import How
+from bigplan.runtime.mixers.gated_heads import gated_by, heads_of
+from bigplan.runtime.mixers.norms import norm_of, normed_whole, rms_normed, rms_rule
+from bigplan.runtime.mixers.positions import Positions
+from bigplan.runtime.mixers.ways import Parameters, Ways
+from bigplan.runtime.operators import rotary
+from bigplan.spec.layers import SINKS
+from bigplan.spec.model import ModelSpec
+
+
+def mixed(
+    p: Parameters,
+    x: Tensor,
+    model: ModelSpec,
+    positions: Positions,
+    ways: Ways,
+) -> Tensor:
+    """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
+    tables, attends, bounds = positions
+    made = _latent_heads if model.latent_attention else _grouped_heads
+    q, k, v, *gates = made(p, x, model, positions, ways)
+    q, k, v = map(ways.context.whole_sequences, (q, k, v))
+    if repeats_heads(x.element_size(), model.heads, model.kv_heads):
+        groups = q.shape[2] // k.shape[2]
+        k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
+    window, by_kernel = attends.window, ways.kernels is not None
+    own = ways.context.own_heads(p[SINKS]) if model.attention_sinks else None
+    if bounds is not None:
+        slopes = alibi.Biases(*tables).slopes if model.positions == "alibi" else None
+        scores = Scores(model.scale_of_scores, model.score_cap, window, slopes, bounds)
+        output = isolated.attention((q, k, v), scores, own, generated=by_kernel)
+    elif model.positions == "alibi":
+        biases = alibi.Biases(*tables)
+        output = alibi.attention(q, k, v, biases, window, generated=by_kernel)
+    elif model.score_cap is not None:
+        scores = Scores(model.scale_of_scores, model.score_cap, window)
+        output = capped.attention(q, k, v, scores, generated=by_kernel)
+    elif own is not None:
+        output = sinks.attention((q, k, v), own, window, model.scale_of_scores)
+    elif model.latent_attention is not None:
+        output = narrow_values.attention(q, k, v, model.scale_of_scores)
+    else:
+        output = attention(q, k, v, window, model.score_scale)
+    output = ways.context.own_tokens(output).flatten(2)
+    return gated_by(gates[0], output, ways.forget) if gates else output
+
+
+def _latent_heads(
+    p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
+) -> tuple[Tensor, ...]:
+    """Those of latent attention, whose latents have norms of their own."""
+
+    def norm(name: str, narrow: Tensor) -> Tensor:
+        return norm_of(p, name, narrow, model.of_latents, ways)[0]
+
+    again = (ways.again, ways.forget) if ways.again else None
+    how = How(ways.linears, ways.whole, norm, again, by_kernel=ways.kernels is not None)
+    return latent.heads(p, x, model, positions.tables, how)
+
+
+def _grouped_heads(
+    p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
+) -> tuple[Tensor, ...]:
+    """Queries, keys and values [b, s, heads, head_dim] of x, normed and turned; a gate if any."""
+    tables, attends = positions.tables, positions.attends
+    # Linear biases are for whole sequences, other tables for the tokens that this rank has.
+    parts = ways.context.group.size if model.positions == "alibi" else 1
+    shape = len(tables[0]) // parts, model.head_dim
+    q, *gates, k, v = ways.linears(p, heads_of(model), x)
+    if model.qk_norm_whole:
+        q = normed_whole(p, "q_norm", q, model, ways)
+        k = normed_whole(p, "k_norm", k, model, ways)
+    q, k, v = (_heads(y, *shape) for y in (q, k, v))
+    if not model.qk_norm_turned:
+        q, k = _normed_heads(p, q, k, model, ways)
+    if attends.rope_theta is not None:
+        turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
+        q, k = turned(q, *tables[-2:]), turned(k, *tables[:2])
+    if model.qk_norm_turned:
+        q, k = _normed_heads(p, q, k, model, ways)
+    return q, k, v, *gates
+
+
+def _normed_heads(
+    p: Parameters, q: Tensor, k: Tensor, model: ModelSpec, ways: Ways
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys [b, s, heads, head_dim] by norms of each head, where the model has them."""
+    if not model.qk_norm or model.qk_norm_whole:
+        return q, k
+    rule = rms_rule(model)
+    q = rms_normed(q, p["q_norm.weight"], rule, ways.kernels)
+    return q, rms_normed(k, p["k_norm.weight"], rule, ways.kernels)
+
+
+def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:
+    """[..., heads * head_dim], the tokens of sequences of so many, as [b, s, heads, head_dim]."""
+    heads = x.shape[-1] // head_dim
+    return x.view(-1, length, heads, head_dim)

@@ -1,0 +1,1 @@
+"""Ranks that work together: communicators, and what split layers and sequences exchange."""
