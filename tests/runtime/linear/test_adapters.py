@@ -123,7 +123,8 @@ def _roundings(gradients: Mapping[str, Tensor]) -> float:
 
 @st.composite
 def _cases(draw: st.DrawFn) -> _Case:
-    model = draw(models().filter(lambda model: not (model.delta_rule or model.state_space)))
+    drawn = draw(models().filter(lambda model: not (model.delta_rule or model.state_space)))
+    model = drawn.seen_by("block")
     known = targets_of(model)
     targets = draw(st.none() | st.lists(st.sampled_from(known), min_size=1, unique=True))
     lora = Lora.model_validate(
