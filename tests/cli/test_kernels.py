@@ -89,7 +89,6 @@ def test_measuring_needs_a_gpu_or_a_rehearsal(bigplan: Run) -> None:
 
 
 # Triton's interpreter takes 13 s of a core, and ten times as long where others want the cores.
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
 def test_a_rehearsal_writes_records(bigplan: Run) -> None:
     code, out, _ = bigplan(

@@ -85,7 +85,6 @@ def losses(record: Record) -> list[float | None]:
     return [metric.loss for metric in record.metrics]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("under_way", [False, True], ids=["written", "under way"])
 def test_a_lost_node_is_planned_around_and_taken_in_again(
     nodes: Machines,
@@ -137,7 +136,6 @@ def shared_out() -> Plan:
     return planned(request, groups, (2, 1), unwatched)
 
 
-@pytest.mark.timeout(300)
 def test_groups_of_nodes_share_a_batch_out_unequally(nodes: Machines, tmp_path: Path) -> None:
     """As one process trains; a plan with equal work goes on from there."""
     plan = shared_out()
@@ -157,7 +155,6 @@ def test_groups_of_nodes_share_a_batch_out_unequally(nodes: Machines, tmp_path: 
     assert losses(resumed) == pytest.approx(alone, rel=OTHER_LAYOUT)
 
 
-@pytest.mark.timeout(300)
 def test_two_faults_at_once_and_one_while_it_starts_again(
     nodes: Machines, whole: Record, tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +211,6 @@ def stored(own: Mapping[str, Path], step: str) -> tuple[Path, Path]:
     return first, second
 
 
-@pytest.mark.timeout(300)
 def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
     nodes: Machines,
     whole: Record,
@@ -253,7 +249,6 @@ def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
     assert second <= {path.name for path in here.iterdir()}
 
 
-@pytest.mark.timeout(300)
 def test_a_zero_group_on_each_node_outlives_the_loss_of_the_other(
     nodes: Machines,
     whole: Record,
@@ -298,7 +293,6 @@ def evaluated(steps: int, weights: str | None = None) -> float:
         return worker.evaluate()
 
 
-@pytest.mark.timeout(300)
 def test_deepspeeds_pipeline_over_nodes_that_share_no_folder_computes_what_the_native_engine_does(
     nodes: Machines, whole: Record, own: dict[str, Path], tmp_path: Path
 ) -> None:

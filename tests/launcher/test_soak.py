@@ -19,7 +19,6 @@ from tests.tiny import small_cluster, tiny_plan
 STEPS = 40  # the third end is drawn at about step 24
 
 
-@pytest.mark.timeout(600)  # four launches
 def test_a_run_stopped_killed_and_moved_to_another_plan_has_the_curve_of_one_that_was_not(
     warm: None, tmp_path: Path
 ) -> None:

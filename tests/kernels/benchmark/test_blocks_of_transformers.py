@@ -50,7 +50,6 @@ def exact_convolutions() -> Iterator[None]:
         yield
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("exact_convolutions")
 @pytest.mark.skipif(not runs_kernels({DEVICE}), reason="needs Triton")
 @pytest.mark.parametrize("name", NAMES)

@@ -115,7 +115,6 @@ def dense(heads: list[Tensor], scores: Scores, sinks: Tensor | None) -> Tensor:
     return (shares @ v).transpose(1, 2)
 
 
-@pytest.mark.timeout(600)  # on a GPU, kernels are compiled for each case
 @pytest.mark.parametrize("device", DEVICES)
 @given(
     length=st.integers(1, 2 * BLOCK + 50),

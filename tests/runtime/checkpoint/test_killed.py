@@ -81,7 +81,6 @@ def test_killed_in(processes: ForkServerContext, tmp_path: Path, whole: Whole, p
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_on_a_gpu(processes: ForkServerContext, tmp_path: Path, name: str) -> None:
     """The CPU's update and the GPU's round otherwise, so a run goes on under its own plan."""

@@ -153,7 +153,6 @@ def _told(run: Run) -> list[object]:
     return [(result.loss, result.gradient_norm) for result in run.results]
 
 
-@pytest.mark.timeout(300)
 def test_data_parallel_ranks_repeat_their_passes(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """Beside gathers and reductions of other lanes: over NCCL where each rank has a GPU."""
     own_gpu = torch.cuda.device_count() > 1

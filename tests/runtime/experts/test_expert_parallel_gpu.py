@@ -30,7 +30,7 @@ from tests.runtime.parallel.test_sharded_gpu import on_gpu
 from tests.runtime.plans import tiny_model, tiny_training
 from tests.runtime.rounding import BF16_LOSS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.gpu
 
 TOKENS, RANKS = 1024, 4
 # Products of some hundred terms in fp32, rounded to bf16 a few times: test_experts_gpu.py's.

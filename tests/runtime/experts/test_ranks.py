@@ -41,8 +41,6 @@ from tests.runtime.parallel.sharded_ranks import (
 from tests.runtime.plans import plan_of
 from tests.runtime.processes import start
 
-pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
-
 # Of a loss after as many steps, relative: sums have another order, and AdamW divides by what may
 # be little.
 APART = 1e-5

@@ -124,7 +124,6 @@ def test_any_part_of_what_is_stored_is_that_of_the_whole(part: tuple[int, int, i
     )
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("model", [{}, EXPERTS], ids=["dense", "experts"])
 def test_ranks_train_as_one_does(
     model: dict[str, object], tmp_path: Path, subtests: pytest.Subtests

@@ -168,7 +168,6 @@ def test_any_plan_trains_adapters_as_a_plain_loop_does(found: Plan) -> None:
             assert worker.step().loss == pytest.approx(loop.step(), rel=10 * CLOSE)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("ranks", "clip_norm", "parts"), [(2, None, {}), (4, 1e-3, {}), (2, 1e-3, STATES)]
 )

@@ -46,8 +46,6 @@ from tests.runtime.parallel.sharded_ranks import (
 from tests.runtime.plans import models, plan_of, tiny_model, tiny_training
 from tests.runtime.rounding import BF16_LOSS, check_in_16_bits
 
-pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
-
 BATCH, LENGTH = 4, 256  # so that a part's statistics are no longer too small to count
 # Sums of up to 256 terms in another order, through a block forward and backward: 1e-5 is 170 unit
 # roundoffs of fp32.
@@ -190,7 +188,6 @@ def _check_block(model: ModelSpec, cp: int, recompute: Recompute) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(600)  # each rank compiles
 def test_kernels_have_whole_sequences_of_a_ranks_heads(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:

@@ -22,9 +22,6 @@ from tests.runtime.parallel.sharded_ranks import (
 )
 from tests.runtime.rounding import check_in_16_bits
 
-pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
-
-
 RANDOM = {2: 8, 4: 3, 8: 1}  # plans of so many ranks
 
 

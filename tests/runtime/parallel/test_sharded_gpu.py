@@ -30,7 +30,7 @@ from tests.runtime.parallel.sharded_ranks import (
 from tests.runtime.rounding import BF16_LOSS, check_within_rounding
 
 # Kernels are compiled first, by each rank.
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.gpu
 
 Ran = tuple[int, Path, dict[str, Plan]]
 

@@ -22,8 +22,6 @@ from tests.runtime.parallel.sharded_ranks import (
     unequal,
 )
 
-pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
-
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:

@@ -26,7 +26,7 @@ from tests.runtime.parallel.sharded_ranks import (
 from tests.runtime.parallel.test_sharded_gpu import by_torch, on_gpu
 from tests.runtime.rounding import check_within_rounding
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

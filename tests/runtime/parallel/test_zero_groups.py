@@ -33,8 +33,6 @@ from tests.runtime.parallel.zero_group_ranks import zero_group_cases
 from tests.runtime.plans import plan_of, tiny_model, tiny_training
 from tests.runtime.rounding import check_in_16_bits
 
-pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
-
 APART = 1e-5  # of a loss after as many steps, relative: sums have another order
 
 

@@ -28,7 +28,7 @@ from tests.runtime.parallel.test_sharded_gpu import by_torch, on_gpu
 from tests.runtime.parallel.zero_group_ranks import zero_group_cases
 from tests.runtime.rounding import BF16_LOSS, check_within_rounding
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.gpu
 
 LOSS = 1e-5  # relative, of fp32 in another order
 WHOLE = "resident-z2"
