@@ -26,7 +26,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bigplan.kernels import probes as m
+from bigplan.kernels.handwritten import probes as m
 out = {"out": "*fp32"}
 kernels = {
     m.chase: ({"table": "*i32", "place": "*i32", "steps": "i32"}, {}),

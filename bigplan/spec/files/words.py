@@ -26,9 +26,9 @@ _OF_OTHERS: Mapping[str, str] = {
     "router_normalised": "norm_topk_prob",
     "router_loss": "router_aux_loss_coef moe_aux_loss_coeff aux_loss_coef",
     "routing": "n_group topk_group routed_scaling_factor use_expert_bias scoring_func "
-    "moe_router_score_function",
+    "moe_router_score_function router_scaling_factor",
     "shared_ffn": "n_shared_experts shared_intermediate_size shared_expert_intermediate_size "
-    "moe_shared_expert_intermediate_size moe_num_shared_experts",
+    "moe_shared_expert_intermediate_size moe_num_shared_experts num_shared_experts",
     "dense_blocks": "first_k_dense_replace mlp_only_layers mlp_layer_types moe_layer_start_index "
     "num_dense_layers",
     "heads": "num_attention_heads num_heads n_heads n_head attention_heads",
