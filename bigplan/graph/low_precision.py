@@ -22,8 +22,9 @@ from bigplan.graph.graph import Graph
 from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.spec.layers import BLOCKS
 
-CAST_ONCE = 2 + 1  # bytes an element: to 8 bits, without a transpose
-CAST_TO_FP4 = 2 + 2 + 2 * (1 / 2 + 1 / 16)
+# Bytes that a cast moves for an element.
+CAST_ONCE = 2 + 1  # to 8 bits, without a transpose
+CAST_TO_FP4 = 2 + 2 + 2 * (1 / 2 + 1 / 16)  # two reads; in each direction codes and scales
 CAST_TO_FP8 = 4, 6  # as `casts` of eight_bits.py has them, known scales or not
 
 
