@@ -25,7 +25,7 @@ NATIVE_ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
 # Parts of models that bigplan plans for its own runtime alone.
 NATIVE_PARTS = (
-    *("norm_plus_one", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
+    *("norm_plus_one", "weightless_norms", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
     *("attention_sinks", "qk_norm_turned", "convolution", "mixer_pattern"),

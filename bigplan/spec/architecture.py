@@ -104,6 +104,8 @@ class Architecture(Spec):
     """layernorm adds a bias (rmsnorm never has one); MPT's does not"""
     norm_plus_one: bool = False
     """norms multiply by 1 + weight, as in Gemma and Nemotron; their weights begin at 0"""
+    weightless_norms: Literal["none", "heads", "all"] = "none"
+    """which norms multiply by nothing: those of queries and keys (Llama 4), or all (OLMo 1)"""
     norms: Literal["before", "around", "after"] = "before"
     """norms stand before attention and MLP, before and after (Gemma 2), or after alone (OLMo 2)"""
     embedding_norm: bool = False

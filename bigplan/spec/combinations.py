@@ -107,6 +107,7 @@ def check_norms(model: Any) -> None:
             "`shared_norm` without `parallel_residual`: MLPs that come after attention have a "
             "norm of their own; state it, or remove `shared_norm`"
         )
+    _check_weightless(model)
     if model.qk_norm_whole and not model.qk_norm:
         raise InputError("`qk_norm_whole` without `qk_norm`; state it, or remove this")
     if model.qk_norm_turned and (
@@ -125,6 +126,29 @@ def check_norms(model: Any) -> None:
     if changed and model.positions == "alibi":
         raise InputError(
             f"`{changed[0]}` with `positions: alibi`, whose scores have their own form; remove one"
+        )
+
+
+def _check_weightless(model: Any) -> None:
+    """Norms without weights have neither biases nor what is added to a weight."""
+    kind = model.weightless_norms
+    if kind == "none":
+        return
+    if kind == "heads" and not model.qk_norm:
+        raise InputError(
+            "`weightless_norms: heads` without `qk_norm`, the norms that it is of; state it, or "
+            "remove this"
+        )
+    unlike = {
+        "`norm_plus_one`": model.norm_plus_one,
+        "`norm_bias`": kind == "all" and model.norm == "layernorm" and model.norm_bias,
+        "`qk_norm_whole`": model.qk_norm_whole,
+        "`latent_attention`": model.latent_attention is not None,
+    }
+    if found := [name for name, there in unlike.items() if there]:
+        raise InputError(
+            f"`weightless_norms: {kind}` with {' and '.join(found)}, whose norms have weights; "
+            "turn that off, or remove this"
         )
 
 

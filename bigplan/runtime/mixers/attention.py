@@ -105,8 +105,8 @@ def _normed_heads(
     if not model.qk_norm or model.qk_norm_whole:
         return q, k
     rule = rms_rule(model)
-    q = rms_normed(q, p["q_norm.weight"], rule, ways.kernels)
-    return q, rms_normed(k, p["k_norm.weight"], rule, ways.kernels)
+    q = rms_normed(q, p.get("q_norm.weight"), rule, ways.kernels)
+    return q, rms_normed(k, p.get("k_norm.weight"), rule, ways.kernels)
 
 
 def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:

@@ -97,8 +97,6 @@ _OTHER_BLOCKS = {
     "gemma4_text": _GEMMA4,
     "gemma4": _GEMMA4,
     "mamba": "its state space is Mamba's first, with a decay for each channel and state",
-    "nanochat": "its norms have no weights",
-    "olmo": "its norms have no weights",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
 }
 

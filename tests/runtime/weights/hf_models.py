@@ -158,6 +158,8 @@ GRANITE = LLAMA | {
     "logits_scaling": 3.0,
 }
 OLMO = LLAMA | NO_TOKENS
+NANOCHAT = OLMO | {"final_logit_softcapping": 1.5, "attention_bias": True}
+JAIS2 = {key: value for key, value in OLMO.items() if key != "rms_norm_eps"}
 ROUTED = {"num_experts": 6, "num_experts_per_tok": 3}
 LFM2 = (
     LLAMA
@@ -331,6 +333,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": ("gemma3_text", GEMMA3),
     "gemma3-capped": ("gemma3_text", GEMMA3 | {"final_logit_softcapping": 1.5}),
+    "olmo": ("olmo", OLMO),
+    "olmo-mha-tied": ("olmo", OLMO | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "nanochat": ("nanochat", NANOCHAT),
+    "jais2": ("jais2", JAIS2),
+    "helium": ("helium", LLAMA | NO_TOKENS | {"head_dim": 8, "attention_bias": True}),
+    "internlm3": (
+        "internlm3",
+        LLAMA | NO_TOKENS | {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    ),
+    "iquestcoder": ("iquestcoder", LLAMA | NO_TOKENS | {"head_dim": 16}),
+    "hyperclovax": (
+        "hyperclovax",
+        GRANITE | NO_TOKENS | {"logits_scaling": 0.3, "tie_word_embeddings": True},
+    ),
+    "hyperclovax-no-norms": (
+        "hyperclovax",
+        LLAMA | NO_TOKENS | {"use_post_norm": False, "tie_word_embeddings": False},
+    ),
     "olmo2": ("olmo2", OLMO),
     "olmo2-mha-tied": ("olmo2", OLMO | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
     "olmo3": ("olmo3", OLMO3),
