@@ -29,7 +29,7 @@ NATIVE_PARTS = (
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
     *("attention_sinks", "qk_norm_turned", "convolution", "mixer_pattern"),
-    *("attention_gate", "delta_rule", "state_space"),
+    *("attention_gate", "delta_rule", "state_space", "expert_pattern", "attention_chunk"),
 )
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
@@ -291,17 +291,45 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"the native runtime executes the rope_scaling {', '.join(some)} and {last} only, not "
             f"{scaling.name}: use one of them, or none up to the length of the pre-training"
         )
-    length = training.sequence_length
-    if scaling is not None and training.isolate_documents and scaling.grows_within(length):
-        return (
-            f"isolate_documents with rope_scaling.query_growth: queries grow by their place in a "
-            f"sequence of {length} tokens, not in a document; use a sequence_length of at most "
-            f"{scaling.original_length}, or leave isolate_documents off"
-        )
     return (
-        _training_refusal(training)
+        _growth_refusal(model, training)
+        or _chunk_refusal(model, training)
+        or _training_refusal(training)
         or copies_refusal(model, training, strategy.tp, strategy.ep)
         or _eight_bits_refusal(model, training, strategy)
+    )
+
+
+def _growth_refusal(model: ModelSpec, training: Training) -> str | None:
+    """Queries grow by their place in a sequence, of which documents know nothing."""
+    if not training.isolate_documents:
+        return None
+    length, scaling, growth = (
+        training.sequence_length,
+        model.rope_scaling,
+        model.global_query_growth,
+    )
+    if scaling is not None and scaling.grows_within(length):
+        key, most = "rope_scaling.query_growth", scaling.original_length
+    elif growth is not None and growth.grows_within(length):
+        key, most = "global_query_growth", growth.length - 1
+    else:
+        return None
+    return (
+        f"isolate_documents with {key}: queries grow by their place in a sequence of {length} "
+        f"tokens, not in a document; use a sequence_length of at most {most}, or leave "
+        "isolate_documents off"
+    )
+
+
+def _chunk_refusal(model: ModelSpec, training: Training) -> str | None:
+    """Longer sequences than a chunk are whole chunks."""
+    chunk, length = model.attention_chunk, training.sequence_length
+    if chunk is None or length <= chunk or length % chunk == 0:
+        return None
+    return (
+        f"a sequence_length of {length} is no multiple of attention_chunk {chunk} of "
+        f"{model.name}, within which tokens attend: use a multiple, or at most {chunk}"
     )
 
 

@@ -15,6 +15,7 @@ from bigplan.spec.pattern import expanded
 def check_attention(model: Any) -> None:
     """Local and global blocks, and sinks."""
     _check_pattern(model)
+    _check_chunks(model)
     _check_sinks(model)
 
 
@@ -45,6 +46,7 @@ def _check_pattern(model: Any) -> None:
     local = expanded(model.attention_pattern, model.layers)
     own = {
         "sliding_window": model.sliding_window is not None,
+        "attention_chunk": model.attention_chunk is not None,
         "local_rope_theta": model.local_rope_theta is not None,
         "global_rope": not model.global_rope,
     }
@@ -54,7 +56,8 @@ def _check_pattern(model: Any) -> None:
             f"{model.positions}; remove them"
         )
     if not local:  # without a window all blocks are global
-        keys = ("local_rope_theta", *(("global_rope",) if own["sliding_window"] else ()))
+        local_alone = own["sliding_window"] or own["attention_chunk"]
+        keys = ("local_rope_theta", *(("global_rope",) if local_alone else ()))
         if needless := [f"`{key}`" for key in keys if own[key]]:
             raise InputError(
                 f"{' and '.join(needless)} without `attention_pattern`, which says which "
@@ -69,7 +72,29 @@ def _check_pattern(model: Any) -> None:
     if not any(own.values()):
         raise InputError(
             "`attention_pattern` without what local and global blocks differ in; state "
-            "`sliding_window`, `local_rope_theta` or `global_rope`, or remove it"
+            "`sliding_window`, `attention_chunk`, `local_rope_theta` or `global_rope`, or remove it"
+        )
+
+
+def _check_chunks(model: Any) -> None:
+    """Chunks of tokens, and queries that grow where no rope turns them."""
+    unlike = {
+        "`sliding_window`": model.sliding_window is not None,
+        f"`positions: {model.positions}`": model.positions == "alibi",
+        "`latent_attention`": model.latent_attention is not None,
+    }
+    found = [name for name, there in unlike.items() if there]
+    if model.attention_chunk is not None and found:
+        raise InputError(
+            f"`attention_chunk` {model.attention_chunk} with {' and '.join(found)}, but attention "
+            "within chunks is of plain heads and sees all before a token in its chunk; remove one"
+        )
+    if model.global_query_growth is not None and (
+        model.global_rope or model.positions != "rope" or not model.attention_pattern
+    ):
+        raise InputError(
+            "`global_query_growth` is of global blocks in which rope turns nothing; state "
+            "`attention_pattern` and `global_rope: false`, or remove it"
         )
 
 

@@ -36,6 +36,7 @@ from bigplan.spec.hf.families.jais2 import JAIS2
 from bigplan.spec.hf.families.lfm2 import LFM2
 from bigplan.spec.hf.families.lfm2_moe import LFM2_MOE
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
+from bigplan.spec.hf.families.llama4 import LLAMA4
 from bigplan.spec.hf.families.llamas import HELIUM, INTERNLM3, IQUESTCODER
 from bigplan.spec.hf.families.mamba2 import MAMBA2
 from bigplan.spec.hf.families.mellum import MELLUM
@@ -136,5 +137,6 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "internlm3": INTERNLM3,
     "iquestcoder": IQUESTCODER,
     "hyperclovax": HYPERCLOVAX,
+    "llama4_text": LLAMA4,
     **BESIDE_TOWERS,
 }

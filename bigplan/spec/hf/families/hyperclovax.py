@@ -38,8 +38,8 @@ _CLOSING = {
 }
 HYPERCLOVAX = ModelFamily(
     _read,
-    GRANITE.defaults | {"attention_multiplier": None, "use_post_norm": True},
+    {**GRANITE.defaults, "attention_multiplier": None, "use_post_norm": True},
     _write,
-    replace(GRANITE.tensors, names=GRANITE.tensors.names | _CLOSING),
-    GRANITE.keys | {"norms": ("use_post_norm",)},
+    replace(GRANITE.tensors, names={**GRANITE.tensors.names, **_CLOSING}),
+    {**GRANITE.keys, "norms": ("use_post_norm",)},
 )

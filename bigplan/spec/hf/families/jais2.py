@@ -24,8 +24,8 @@ def _write(model: ModelSpec) -> dict[str, Any]:
 
 JAIS2 = ModelFamily(
     _read,
-    ARCEE.defaults
-    | {
+    {
+        **ARCEE.defaults,
         "vocab_size": 150272,
         "hidden_size": 3328,
         "intermediate_size": 26624,
@@ -38,5 +38,5 @@ JAIS2 = ModelFamily(
     },
     _write,
     ARCEE.tensors,
-    ARCEE.keys | {"norm_epsilon": ("layer_norm_eps",)},
+    {**ARCEE.keys, "norm_epsilon": ("layer_norm_eps",)},
 )

@@ -57,6 +57,6 @@ NANOCHAT = ModelFamily(
     },
     _write,
     # Its rope turns by angles of the other sign.
-    replace(LLAMA_TENSORS, names=LLAMA_TENSORS.names | _MLP, swapped=("q_proj", "k_proj")),
+    replace(LLAMA_TENSORS, names={**LLAMA_TENSORS.names, **_MLP}, swapped=("q_proj", "k_proj")),
     LLAMA_KEYS | {"logit_cap": ("final_logit_softcapping",), "qkv_bias": ("attention_bias",)},
 )
