@@ -13,6 +13,7 @@ from bigplan.spec.gpu import Gpu
 from bigplan.spec.lora import trained
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.moments import sharing_scales
+from bigplan.spec.places import places_refusal
 from bigplan.spec.training import Training
 from bigplan.spec.unplanned import (
     ISOLATES_ALONE,
@@ -292,44 +293,10 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"{scaling.name}: use one of them, or none up to the length of the pre-training"
         )
     return (
-        _growth_refusal(model, training)
-        or _chunk_refusal(model, training)
+        places_refusal(model, training)
         or _training_refusal(training)
         or copies_refusal(model, training, strategy.tp, strategy.ep)
         or _eight_bits_refusal(model, training, strategy)
-    )
-
-
-def _growth_refusal(model: ModelSpec, training: Training) -> str | None:
-    """Queries grow by their place in a sequence, of which documents know nothing."""
-    if not training.isolate_documents:
-        return None
-    length, scaling, growth = (
-        training.sequence_length,
-        model.rope_scaling,
-        model.global_query_growth,
-    )
-    if scaling is not None and scaling.grows_within(length):
-        key, most = "rope_scaling.query_growth", scaling.original_length
-    elif growth is not None and growth.grows_within(length):
-        key, most = "global_query_growth", growth.length - 1
-    else:
-        return None
-    return (
-        f"isolate_documents with {key}: queries grow by their place in a sequence of {length} "
-        f"tokens, not in a document; use a sequence_length of at most {most}, or leave "
-        "isolate_documents off"
-    )
-
-
-def _chunk_refusal(model: ModelSpec, training: Training) -> str | None:
-    """Longer sequences than a chunk are whole chunks."""
-    chunk, length = model.attention_chunk, training.sequence_length
-    if chunk is None or length <= chunk or length % chunk == 0:
-        return None
-    return (
-        f"a sequence_length of {length} is no multiple of attention_chunk {chunk} of "
-        f"{model.name}, within which tokens attend: use a multiple, or at most {chunk}"
     )
 
 

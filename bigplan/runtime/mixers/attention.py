@@ -74,7 +74,7 @@ def _bounds_in_chunks(bounds: Tensor, length: int) -> Tensor:
 
     A document that begins or ends in another chunk does so at the edge of this one.
     """
-    chunks = bounds.unflatten(2, (-1, length)).transpose(1, 2)  # [b, n, 2, length]
+    chunks = bounds.view(len(bounds), 2, -1, length).transpose(1, 2)  # [b, n, 2, length]
     starts = torch.arange(chunks.shape[1], device=bounds.device, dtype=bounds.dtype) * length
     return (chunks - starts[:, None, None]).clamp(0, length).flatten(0, 1)
 

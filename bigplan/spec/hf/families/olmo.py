@@ -1,4 +1,4 @@
-"""OLMo, whose norms have no weights, and OLMo 2 and 3, whose norms stand after attention and MLP."""
+"""OLMo, whose norms have no weights; OLMo 2 and 3, whose norms stand after attention and MLP."""
 
 from __future__ import annotations
 
