@@ -124,8 +124,8 @@ def _check_mlp(model: Any) -> None:
     own = {"`mlp_bias`": model.mlp_bias, "`mlp: clamped_swiglu`": model.mlp == "clamped_swiglu"}
     found = [name for name, there in own.items() if there]
     places = ("shared_ffn", "dense_blocks", "expert_pattern")
-    beside = next((key for key in places if getattr(model, key)), None)
-    if found and beside:
+    others = [key for key in places if getattr(model, key)]
+    if found and others:
         raise InputError(
-            f"{' and '.join(found)} of experts with `{beside}`, whose MLPs have neither; remove one"
+            f"{' and '.join(found)} of experts with `{others[0]}`, whose MLPs have neither; remove one"
         )

@@ -146,8 +146,8 @@ def _closing(model: Architecture, part: str, given: StepValue) -> list[LayerStep
 def _norm(model: Architecture, module: str, name: str, x: StepValue, gives: str) -> LayerStep:
     """A norm of the residual stream; it saves its input and each token's scale, and mean if any."""
     centred = model.norm == "layernorm"
-    parts = () if model.weightless_norms == "all" else ("weight",)
-    parts = (*parts, "bias") if centred and model.norm_bias else parts
+    named = {"weight": model.weightless_norms != "all", "bias": centred and model.norm_bias}
+    parts = [part for part, there in named.items() if there]
     statistics = ("scales", "means") if centred else ("scales",)
     return LayerStep(
         StepOp.NORM,
@@ -228,7 +228,7 @@ def _rotary(model: Architecture, heads: tuple[StepValue, StepValue]) -> list[Lay
 
 
 def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:
-    """An RMSNorm on each head of queries or keys, or on all of them together, by weights or none.
+    """An RMSNorm on each head of queries or keys, or on all of them together.
 
     Ranks that have some heads each then have these heads' part of its weights.
     """
