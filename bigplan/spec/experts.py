@@ -127,5 +127,6 @@ def _check_mlp(model: Any) -> None:
     others = [key for key in places if getattr(model, key)]
     if found and others:
         raise InputError(
-            f"{' and '.join(found)} of experts with `{others[0]}`, whose MLPs have neither; remove one"
+            f"{' and '.join(found)} of experts with `{others[0]}`, whose MLPs have neither; "
+            "remove one"
         )

@@ -110,7 +110,7 @@ def _grouped_heads(
     if attends.rope_theta is not None:
         turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
         q, k = turned(q, *tables[-2:]), turned(k, *tables[:2])
-    elif len(tables) > 2:  # queries grow
+    elif attends.growth is not None and len(tables) > 2:  # queries grow
         q = q * tables[2][:, None, None]
     if model.qk_norm_turned and (
         attends.rope_theta is not None or model.weightless_norms == "none"

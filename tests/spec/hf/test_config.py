@@ -182,7 +182,7 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("nanochat", _PHI3),
     ("nanochat", _PHI3 | {"attention_bias": True, "final_logit_softcapping": None}),
     ("jais2", _SMALL),
-    ("helium", _PHI3 | {"attention_bias": True}),
+    ("helium", _PHI3 | {"attention_bias": True, "head_dim": 8}),
     ("internlm3", _PHI3),
     ("iquestcoder", _SMALL),
     ("hyperclovax", _SMALL),
@@ -339,16 +339,8 @@ def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str
     if spec.delta_rule is not None:
         return _with_delta_rule(spec, llama)
     told = {"num_experts_per_tok": spec.experts_per_token, "router_aux_loss_coef": spec.router_loss}
-    if spec.routed_by.weighs == "inputs":  # the others are transformers' defaults
-        every = 1 + spec.dense.count(True) // spec.dense.count(False)
-        told = {"interleave_moe_layer_step": every, "num_local_experts": spec.experts}
-        scaling = write_scaling(spec.rope_scaling) or {"rope_type": "default"}
-        told["rope_parameters"] = scaling | {"rope_theta": spec.rope_theta}
-        told["max_position_embeddings"] = spec.max_sequence_length
-        return "llama4_text", told | {"use_qk_norm": spec.qk_norm}
-    if spec.residual_scale != 1:
-        told |= _factors(spec) | {"num_local_experts": spec.experts}
-        return "granitemoe", llama | told
+    if spec.residual_scale != 1 or spec.routed_by.weighs == "inputs":
+        return _with_local_experts(spec, llama | told)
     if spec.latent_attention is not None:
         return _of_deepseek(spec, llama)
     if spec.attention_sinks:  # the others are transformers' defaults
@@ -374,6 +366,21 @@ def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str
         return "mixtral", llama | told | {"num_local_experts": spec.experts}
     told |= {"moe_intermediate_size": spec.ffn, "norm_topk_prob": spec.router_normalised}
     return "qwen3_moe", llama | told | {"num_experts": spec.experts, "head_dim": spec.head_dim}
+
+
+def _with_local_experts(spec: ModelSpec, told: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Granite's, or Llama 4's, whose other sizes are transformers' defaults."""
+    told |= {"num_local_experts": spec.experts}
+    if spec.residual_scale != 1:
+        return "granitemoe", told | _factors(spec)
+    scaling = write_scaling(spec.rope_scaling) or {"rope_type": "default"}
+    return "llama4_text", {
+        "interleave_moe_layer_step": 1 + spec.dense.count(True) // spec.dense.count(False),
+        "num_local_experts": spec.experts,
+        "rope_parameters": scaling | {"rope_theta": spec.rope_theta},
+        "max_position_embeddings": spec.max_sequence_length,
+        "use_qk_norm": spec.qk_norm,
+    }
 
 
 def _with_one_norm(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -409,10 +416,11 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
     if spec.name.startswith("starcoder2"):
         told = {"norm_epsilon": spec.norm_epsilon, "sliding_window": spec.sliding_window}
         return "starcoder2", llama | told
-    if spec.weightless_norms == "all":
-        return "olmo", {key: value for key, value in llama.items() if key != "rms_norm_eps"}
     if spec.norm == "layernorm":
-        return "stablelm", llama | {"use_qkv_bias": spec.qkv_bias}
+        without = {key: value for key, value in llama.items() if key != "rms_norm_eps"}
+        of_stablelm = llama | {"use_qkv_bias": spec.qkv_bias}
+        weightless = spec.weightless_norms == "all"
+        return ("olmo", without) if weightless else ("stablelm", of_stablelm)
     if spec.name.startswith("phi"):
         return "phi3", llama | {"sliding_window": spec.sliding_window, "pad_token_id": None}
     if spec.experts or spec.delta_rule is not None:
@@ -631,7 +639,7 @@ _PUBLISHED = {
     # Meta's card counts 109B and 400B, its towers among them
     "llama-4-scout": (108e9, 0.5e9),
     "llama-4-maverick": (401e9, 0.5e9),
-    "olmo-7b": (6_888_095_744, 0),
+    "olmo-7b": (6.9e9, 0.05e9),
     # this project's own
     "llama-like-3.3b": (3.32e9, 0.01e9),
     "llama-like-5.5b": (5.50e9, 0.01e9),

@@ -16,8 +16,9 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     told = reader.config.get("attention_multiplier")
     usual = {} if told is not None else {"attention_multiplier": 1.0}
     fields = GRANITE.read(replace(reader, config={**reader.config, **usual}))
+    head_dim = fields.get("head_dim") or fields["hidden"] // fields["heads"]
     return fields | {
-        "score_scale": told,
+        "score_scale": None if told == head_dim**-0.5 else told,
         "logit_scale": reader.number("logits_scaling"),
         "norms": "around" if reader.flag("use_post_norm") else "before",
     }

@@ -79,7 +79,9 @@ def _read_internlm3(reader: ConfigReader) -> dict[str, Any]:
     own = {ours: reader.config[key] for ours, key in biases.items() if key in reader.config}
     found = LLAMA.read(replace(reader, config={**own, **reader.config}))
     if found["qkv_bias"] != found["mlp_bias"]:
-        reader.refuse("qkv_bias" if "qkv_bias" in reader.config else "attention_bias", "as `bias`")
+        known = (*biases.values(), *biases)
+        key = next(key for key in known if key in reader.config)
+        reader.refuse(key, "the same for queries, keys and values as for all else")
     return found
 
 
