@@ -86,7 +86,8 @@ def test_places_that_llama_4_knows() -> None:
     ]
     for changes, words in cases:
         why = native_refusal(model, TRAINING.model_copy(update=changes), DATA_PARALLEL)
-        assert bool(why) == bool(words) and words in (why or "")
+        assert bool(why) == bool(words)
+        assert words in (why or "")
 
 
 @pytest.mark.parametrize("strategy", [Strategy(dp=1, tp=2), Strategy(dp=2, tp=4, pp=2, zero=3)])

@@ -80,12 +80,12 @@ def test_llama_block() -> None:
                 "rope_scaling": {
                     "name": "llama3",
                     "factor": 2.0,
-                    "low_frequency_factor": 4.0,
+                    "low_frequency_factor": 5.0,
                     "high_frequency_factor": 4.0,
                     "original_length": 8,
                 }
             },
-            "`low_frequency_factor` 4 is not below `high_frequency_factor` 4",
+            "`low_frequency_factor` 5 is above `high_frequency_factor` 4",
         ),
     ],
 )
