@@ -1,6 +1,6 @@
 """What embedding, block and head of a model are made of.
 
-A family with a new part adds it here and in runtime/layers/blocks.py; a new kind of step also needs
+A family with a new part adds it here and in runtime/layers/blocks.py, a new kind of step also in
 graph/block.py. capabilities.py says which parts the native runtime executes.
 """
 
@@ -42,7 +42,6 @@ SHARED_GATE = "shared_gate.weight"
 # Steps of an MLP beside the experts.
 SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"
 ROUTER = "router.weight"  # which chooses experts
-
 
 # Steps of others than attention.
 _MIXING = {CONVOLUTION: convolution, DELTA_RULE: delta_rule, STATE_SPACE: state_space}

@@ -320,10 +320,11 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
     elif draw(st.booleans()):
         patterns = ("1 dense", "1 routed"), ("1 routed", "1 dense")
         style |= {"expert_pattern": draw(st.sampled_from(patterns)), "dense_ffn": 64}
+    routing: dict[str, object] = {}
     if style.get("mlp", "swiglu") == "swiglu":
-        style["routing"] = {"weighs": draw(st.sampled_from(("outputs", "inputs")))}
+        routing = style["routing"] = {"weighs": draw(st.sampled_from(("outputs", "inputs")))}
     if draw(st.booleans()):
-        style["routing"] = style.get("routing", {}) | {
+        style["routing"] = routing | {
             "scores": "sigmoid",
             "bias": draw(st.booleans()),
             "groups": 2,

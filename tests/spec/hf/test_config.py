@@ -966,7 +966,7 @@ def test_rope_scaling(key: str) -> None:
         (
             "llama",
             {"rope_scaling": _LLAMA3 | {"low_freq_factor": 9}},
-            ":11: `rope_scaling`: `rope_scaling.low_freq_factor` 9 is not below `rope_scaling.high",
+            ":11: `rope_scaling`: `rope_scaling.low_freq_factor` 9 is above `rope_scaling.high",
         ),
         ("gpt2", {"n_layer": 5000}, ":3: `n_layer` is 5000, which must be at most 1000"),
         ("gpt_neox", {"rotary_pct": 2.5}, ":8: `rotary_pct` is 2.5, which must be at most 1"),
