@@ -322,7 +322,8 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
         style |= {"expert_pattern": draw(st.sampled_from(patterns)), "dense_ffn": 64}
     routing: dict[str, object] = {}
     if style.get("mlp", "swiglu") == "swiglu":
-        routing = style["routing"] = {"weighs": draw(st.sampled_from(("outputs", "inputs")))}
+        routing["weighs"] = draw(st.sampled_from(("outputs", "inputs")))
+        style["routing"] = routing
     if draw(st.booleans()):
         style["routing"] = routing | {
             "scores": "sigmoid",
