@@ -13,6 +13,7 @@ from bigplan.spec.gpu import Gpu
 from bigplan.spec.lora import trained
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.moments import sharing_scales
+from bigplan.spec.places import places_refusal
 from bigplan.spec.training import Training
 from bigplan.spec.unplanned import (
     ISOLATES_ALONE,
@@ -25,11 +26,11 @@ NATIVE_ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
 # Parts of models that bigplan plans for its own runtime alone.
 NATIVE_PARTS = (
-    *("norm_plus_one", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
+    *("norm_plus_one", "weightless_norms", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
     *("attention_sinks", "qk_norm_turned", "convolution", "mixer_pattern"),
-    *("attention_gate", "delta_rule", "state_space"),
+    *("attention_gate", "delta_rule", "state_space", "expert_pattern", "attention_chunk"),
 )
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
@@ -291,15 +292,9 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"the native runtime executes the rope_scaling {', '.join(some)} and {last} only, not "
             f"{scaling.name}: use one of them, or none up to the length of the pre-training"
         )
-    length = training.sequence_length
-    if scaling is not None and training.isolate_documents and scaling.grows_within(length):
-        return (
-            f"isolate_documents with rope_scaling.query_growth: queries grow by their place in a "
-            f"sequence of {length} tokens, not in a document; use a sequence_length of at most "
-            f"{scaling.original_length}, or leave isolate_documents off"
-        )
     return (
-        _training_refusal(training)
+        places_refusal(model, training)
+        or _training_refusal(training)
         or copies_refusal(model, training, strategy.tp, strategy.ep)
         or _eight_bits_refusal(model, training, strategy)
     )

@@ -75,6 +75,21 @@ def test_queries_that_grow_know_no_documents() -> None:
         assert ("rope_scaling.query_growth" in (why or "")) == refused
 
 
+def test_places_that_llama_4_knows() -> None:
+    """Whole chunks, and no documents where queries grow."""
+    model = find_model("llama-4-scout")
+    cases = [
+        ({"sequence_length": 8000, "isolate_documents": True}, ""),
+        ({"sequence_length": 16384}, ""),
+        ({"sequence_length": 16383}, "no multiple of attention_chunk 8192 of llama-4-scout"),
+        ({"sequence_length": 8192, "isolate_documents": True}, "with global_query_growth"),
+    ]
+    for changes, words in cases:
+        why = native_refusal(model, TRAINING.model_copy(update=changes), DATA_PARALLEL)
+        assert bool(why) == bool(words)
+        assert words in (why or "")
+
+
 @pytest.mark.parametrize("strategy", [Strategy(dp=1, tp=2), Strategy(dp=2, tp=4, pp=2, zero=3)])
 def test_tensor_parallelism_is_executed_where_ranks_have_equally_many_tokens(
     strategy: Strategy,

@@ -45,6 +45,7 @@ EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so man
 SINK_PASSES, SINK_LAUNCHES = (2, 4), (5, 7)
 
 Passes = tuple[tuple[Operator, ...], tuple[Operator, ...]]  # operators forward and backward
+Reach = tuple[int, int | None]  # tokens of a sequence, or of a chunk, and the window within
 
 
 def attention(shape: RankShape) -> Passes:
@@ -55,21 +56,21 @@ def attention(shape: RankShape) -> Passes:
     """
     if shape.training.attention != "flash":
         return _materialised(shape)
-    length, parts = attention_kernels.attended_length(shape), dict[int | None, float]()
+    length, parts = attention_kernels.attended_length(shape), dict[Reach, float]()
     for one, part in shape.model.attention_shares.items():
-        window = one.window if one.window is not None and one.window < length else None
-        parts[window] = parts.get(window, 0.0) + part
+        seen = one.within(length)
+        parts[seen] = parts.get(seen, 0.0) + part
     forward: list[Operator] = []
     backward: list[Operator] = []
-    for window, part in parts.items():
-        kernel = _flash(shape, window, part)
-        named = "" if len(parts) == 1 else "global " if window is None else "local "
+    for seen, part in parts.items():
+        kernel = _flash(shape, seen, part)
+        named = "" if len(parts) == 1 else "global " if seen == (length, None) else "local "
         kernel = replace(kernel, name=f"{named}attention", launches=int(not forward))
         flops = products_again(shape) * kernel.flops
         again = replace(kernel, flops=flops, nbytes=2 * kernel.nbytes, backward=True)
         if attention_kernels.isolates_in_kernel(shape):
             again = replace(again, edges=DOCUMENT_EDGES[1])
-        more = _in_blocks(shape, window, part) if attention_kernels.in_blocks(shape) else ((), ())
+        more = _in_blocks(shape, seen, part) if attention_kernels.in_blocks(shape) else ((), ())
         forward += [kernel, *more[0]]
         backward += [again, *more[1]]
     widened, widened_back = _padded(shape)
@@ -95,14 +96,14 @@ def _sinks(shape: RankShape) -> Passes:
     )
 
 
-def _flash(shape: RankShape, window: int | None, part: float) -> Attention:
-    """The forward of the blocks with this window, which are this part of all.
+def _flash(shape: RankShape, seen: Reach, part: float) -> Attention:
+    """The forward of the blocks with these chunks and this window, which are this part of all.
 
     Query x key and probability x value take two FLOPs a column over the lower triangle, or what a
     window leaves of it. The backward recomputes the scores: five products for the forward's two.
     """
     tokens, heads, keys = shape.mixed_tokens, shape.heads, shape.model.head_dim
-    length, values = attention_kernels.attended_length(shape), computed_columns(shape)
+    (length, window), values = seen, computed_columns(shape)
     moved = 1.0 * tokens * (heads + shape.kv_heads) * (keys + values) * shape.element
     padded = shape.fused and attention_kernels.pads_values(shape)
     bound: FlashKernel | None = "flash2" if padded else None
@@ -148,14 +149,14 @@ def products_again(shape: RankShape) -> float:
     return (3 * keys + 2 * values) / (keys + values)
 
 
-def _in_blocks(shape: RankShape, window: int | None, part: float) -> Passes:
+def _in_blocks(shape: RankShape, reach: Reach, part: float) -> Passes:
     """What plain torch moves beside the products to cap or hide scores.
 
     See runtime/attention/in_blocks.py. Each score is fp32 but for the products' own results. The
     forward reads and writes it about 12 times, and the backward 24 times. Blocks of queries see
     half a block more than a query does.
     """
-    seen = doubled_reach(attention_kernels.attended_length(shape), window) / 2 + CAPPED_BLOCK / 2
+    seen = doubled_reach(*reach) / 2 + CAPPED_BLOCK / 2
     scores = 4.0 * shape.mixed_tokens * shape.heads * seen
     blocks = -(-shape.training.sequence_length // CAPPED_BLOCK)
     ahead, back = CAPPED_PASSES

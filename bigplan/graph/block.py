@@ -261,7 +261,12 @@ def _rotary(shape: RankShape, step: LayerStep) -> Stream:
     moved = 2 * sum(map(shape.activation_shape.nbytes, step.reads))
     shares = shape.model.attention_shares.items()
     turned = sum(part for one, part in shares if one.rope_theta is not None)
-    return Stream(step.name, moved * turned, 1, EAGER_ROTARY)
+    length = shape.training.sequence_length
+    grown = sum(
+        part for one, part in shares if one.growth is not None and one.growth.grows_within(length)
+    )
+    queries = 2 * shape.activation_shape.nbytes(step.reads[0])
+    return Stream(step.name, moved * turned + queries * grown, 1, EAGER_ROTARY)
 
 
 def _activations(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:

@@ -140,7 +140,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     adapted = passed_count(model, training.lora)
     length = training.attended_length
     rows = sum(
-        doubled_reach(length, one.window)
+        doubled_reach(*one.within(length))
         for one, mixer in zip(model.attentions, model.mixers, strict=True)
         if mixer == ATTENTION
     )

@@ -33,6 +33,9 @@ EAGER_CLAMPED_BACK, EAGER_CLAMPED_BACK_LAUNCHES = 56, 26
 # The squared relu of experts without a gate, likewise (runtime/experts/squared.py).
 EAGER_SQUARED, EAGER_SQUARED_LAUNCHES = 6, 3
 EAGER_SQUARED_BACK, EAGER_SQUARED_BACK_LAUNCHES = 17, 8
+# Likewise on runtime/experts/weighed_inputs.py.
+EAGER_WEIGHED, EAGER_WEIGHED_LAUNCHES = 9, 5
+EAGER_WEIGHED_BACK, EAGER_WEIGHED_BACK_LAUNCHES = 30, 13
 DISPATCHED_BACK_PASSES = 5  # Megatron Core keeps the activation that the native backward writes
 # A bias, and groups: bytes a score and kernels beyond these.
 BIASED_BYTES, BIASED_LAUNCHES = 8, 4
@@ -236,6 +239,9 @@ def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     if shape.model.mlp == "relu2":
         forward = EAGER_SQUARED, EAGER_SQUARED_LAUNCHES
         backward = EAGER_SQUARED_BACK, EAGER_SQUARED_BACK_LAUNCHES
+    if _weighs_inputs(shape):
+        forward = EAGER_WEIGHED, EAGER_WEIGHED_LAUNCHES
+        backward = EAGER_WEIGHED_BACK, EAGER_WEIGHED_BACK_LAUNCHES
     made = _activated_by_kernel(shape)
     if made or shape.dispatched:
         forward = WEIGHTED_PASSES, WEIGHTED_LAUNCHES
@@ -251,8 +257,14 @@ def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
 def _activated_by_kernel(shape: RankShape) -> bool:
     """Whether a kernel runs experts' activation: a clamped one of any number of rows has none."""
     return shape.generated and not (
-        shape.model.mlp == "relu2" or (shape.spreads_experts and shape.model.mlp != "swiglu")
+        shape.model.mlp == "relu2"
+        or _weighs_inputs(shape)
+        or (shape.spreads_experts and shape.model.mlp != "swiglu")
     )
+
+
+def _weighs_inputs(shape: RankShape) -> bool:
+    return shape.model.routed_by.weighs == "inputs"
 
 
 def gradient_bytes(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
@@ -280,11 +292,12 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
 
     Within the activation, the gradients by it, by gate and by up live beside those of the rows; the
     activation itself is computed over the first. Torch's operators need two tensors more, of a
-    clamped activation five. Then comes a projection's gradient; at the end rows are added up by
-    token. Without a gate there is one gradient and one set of rows less.
+    clamped activation five, and two for weighed inputs. Then comes a projection's gradient; at the
+    end rows are added up by token. Without a gate there is one gradient and one set of rows less.
     """
     rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
     entering, eager = _entering(shape), 7 if shape.model.mlp == "clamped_swiglu" else 4
+    eager += 2 * _weighs_inputs(shape)
     by_kernel = _activated_by_kernel(shape) or shape.dispatched
     within = rows + (entering if by_kernel else eager) * inner
     projection = rows + entering * inner + made + spread.routed_hidden(shape)

@@ -133,7 +133,7 @@ class _Norm(Function):
         ctx.set_materialize_grads(False)
         ctx.rule, ctx.over, ctx.biased = rule, over, bias is not None
         ctx.frozen = not ctx.needs_input_grad[3]
-        out, *statistics = rule.library.norm(rule.kind, x, weight, bias, rule.epsilon)
+        out, *statistics = rule.library.norm(rule.kind, x, _of(x, weight), bias, rule.epsilon)
         ctx.save_for_backward(x, weight, *statistics)
         return out, x.view_as(x)
 
@@ -143,12 +143,17 @@ class _Norm(Function):
         return None, None, by_x, *by_weights
 
 
+def _of(x: Tensor, weight: Tensor | None) -> Tensor:
+    """A norm's weight; where it has none, ones, which no one keeps."""
+    return x.new_ones(x.shape[-1]) if weight is None else weight
+
+
 def _norm_gradients(ctx: Any, by_out: Tensor, beside: Tensor | None, *, over: bool) -> list[Any]:
     """Gradients by x, weight and bias: None where there is none, or where they are frozen."""
     x, weight, *statistics = ctx.saved_tensors
     library, kind, _ = ctx.rule
     names = ("mean", "rstd")[-len(statistics) :]
-    named = {"gradient": by_out, "x": x, "weight": weight}
+    named = {"gradient": by_out, "x": x, "weight": _of(x, weight)}
     named |= dict(zip(names, statistics, strict=True))
     found = library.norm_backward(
         kind, named, beside, biased=ctx.biased, frozen=ctx.frozen, over=over
@@ -164,7 +169,7 @@ class _AddedNorm(Function):
         x, y, weight, bias = given
         ctx.set_materialize_grads(False)
         ctx.rule, ctx.biased, ctx.frozen = rule, bias is not None, not ctx.needs_input_grad[3]
-        found = rule.library.added_norm(rule.kind, x, y, weight, bias, rule.epsilon)
+        found = rule.library.added_norm(rule.kind, x, y, _of(x, weight), bias, rule.epsilon)
         out, *statistics, total = found
         ctx.save_for_backward(total, weight, *statistics)
         return out, total.view_as(total)
@@ -230,19 +235,24 @@ class _CrossEntropy(Function):
 
 
 def norm(
-    rule: NormRule, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, over: bool = False
+    rule: NormRule,
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    over: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """A norm of x [..., h], and x for all others to read, as operators.rms_norm has it."""
     return _Norm.apply(rule, over, x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def normed(rule: NormRule, x: Tensor, *weights: Tensor) -> Tensor:
-    """The norm of x alone, by weight and, if any, bias."""
+def normed(rule: NormRule, x: Tensor, *weights: Tensor | None) -> Tensor:
+    """The norm of x alone, by weight and bias where it has them."""
     return norm(rule, x, *weights)[0]
 
 
 def added_norm(
-    rule: NormRule, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None
+    rule: NormRule, x: Tensor, y: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The norm of x + y, and x + y; nobody else may read y, which it is written over."""
     return _AddedNorm.apply(rule, x, y, weight, bias)  # type: ignore[no-any-return, no-untyped-call]

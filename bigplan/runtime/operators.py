@@ -50,8 +50,10 @@ class RmsRule(NamedTuple):
     epsilon: float
     plus_one: bool = False
 
-    def factors(self, weight: Tensor) -> Tensor:
-        """What it multiplies by, fp32."""
+    def factors(self, weight: Tensor | None) -> Tensor | float:
+        """What it multiplies by, fp32; without a weight, 1."""
+        if weight is None:
+            return 1.0
         return weight.float() + 1.0 if self.plus_one else weight.float()
 
 
@@ -60,12 +62,12 @@ class _RmsNorm(Function):
 
     The gradient by the second output, if any, is added to that by the first. With `over` the sum
     is written over the second output's gradient: a new tensor among a block's large ones would live
-    on into the next block. A frozen weight gets no gradient.
+    on into the next block. A frozen weight gets no gradient, and there may be none.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, rule: RmsRule, over: bool = False
+        ctx: Any, x: Tensor, weight: Tensor | None, rule: RmsRule, over: bool = False
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.rule, ctx.over = rule, over
@@ -81,7 +83,7 @@ class _RmsNorm(Function):
         by_output, beside = gradients
         gradient = by_output.float()
         normed, by_weight = x.float() * rstd, None
-        if ctx.needs_input_grad[1]:
+        if weight is not None and ctx.needs_input_grad[1]:
             by_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
         gradient = gradient * ctx.rule.factors(weight)
         projection = (gradient * normed).mean(-1, keepdim=True)
@@ -96,12 +98,17 @@ class _RmsNorm(Function):
 class _LayerNorm(Function):
     """torch's layer norm over the last dimension; saves x, mean and rstd (fp32 [..., 1]).
 
-    With `plus_one` it multiplies by 1 + weight.
+    With `plus_one` it multiplies by 1 + weight, without a weight by nothing.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, plus_one: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        epsilon: float,
+        plus_one: bool,
     ) -> Tensor:
         ctx.plus_one = plus_one
         wide = _factors(x, weight, plus_one), None if bias is None else _fp32_on_cpu(x, bias)
@@ -124,7 +131,7 @@ class _LayerNorm(Function):
             (True, trained, biased),
         )
         found = (by_weight, by_bias)
-        by_weights = (None if each is None else each.to(weight.dtype) for each in found)
+        by_weights = (None if each is None else each.to(x.dtype) for each in found)
         return by_x, *by_weights, None, None
 
 
@@ -133,7 +140,9 @@ def _fp32_on_cpu(x: Tensor, weight: Tensor) -> Tensor:
     return weight if x.is_cuda else weight.float()
 
 
-def _factors(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
+def _factors(x: Tensor, weight: Tensor | None, plus_one: bool) -> Tensor | None:
+    if weight is None:
+        return None
     wide = _fp32_on_cpu(x, weight)
     return wide + 1.0 if plus_one else wide
 
@@ -280,9 +289,9 @@ def by_logits_(logits: Tensor, targets: Tensor, lse: Tensor, gradient: Tensor) -
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor, rule: RmsRule, *, over: bool = False
+    x: Tensor, weight: Tensor | None, rule: RmsRule, *, over: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """RMSNorm of x [..., h], and x for all others to read.
+    """RMSNorm of x [..., h], by weight [h] or none, and x for all others to read.
 
     The backward adds the gradient by that x to the norm's own gradient; with `over` it writes the
     sum over the gradient by that x.
@@ -292,7 +301,7 @@ def rms_norm(
 
 def layer_norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None = None,
     bias: Tensor | None = None,
     epsilon: float = 1e-5,
     *,

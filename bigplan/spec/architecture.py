@@ -23,8 +23,8 @@ from bigplan.spec.mixers import (
     check_mixers,
     mixers_of,
 )
-from bigplan.spec.pattern import BlockAttention, of_blocks, shares_of
-from bigplan.spec.rope_scaling import RopeScaling
+from bigplan.spec.pattern import BlockAttention, in_runs, of_blocks, shares_of
+from bigplan.spec.rope_scaling import QueryGrowth, RopeScaling
 from bigplan.spec.routing import Routing
 
 MOST_LAYERS = 1000
@@ -72,6 +72,8 @@ class Architecture(Spec):
     """what that MLP gives is multiplied by the sigmoid of a score of the token, as in Qwen2-MoE"""
     dense_blocks: int = Field(default=0, ge=0, le=MOST_LAYERS)
     """first blocks that have one MLP for all tokens in place of experts, as in DeepSeek-V3"""
+    expert_pattern: tuple[str, ...] = ()
+    """runs of blocks without experts and with them, over and over, as [1 dense, 1 routed]"""
     dense_ffn: int = Field(default=0, ge=0, le=10**7)
     """inner width of the MLP in these"""
     heads: int = Field(gt=0, le=10**5)
@@ -104,6 +106,8 @@ class Architecture(Spec):
     """layernorm adds a bias (rmsnorm never has one); MPT's does not"""
     norm_plus_one: bool = False
     """norms multiply by 1 + weight, as in Gemma and Nemotron; their weights begin at 0"""
+    weightless_norms: Literal["none", "heads", "all"] = "none"
+    """which norms multiply by nothing: those of queries and keys (Llama 4), or all (OLMo 1)"""
     norms: Literal["before", "around", "after"] = "before"
     """norms stand before attention and MLP, before and after (Gemma 2), or after alone (OLMo 2)"""
     embedding_norm: bool = False
@@ -151,19 +155,26 @@ class Architecture(Spec):
     qk_norm_whole: bool = False
     """that norm is over all heads together, as in OLMo 2"""
     qk_norm_turned: bool = False
-    """that norm is of what rope has turned, as in Hunyuan"""
+    """that norm is of what rope has turned, as in Hunyuan
+
+    Without weights, blocks whose rope turns nothing have none, as in Llama 4.
+    """
     sliding_window: int | None = Field(default=None, gt=0, le=10**9)
     """tokens that a token attends to: itself and those just before it; null: all before it"""
+    attention_chunk: int | None = Field(default=None, gt=0, le=10**9)
+    """tokens of a chunk: a token attends to those before it in its own (Llama 4); null: to all"""
     attention_pattern: tuple[str, ...] = ()
     """runs of local and global blocks, over and over, such as [5 local, 1 global]
 
-    Local blocks have the sliding window and `local_rope_theta`. Global ones see all tokens. Without
-    a pattern, all blocks are alike.
+    Local blocks have the sliding window or chunks, and `local_rope_theta`. Global ones see all
+    tokens. Without a pattern, all blocks are alike.
     """
     local_rope_theta: float | None = Field(default=None, gt=0)
     """rope's base in local blocks, whose angles are not scaled; null: that of global ones"""
     global_rope: bool = True
     """false: rope turns nothing in global blocks, as in SmolLM3; without windows, in none"""
+    global_query_growth: QueryGrowth | None = None
+    """queries grow with their position in global blocks, whose rope turns nothing (Llama 4)"""
     attention_sinks: bool = False
     """each head has a trained logit that counts in its softmax's sum alone, as in GPT-OSS"""
     attention_gate: bool = False
@@ -230,18 +241,28 @@ class Architecture(Spec):
         return MLP if alone else ATTENTION if self.mixer_pattern else next(others, ATTENTION)
 
     @property
+    def dense(self) -> tuple[bool, ...]:
+        """Whether each block has one MLP for all tokens, in a model whose others have experts."""
+        if not self.expert_pattern:
+            return tuple(number < self.dense_blocks for number in range(self.layers))
+        words = in_runs("expert_pattern", self.expert_pattern, self.layers, ("dense", "routed"))
+        return tuple(word == "dense" for word in words)
+
+    @property
     def attentions(self) -> tuple[BlockAttention, ...]:
         """The attention of every block."""
         far = BlockAttention(
             None,
             self.rope_theta if self.positions == "rope" and self.global_rope else None,
             self.rope_scaling is not None and self.global_rope,
+            growth=self.global_query_growth,
         )
         turned = self.positions == "rope"
         near = BlockAttention(
             self.sliding_window,
             (self.local_rope_theta or self.rope_theta) if turned else None,
             self.rope_scaling is not None and self.local_rope_theta is None,
+            self.attention_chunk,
         )
         alike = not self.attention_pattern and not self.global_rope  # all blocks are global
         return of_blocks(self.attention_pattern, self.layers, far if alike else near, far)

@@ -15,6 +15,7 @@ from bigplan.spec.pattern import expanded
 def check_attention(model: Any) -> None:
     """Local and global blocks, and sinks."""
     _check_pattern(model)
+    _check_chunks(model)
     _check_sinks(model)
 
 
@@ -45,6 +46,7 @@ def _check_pattern(model: Any) -> None:
     local = expanded(model.attention_pattern, model.layers)
     own = {
         "sliding_window": model.sliding_window is not None,
+        "attention_chunk": model.attention_chunk is not None,
         "local_rope_theta": model.local_rope_theta is not None,
         "global_rope": not model.global_rope,
     }
@@ -54,7 +56,8 @@ def _check_pattern(model: Any) -> None:
             f"{model.positions}; remove them"
         )
     if not local:  # without a window all blocks are global
-        keys = ("local_rope_theta", *(("global_rope",) if own["sliding_window"] else ()))
+        local_alone = own["sliding_window"] or own["attention_chunk"]
+        keys = ("local_rope_theta", *(("global_rope",) if local_alone else ()))
         if needless := [f"`{key}`" for key in keys if own[key]]:
             raise InputError(
                 f"{' and '.join(needless)} without `attention_pattern`, which says which "
@@ -69,7 +72,29 @@ def _check_pattern(model: Any) -> None:
     if not any(own.values()):
         raise InputError(
             "`attention_pattern` without what local and global blocks differ in; state "
-            "`sliding_window`, `local_rope_theta` or `global_rope`, or remove it"
+            "`sliding_window`, `attention_chunk`, `local_rope_theta` or `global_rope`, or remove it"
+        )
+
+
+def _check_chunks(model: Any) -> None:
+    """Chunks of tokens, and queries that grow where no rope turns them."""
+    unlike = {
+        "`sliding_window`": model.sliding_window is not None,
+        f"`positions: {model.positions}`": model.positions == "alibi",
+        "`latent_attention`": model.latent_attention is not None,
+    }
+    found = [name for name, there in unlike.items() if there]
+    if model.attention_chunk is not None and found:
+        raise InputError(
+            f"`attention_chunk` {model.attention_chunk} with {' and '.join(found)}, but attention "
+            "within chunks is of plain heads and sees all before a token in its chunk; remove one"
+        )
+    if model.global_query_growth is not None and (
+        model.global_rope or model.positions != "rope" or not model.attention_pattern
+    ):
+        raise InputError(
+            "`global_query_growth` is of global blocks in which rope turns nothing; state "
+            "`attention_pattern` and `global_rope: false`, or remove it"
         )
 
 
@@ -107,6 +132,7 @@ def check_norms(model: Any) -> None:
             "`shared_norm` without `parallel_residual`: MLPs that come after attention have a "
             "norm of their own; state it, or remove `shared_norm`"
         )
+    _check_weightless(model)
     if model.qk_norm_whole and not model.qk_norm:
         raise InputError("`qk_norm_whole` without `qk_norm`; state it, or remove this")
     if model.qk_norm_turned and (
@@ -125,6 +151,29 @@ def check_norms(model: Any) -> None:
     if changed and model.positions == "alibi":
         raise InputError(
             f"`{changed[0]}` with `positions: alibi`, whose scores have their own form; remove one"
+        )
+
+
+def _check_weightless(model: Any) -> None:
+    """Norms without weights have neither biases nor what is added to a weight."""
+    kind = model.weightless_norms
+    if kind == "none":
+        return
+    if kind == "heads" and not model.qk_norm:
+        raise InputError(
+            "`weightless_norms: heads` without `qk_norm`, the norms that it is of; state it, or "
+            "remove this"
+        )
+    unlike = {
+        "`norm_plus_one`": model.norm_plus_one,
+        "`norm_bias`": kind == "all" and model.norm == "layernorm" and model.norm_bias,
+        "`qk_norm_whole`": model.qk_norm_whole,
+        "`latent_attention`": model.latent_attention is not None,
+    }
+    if found := [name for name, there in unlike.items() if there]:
+        raise InputError(
+            f"`weightless_norms: {kind}` with {' and '.join(found)}, whose norms have weights; "
+            "turn that off, or remove this"
         )
 
 

@@ -9,6 +9,7 @@ from bigplan.errors import InputError
 OF_EXPERTS = (  # keys that say something only where there are experts
     *("experts", "experts_per_token", "router_normalised", "router_loss", "routing"),
     *("shared_ffn", "shared_gate", "dense_blocks", "dense_ffn"),
+    "expert_pattern",
 )
 
 
@@ -35,7 +36,7 @@ def _check_unused(model: Any) -> None:
     values = {key: getattr(model, key) for key in OF_EXPERTS[1:]}
     usual = {key: type(model).model_fields[key].default for key in values}
     unused = [
-        f"`{key}`" if key == "routing" else f"`{key}` {value:g}"
+        f"`{key}`" if key in ("routing", "expert_pattern") else f"`{key}` {value:g}"
         for key, value in values.items()
         if value != usual[key] and key != "router_normalised"
     ]
@@ -65,7 +66,9 @@ def _check_beside(model: Any) -> None:
         raise InputError(
             "`shared_gate` without `shared_ffn`, the MLP that it gates; state it, or remove it"
         )
-    if bool(model.dense_blocks) != bool(model.dense_ffn):
+    if model.expert_pattern:
+        _check_pattern(model)
+    elif bool(model.dense_blocks) != bool(model.dense_ffn):
         raise InputError(
             f"`dense_blocks` is {model.dense_blocks} and `dense_ffn` {model.dense_ffn}, the "
             "inner width of their MLP; state both, or remove both"
@@ -74,6 +77,24 @@ def _check_beside(model: Any) -> None:
         raise InputError(
             f"`dense_blocks` {model.dense_blocks} of `layers` {model.layers} leaves no block "
             "with experts; use fewer, or remove `experts`"
+        )
+
+
+def _check_pattern(model: Any) -> None:
+    """Blocks with experts and without, in turns."""
+    told = ", ".join(model.expert_pattern)
+    if len({*model.dense}) == 1:
+        raise InputError(f"`expert_pattern` {told} makes all blocks alike; remove it")
+    others = [key for key in ("dense_blocks", "mixer_pattern") if getattr(model, key)]
+    if others:
+        raise InputError(
+            f"`expert_pattern` {told} with `{others[0]}`, which says too what blocks are; remove "
+            "one"
+        )
+    if not model.dense_ffn:
+        raise InputError(
+            f"`expert_pattern` {told} without `dense_ffn`, the inner width of the MLP of blocks "
+            "without experts; state it"
         )
 
 
@@ -94,10 +115,18 @@ def _check_mlp(model: Any) -> None:
             f"`experts` {model.experts} with `mlp: {model.mlp}` and `{of_gates[0]}`, which experts "
             "with a gate have; remove one"
         )
+    if model.routed_by.weighs == "inputs" and (model.mlp != "swiglu" or model.mlp_bias):
+        beside = "mlp_bias" if model.mlp == "swiglu" else f"mlp: {model.mlp}"
+        raise InputError(
+            f"`routing.weighs: inputs` with `{beside}`, but the experts whose inputs are weighed "
+            "are swiglu MLPs without biases; change one"
+        )
     own = {"`mlp_bias`": model.mlp_bias, "`mlp: clamped_swiglu`": model.mlp == "clamped_swiglu"}
     found = [name for name, there in own.items() if there]
-    if found and (model.shared_ffn or model.dense_blocks):
-        beside = "shared_ffn" if model.shared_ffn else "dense_blocks"
+    places = ("shared_ffn", "dense_blocks", "expert_pattern")
+    others = [key for key in places if getattr(model, key)]
+    if found and others:
         raise InputError(
-            f"{' and '.join(found)} of experts with `{beside}`, whose MLPs have neither; remove one"
+            f"{' and '.join(found)} of experts with `{others[0]}`, whose MLPs have neither; "
+            "remove one"
         )

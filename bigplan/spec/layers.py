@@ -1,6 +1,6 @@
 """What embedding, block and head of a model are made of.
 
-A family with a new part adds it here and in runtime/layers/blocks.py; a new kind of step also needs
+A family with a new part adds it here and in runtime/layers/blocks.py, a new kind of step also in
 graph/block.py. capabilities.py says which parts the native runtime executes.
 """
 
@@ -42,7 +42,6 @@ SHARED_GATE = "shared_gate.weight"
 # Steps of an MLP beside the experts.
 SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"
 ROUTER = "router.weight"  # which chooses experts
-
 
 # Steps of others than attention.
 _MIXING = {CONVOLUTION: convolution, DELTA_RULE: delta_rule, STATE_SPACE: state_space}
@@ -146,7 +145,8 @@ def _closing(model: Architecture, part: str, given: StepValue) -> list[LayerStep
 def _norm(model: Architecture, module: str, name: str, x: StepValue, gives: str) -> LayerStep:
     """A norm of the residual stream; it saves its input and each token's scale, and mean if any."""
     centred = model.norm == "layernorm"
-    parts = ("weight", "bias") if centred and model.norm_bias else ("weight",)
+    named = {"weight": model.weightless_norms != "all", "bias": centred and model.norm_bias}
+    parts = [part for part, there in named.items() if there]
     statistics = ("scales", "means") if centred else ("scales",)
     return LayerStep(
         StepOp.NORM,
@@ -242,7 +242,7 @@ def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:
         f"norm of {x.name}",
         (x,),
         (x._replace(name=f"normed {x.name}"),),
-        (weight,),
+        (weight,) if model.weightless_norms == "none" else (),
         saves=(x,),
         statistics=(scales,),
     )

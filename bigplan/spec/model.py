@@ -35,7 +35,7 @@ class ModelSpec(Architecture):
 
         Empty where all blocks are alike.
         """
-        if not self.dense_blocks and len({*self.mixers}) == 1:
+        if not any(self.dense) and len({*self.mixers}) == 1:
             return {}
         blocks = dict(zip(reversed(self._sequence[1:-1]), reversed(self.mixers), strict=True))
         return {
@@ -52,7 +52,7 @@ class ModelSpec(Architecture):
             yield from ((key, ModelSpec.model_fields[key].default) for key in OF_EXPERTS)
             yield "ffn", 0
         else:
-            yield from (("dense_blocks", 0), ("dense_ffn", 0))
+            yield from (("dense_blocks", 0), ("dense_ffn", 0), ("expert_pattern", ()))
         if self.mixer_pattern:
             yield "mixer_pattern", (f"1 {MLP}",) if mixer == MLP else ()
             yield from ((name, None) for name in BESIDE_ATTENTION if name != mixer)
@@ -63,11 +63,10 @@ class ModelSpec(Architecture):
     def _sequence(self) -> tuple[str, ...]:
         mixers = self.mixers if self.mixer_pattern else (ATTENTION,) * self.layers
         blocks = (
-            block_kind(mixer, dense=number < self.dense_blocks)
-            for number, mixer in enumerate(mixers)
+            block_kind(mixer, dense=dense) for mixer, dense in zip(mixers, self.dense, strict=True)
         )
         alike = (BLOCK,) * self.layers
-        several = self.dense_blocks or len({*mixers}) > 1
+        several = any(self.dense) or len({*mixers}) > 1
         return ("embedding", *(blocks if several else alike), "head")
 
     @property

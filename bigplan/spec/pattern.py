@@ -1,4 +1,4 @@
-"""Which blocks attend within a window: a pattern of local and global blocks, written in runs.
+"""Which blocks attend within a window or a chunk: a pattern of local and global blocks, in runs.
 
 [5 local, 1 global] is five local blocks and a global one, over and over, as far as there are
 blocks. Blocks differ in attention alone, so all have the same parameters and keep the same bytes.
@@ -14,6 +14,7 @@ from itertools import cycle, groupby, islice
 from typing import NamedTuple
 
 from bigplan.errors import InputError, quoted
+from bigplan.spec.rope_scaling import QueryGrowth
 
 LOCAL, GLOBAL = "local", "global"
 _RUN = re.compile(r"([1-9]\d{0,3}) (\w+)", re.ASCII)
@@ -25,6 +26,13 @@ class BlockAttention(NamedTuple):
     window: int | None = None  # tokens that a token attends to; None: all before it
     rope_theta: float | None = None  # base of rope's angles; None: it turns nothing
     scaled: bool = False  # the angles are scaled as `rope_scaling` says
+    chunk: int | None = None  # tokens of a chunk, within which tokens attend; None: all are one
+    growth: QueryGrowth | None = None  # of queries with their position, beside rope's own
+
+    def within(self, length: int) -> tuple[int, int | None]:
+        """Tokens of a chunk of so many, and the window if it hides a token of such a chunk."""
+        own = min(length, self.chunk or length)
+        return own, self.window if self.window is not None and self.window < own else None
 
 
 def expanded(pattern: Sequence[str], blocks: int) -> tuple[bool, ...]:

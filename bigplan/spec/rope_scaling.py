@@ -13,6 +13,21 @@ from bigplan.spec.files.document import Spec
 FAST, SLOW = 32.0, 1.0  # the YaRN paper's values for Llama
 
 
+class QueryGrowth(Spec):
+    """How queries that no rope turns grow with their position (arXiv 2501.19399 has the idea).
+
+    At position i, from 0, they are multiplied by 1 + factor * ln(1 + floor((i + 1) / length)).
+    """
+
+    factor: float = Field(default=0.1, gt=0)
+    length: int = Field(gt=0, le=10**9)
+    """tokens before the first that grows, but for one"""
+
+    def grows_within(self, length: int) -> bool:
+        """Whether queries of sequences of so many tokens grow."""
+        return length >= self.length
+
+
 class RopeScaling(Spec):
     """Rotary angles changed for longer texts than those of the pre-training.
 
@@ -69,9 +84,9 @@ class RopeScaling(Spec):
                 "`short_factors` and `long_factors` divide frequencies; use factors above 0"
             )
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        if low is not None and high is not None and low >= high:
+        if low is not None and high is not None and low > high:
             raise InputError(
-                f"`low_frequency_factor` {low:g} is not below `high_frequency_factor` "
+                f"`low_frequency_factor` {low:g} is above `high_frequency_factor` "
                 f"{high:g}, but waves between the two are blended; exchange them"
             )
         if (self.attention_factor and self.name not in ("yarn", "longrope")) or not (

@@ -28,6 +28,8 @@ class Routing(Spec):
     """these: the groups whose best experts together have most"""
     group_best: int = Field(default=2, ge=1, le=10**4)
     """experts of a group that count for it, its best: 2 in DeepSeek-V3, 1 in V2"""
+    weighs: Literal["outputs", "inputs"] = "outputs"
+    """what the weights multiply: what experts give, or what they read, as in Llama 4"""
     scale: float = Field(default=1.0, gt=0)
     """factor of all weights"""
 

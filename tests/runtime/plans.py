@@ -132,8 +132,14 @@ _NORMS_OF_HEADS: tuple[dict[str, object], ...] = (
     {"qk_norm": True, "qk_norm_whole": True},
     {"qk_norm": True, "qk_norm_turned": True},
 )
+# Those of a model without other weights, or of heads alone.
+_WEIGHTLESS: tuple[dict[str, object], ...] = (
+    {"weightless_norms": "all", "norm_bias": False},
+    {"weightless_norms": "heads"},
+)
 # As many heads as a tensor is to be long.
 _SINKS: dict[str, object] = {"attention_sinks": True, "heads": 16, "head_dim": 8}
+_CHUNKS: dict[str, object] = {"attention_chunk": LENGTH // 4, "sliding_window": None}
 _RESIDUALS: tuple[dict[str, object], ...] = (
     {"parallel_residual": False},
     {"parallel_residual": True},
@@ -188,12 +194,14 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         dense = "dense_blocks" in style
         mixers = of_lfm2(dense=dense) | of_qwen3_next(dense=dense) | of_granite4(dense=dense)
         style |= draw(mixers | of_nemotron_h(style) if _stand_alone(style) else mixers)
-    several = {"attention_pattern", "dense_blocks", "mixer_pattern"} & {*style}
+    several = {"attention_pattern", "dense_blocks", "expert_pattern", "mixer_pattern"} & {*style}
     least = 3 if style.get("mixer_pattern") == _ALONE else 2 if several else 1
     tied = draw(flag)
     turned = style.get("positions", "rope") == "rope"
     norms = _NORMS_OF_HEADS if turned else _NORMS_OF_HEADS[:3]
     normed = draw(st.sampled_from(norms[:1] if latent else norms))
+    if _may_lack_weights(style, normed, latent=latent) and draw(flag):
+        normed = normed | draw(st.sampled_from(_WEIGHTLESS[: 1 + bool(normed["qk_norm"])]))
     return tiny_model(
         layers=draw(st.integers(least, 3)),
         kv_heads=4 if latent else draw(st.sampled_from(kv_heads)),
@@ -206,11 +214,22 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     )
 
 
+def _may_lack_weights(style: dict[str, object], normed: dict[str, object], *, latent: bool) -> bool:
+    """Whether norms of a model like this may have no weights.
+
+    Of what rope turns they would be in some blocks alone, of which a plan counts as many bytes.
+    """
+    some = "qk_norm_turned" in normed and not style.get("global_rope", True)
+    whole = "qk_norm_whole" in normed or style.get("norm_plus_one")
+    return not (latent or some or whole)
+
+
 def _convolves(style: dict[str, object]) -> bool:
     """Whether some blocks of a model like this may have a convolution in place of attention."""
     usual = {"norms": "before", "parallel_residual": False}
     alike = all(style.get(key, value) == value for key, value in usual.items())
-    return alike and "attention_pattern" not in style and style.get("positions") != "alibi"
+    patterns = {"attention_pattern", "expert_pattern"} & {*style}
+    return alike and not patterns and style.get("positions") != "alibi"
 
 
 def of_lfm2(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
@@ -298,8 +317,15 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
         style["mlp"] = draw(st.sampled_from(("swiglu", "relu2")))
     if draw(st.booleans()):
         style |= {"dense_blocks": 1, "dense_ffn": 64}
+    elif draw(st.booleans()):
+        patterns = ("1 dense", "1 routed"), ("1 routed", "1 dense")
+        style |= {"expert_pattern": draw(st.sampled_from(patterns)), "dense_ffn": 64}
+    routing: dict[str, object] = {}
+    if style.get("mlp", "swiglu") == "swiglu":
+        routing["weighs"] = draw(st.sampled_from(("outputs", "inputs")))
+        style["routing"] = routing
     if draw(st.booleans()):
-        style["routing"] = {
+        style["routing"] = routing | {
             "scores": "sigmoid",
             "bias": draw(st.booleans()),
             "groups": 2,
@@ -345,10 +371,12 @@ def _of_gemma(draw: st.DrawFn) -> dict[str, object]:
             "attention_pattern": draw(
                 st.sampled_from((("1 local", "1 global"), ("1 global", "2 local")))
             ),
-            "sliding_window": 5,
+            **draw(st.sampled_from(({"sliding_window": 5}, _CHUNKS))),
             "local_rope_theta": draw(st.sampled_from((None, 50.0))),
             "global_rope": draw(st.booleans()),
         }
+        if not style["global_rope"] and draw(st.booleans()):
+            style["global_query_growth"] = {"factor": 0.5, "length": 3}
     return style
 
 

@@ -80,12 +80,12 @@ def test_llama_block() -> None:
                 "rope_scaling": {
                     "name": "llama3",
                     "factor": 2.0,
-                    "low_frequency_factor": 4.0,
+                    "low_frequency_factor": 5.0,
                     "high_frequency_factor": 4.0,
                     "original_length": 8,
                 }
             },
-            "`low_frequency_factor` 4 is not below `high_frequency_factor` 4",
+            "`low_frequency_factor` 5 is above `high_frequency_factor` 4",
         ),
     ],
 )
@@ -161,6 +161,7 @@ def test_decay_is_for_matrices_only(bias: bool, qk: bool, norm: str, mlp: str) -
 
 
 _EIGHT = {"experts": 8, "experts_per_token": 2}
+_IN_TURNS: dict[str, object] = {"expert_pattern": ["1 dense", "1 routed"], "dense_ffn": 96}
 
 
 def test_shared_experts_and_dense_blocks() -> None:
@@ -227,6 +228,23 @@ def test_experts() -> None:
             "`mlp: clamped_swiglu` of experts with `dense_blocks`, whose MLPs have neither",
         ),
         ({"mlp": "clamped_swiglu"}, "`mlp: clamped_swiglu` without `experts`"),
+        (
+            _EIGHT | {"mlp_bias": True, "routing": {"weighs": "inputs"}},
+            "`routing.weighs: inputs` with `mlp_bias`, but the experts whose inputs are weighed",
+        ),
+        ({"expert_pattern": ["1 dense", "1 routed"]}, "`expert_pattern` without `experts`"),
+        (
+            _EIGHT | {"expert_pattern": ["1 routed"], "dense_ffn": 8},
+            "`expert_pattern` 1 routed makes all blocks alike; remove it",
+        ),
+        (
+            _EIGHT | _IN_TURNS | {"dense_blocks": 1},
+            "`expert_pattern` 1 dense, 1 routed with `dense_blocks`, which says too what blocks",
+        ),
+        (
+            _EIGHT | _IN_TURNS | {"dense_ffn": 0},
+            "`expert_pattern` 1 dense, 1 routed without `dense_ffn`, the inner width",
+        ),
         (_EIGHT | {"routing": {"groups": 3}}, "`routing.groups` 3 must divide `experts` 8 into"),
         (_EIGHT | {"routing": {"groups": 8}}, "into groups of two or more, the two best of which"),
         (
@@ -239,6 +257,13 @@ def test_experts_that_make_no_sense(changes: dict[str, object], message: str) ->
     with pytest.raises(InputError) as caught:
         model(**changes)
     assert message in str(caught.value)
+
+
+def test_experts_in_every_second_block() -> None:
+    spec = model(layers=5, **_EIGHT, **_IN_TURNS)
+    assert spec.layer_sequence()[1:-1] == ("dense", "block", "dense", "block", "dense")
+    assert (spec.routed_blocks, spec.seen_by("dense").ffn) == (2, 96)
+    assert not spec.seen_by("block").expert_pattern
 
 
 def test_layer_sequence() -> None:
@@ -258,6 +283,23 @@ def test_layer_sequence() -> None:
         ({"shared_experts": 1}, "`shared_experts`: experts of other kinds, or as other tools"),
         ({"shared_norm": True}, "`shared_norm` without `parallel_residual`: MLPs that come after"),
         ({"attention_sinks": True, "score_cap": 5.0}, "`attention_sinks` with `score_cap`, whose"),
+        ({"weightless_norms": "heads"}, "`weightless_norms: heads` without `qk_norm`, the norms"),
+        (
+            {"weightless_norms": "all", "norm_plus_one": True},
+            "`weightless_norms: all` with `norm_plus_one`, whose norms have weights",
+        ),
+        (
+            {"weightless_norms": "all", "norm": "layernorm"},
+            "`weightless_norms: all` with `norm_bias`, whose norms have weights",
+        ),
+        (
+            {"attention_chunk": 8, "sliding_window": 4},
+            "`attention_chunk` 8 with `sliding_window`, but attention within chunks is of plain",
+        ),
+        (
+            {"global_query_growth": {"length": 8}},
+            "`global_query_growth` is of global blocks in which rope turns nothing",
+        ),
         (
             {"attention_sinks": True, "positions": "alibi"},
             "`attention_sinks` with `positions: alibi`, whose kernels take no sinks; remove one",

@@ -30,6 +30,7 @@ from bigplan.runtime.add_product import add_product
 from bigplan.runtime.constants import values_of
 from bigplan.runtime.experts import clamped as of_gpt_oss
 from bigplan.runtime.experts import squared as of_nemotron
+from bigplan.runtime.experts import weighed_inputs as of_llama4
 from bigplan.runtime.operators import gated, gated_backward
 from bigplan.spec.routing import Routing
 
@@ -251,8 +252,12 @@ class RowOperators(NamedTuple):
     squared: Weighting = of_nemotron.weighted
     squared_backward: WeightingBackward = of_nemotron.weighted_backward
 
-    def activating(self, mlp: str) -> RowOperators:
-        """The same with a model's activation in place of the usual one."""
+    def activating(self, mlp: str, weighs: str) -> RowOperators:
+        """The same with a model's activation in place of the usual one, and what weights weigh."""
+        if weighs == "inputs":
+            return self._replace(
+                weighted=of_llama4.weighted, weighted_backward=of_llama4.weighted_backward
+            )
         if mlp == "clamped_swiglu":
             return self._replace(weighted=self.clamped, weighted_backward=self.clamped_backward)
         if mlp == "relu2":

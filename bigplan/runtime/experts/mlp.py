@@ -48,7 +48,7 @@ def mlp(
 ) -> Tensor:
     """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
-    rows = mixture.rows.activating(model.mlp)
+    rows = mixture.rows.activating(model.mlp, model.routed_by.weighs)
     entering = mixture.adapters(p, GATE), mixture.adapters(p, UP)
     passed = Passed(mixture._replace(forget=None, rows=rows), model, entering)
     biases = (p.get(name) for name in (SCORE_BIAS, GATE_BIAS, UP_BIAS))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
@@ -40,7 +41,12 @@ def mixed(
     if repeats_heads(x.element_size(), model.heads, model.kv_heads):
         groups = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
-    window, by_kernel = attends.window, ways.kernels is not None
+    length = q.shape[1]
+    within, window = attends.within(length)
+    if within < length:
+        bounds = None if bounds is None else _bounds_in_chunks(bounds, within)
+        q, k, v = (x.reshape(-1, within, *x.shape[2:]) for x in (q, k, v))
+    by_kernel = ways.kernels is not None
     own = ways.context.own_heads(p[SINKS]) if model.attention_sinks else None
     if bounds is not None:
         slopes = alibi.Biases(*tables).slopes if model.positions == "alibi" else None
@@ -58,8 +64,19 @@ def mixed(
         output = narrow_values.attention(q, k, v, model.scale_of_scores)
     else:
         output = attention(q, k, v, window, model.score_scale)
+    output = output.reshape(-1, length, *output.shape[2:])  # chunks beside each other again
     output = ways.context.own_tokens(output).flatten(2)
     return gated_by(gates[0], output, ways.forget) if gates else output
+
+
+def _bounds_in_chunks(bounds: Tensor, length: int) -> Tensor:
+    """Bounds of documents int32 [b, 2, s], as chunks of so many tokens have them: [b n, 2, s / n].
+
+    A document that begins or ends in another chunk does so at the edge of this one.
+    """
+    chunks = bounds.view(len(bounds), 2, -1, length).transpose(1, 2)  # [b, n, 2, length]
+    starts = torch.arange(chunks.shape[1], device=bounds.device, dtype=bounds.dtype) * length
+    return (chunks - starts[:, None, None]).clamp(0, length).flatten(0, 1)
 
 
 def _latent_heads(
@@ -93,7 +110,11 @@ def _grouped_heads(
     if attends.rope_theta is not None:
         turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
         q, k = turned(q, *tables[-2:]), turned(k, *tables[:2])
-    if model.qk_norm_turned:
+    elif attends.growth is not None and len(tables) > 2:  # queries grow
+        q = q * tables[2][:, None, None]
+    if model.qk_norm_turned and (
+        attends.rope_theta is not None or model.weightless_norms == "none"
+    ):
         q, k = _normed_heads(p, q, k, model, ways)
     return q, k, v, *gates
 
@@ -105,8 +126,8 @@ def _normed_heads(
     if not model.qk_norm or model.qk_norm_whole:
         return q, k
     rule = rms_rule(model)
-    q = rms_normed(q, p["q_norm.weight"], rule, ways.kernels)
-    return q, rms_normed(k, p["k_norm.weight"], rule, ways.kernels)
+    q = rms_normed(q, p.get("q_norm.weight"), rule, ways.kernels)
+    return q, rms_normed(k, p.get("k_norm.weight"), rule, ways.kernels)
 
 
 def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:

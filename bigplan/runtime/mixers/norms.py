@@ -34,18 +34,18 @@ def norm_of(
     `over` it writes the sum over that gradient, so nothing else may hold the gradient then. A
     block's caller may hold a block's gradient.
     """
-    weight, forget = p[f"{name}.weight"], ways.forget
+    weights, forget = norm_weights(p, name), ways.forget
     if ways.kernels is not None:
-        weights, rule = norm_weights(p, name), norm_rule(model, ways.kernels)
+        rule = norm_rule(model, ways.kernels)
         normed, x = generated.norm(rule, x, *weights, over=over)
         forget(normed, partial(generated.normed, rule), x, *weights)
         return normed, x
     if model.norm == "rmsnorm":
-        rms = rms_rule(model)
+        rms, weight = rms_rule(model), weights[0] if weights else None
         normed, x = rms_norm(x, weight, rms, over=over)
         forget(normed, partial(rms_normed, rule=rms), x, weight)
         return normed, x
-    inputs = (x, *norm_weights(p, name))
+    inputs = (x, *weights)
     norm = partial(layer_norm, epsilon=model.norm_epsilon, plus_one=model.norm_plus_one)
     normed = norm(*inputs)
     forget(normed, norm, *inputs)
@@ -53,9 +53,9 @@ def norm_of(
 
 
 def norm_weights(p: Parameters, name: str) -> tuple[Tensor, ...]:
-    """Weight and, where it has one, bias."""
-    bias = p.get(f"{name}.bias")
-    return (p[f"{name}.weight"],) if bias is None else (p[f"{name}.weight"], bias)
+    """Weight and bias, where it has them."""
+    found = (p.get(f"{name}.{part}") for part in ("weight", "bias"))
+    return tuple(part for part in found if part is not None)
 
 
 def norm_rule(model: ModelSpec, kernels: Library) -> NormRule:
@@ -86,8 +86,10 @@ def normed_whole(p: Parameters, name: str, x: Tensor, model: ModelSpec, ways: Wa
     return wide_norm(x, weight, rule, ways.ranks.group)
 
 
-def rms_normed(x: Tensor, weight: Tensor, rule: RmsRule, kernels: Library | None = None) -> Tensor:
-    """The RMSNorm of x [..., h] alone."""
+def rms_normed(
+    x: Tensor, weight: Tensor | None, rule: RmsRule, kernels: Library | None = None
+) -> Tensor:
+    """The RMSNorm of x [..., h] alone, by weight [h] or none."""
     if kernels is not None:
         kind: NormKind = "rmsnorm_plus_one" if rule.plus_one else "rmsnorm"
         return generated.normed(NormRule(kernels, kind, rule.epsilon), x, weight)

@@ -19,7 +19,8 @@ from bigplan.spec.rope_scaling import RopeScaling
 class Positions(NamedTuple):
     """Tables of position_tables, and the attention of the blocks that they are for."""
 
-    # The first has a row for each position; of queries that grow, two of their own come last.
+    # The first has a row for each position; of queries that grow, two of their own come last, or
+    # one of factors where rope turns nothing.
     tables: tuple[Tensor, ...]
     attends: BlockAttention
     bounds: Tensor | None = None  # of documents that are kept apart, int32 [b, 2, s]
@@ -70,7 +71,14 @@ def position_tables(
 def _of_queries(
     model: ModelSpec, sequence_length: int, dtype: torch.dtype, attends: BlockAttention
 ) -> tuple[Tensor, ...]:
-    """Cos and sin of queries that grow with their position; empty: they turn as keys do."""
+    """Cos and sin of queries that grow with their position; empty: they turn as keys do.
+
+    Where rope turns nothing, the factors of queries [s].
+    """
+    growth = attends.growth
+    if growth is not None and growth.grows_within(sequence_length):
+        places = torch.arange(1, sequence_length + 1, dtype=torch.float32)
+        return ((1.0 + growth.factor * (places / growth.length).floor().log1p()).to(dtype),)
     scaling = model.rope_scaling if attends.scaled else None
     if scaling is None or not scaling.grows_within(sequence_length):
         return ()
@@ -133,6 +141,8 @@ def _turned(frequencies: Tensor, scaling: RopeScaling | None, theta: float) -> T
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     assert scaling.name == "llama3" and scaling.original_length and low and high, scaling
     waves = scaling.original_length * frequencies / (2 * math.pi)
+    if low == high:  # as in Llama 4 Scout: none are between
+        return torch.where(waves < low, frequencies / scaling.factor, frequencies)
     stays = ((waves - low) / (high - low)).clamp(0.0, 1.0)
     return frequencies * (stays + (1.0 - stays) / scaling.factor)
 

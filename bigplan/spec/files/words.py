@@ -31,6 +31,9 @@ _OF_OTHERS: Mapping[str, str] = {
     "moe_shared_expert_intermediate_size moe_num_shared_experts num_shared_experts",
     "dense_blocks": "first_k_dense_replace mlp_only_layers mlp_layer_types moe_layer_start_index "
     "num_dense_layers",
+    "expert_pattern": "interleave_moe_layer_step moe_layers",
+    "dense_ffn": "intermediate_size_mlp",
+    "attention_chunk": "attention_chunk_size",
     "heads": "num_attention_heads num_heads n_heads n_head attention_heads",
     "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads num_query_groups key_value_heads",
     "head_dim": "kv_channels head_size d_head d_kv",

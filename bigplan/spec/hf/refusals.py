@@ -29,10 +29,6 @@ def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
     )
 
 
-_LLAMA4 = (
-    "routers weigh what experts read and not what they give, norms of queries and keys have no "
-    "weights and stand in blocks with rope alone, and attention is within chunks of tokens"
-)
 # Model types with mixtures of experts, and what their blocks have that no block here has.
 _OTHER_EXPERTS = {
     "dbrx": "queries, keys and values are clipped, and its norms are layer norms without biases",
@@ -43,8 +39,6 @@ _OTHER_EXPERTS = {
     "jetmoe": "its attention is a mixture of experts, too",
     "glm_moe_dsa": "its attention sees those tokens alone that an index of its own picks",
     "deepseek_v4": "its attention sees compressed tokens, and residual streams are several",
-    "llama4": _LLAMA4,
-    "llama4_text": _LLAMA4,
     "longcat_flash": "its blocks have two attentions beside experts, some of which do nothing",
     "kimi_linear": "its delta rule has a decay for each column of a key",
     "mimo_v2_flash": "its values are narrower than keys, and heads differ from block to block",
@@ -97,8 +91,6 @@ _OTHER_BLOCKS = {
     "gemma4_text": _GEMMA4,
     "gemma4": _GEMMA4,
     "mamba": "its state space is Mamba's first, with a decay for each channel and state",
-    "nanochat": "its norms have no weights",
-    "olmo": "its norms have no weights",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
 }
 

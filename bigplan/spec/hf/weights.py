@@ -24,10 +24,14 @@ TURNED = ("experts.down_proj",)
 
 
 class Pairs(NamedTuple):
-    """Rows of a head, and how many of them, its first, a file has in pairs that rope turns."""
+    """Rows of a head, and how many of them, its first, a file has in pairs that rope turns.
+
+    `swapped`: in two halves, as we do, but the second first.
+    """
 
     head: int
     turned: int
+    swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +144,9 @@ def _stored(tensors: Tensors, model: ModelSpec, layer: int, parameter: Parameter
     if parameter.constant:
         rows = parameter.shape[1]
     group = next((modules for modules in tensors.fused if module in modules), None)
-    paired = module in tensors.paired and model.positions == "rope"
-    pairs = Pairs(model.head_dim, model.rotary_width) if paired else None
+    swapped = module in tensors.swapped
+    paired = (swapped or module in tensors.paired) and model.positions == "rope"
+    pairs = Pairs(model.head_dim, model.rotary_width, swapped) if paired else None
     if group is None:
         return Stored(name, rows, transposed, pairs=pairs)
     shapes = {p.name: p.shape for p in model.kinds()[model.layer_sequence()[layer]]}

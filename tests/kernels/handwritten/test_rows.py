@@ -117,7 +117,7 @@ def test_weighted_activations(
     exact = _exact(gate, up, weights, given_rows, clamped=clamped)
     plain = by == "torch" or (clamped and by == "hand")  # which has no clamped ones
     operators = experts.RowOperators() if by == "torch" else rows_of(library, varying=by == "hand")
-    operators = operators.activating("clamped_swiglu") if clamped else operators
+    operators = operators.activating("clamped_swiglu", "outputs") if clamped else operators
     found = [operators.weighted(gate, up, weights)]
     gradient = given_rows.clone()
     by_gate, *others = operators.weighted_backward(gate, up, weights, gradient)

@@ -15,7 +15,7 @@ from bigplan.placement import Placement, Tier
 from bigplan.plan import Plan
 from tests.runtime.checkpoints import Course, course
 from tests.runtime.parallel.sharded_ranks import all_resident
-from tests.runtime.plans import plan_of, tiny_model, tiny_training
+from tests.runtime.plans import LENGTH, plan_of, tiny_model, tiny_training
 
 BATCH, STEPS = 8, 2  # steps of a course; the last one writes what the first has left
 EXPERTS: dict[str, object] = {"ffn": 32, "experts": 4, "experts_per_token": 2}
@@ -25,7 +25,23 @@ BESIDE: dict[str, object] = {
     "dense_ffn": 64,
     "routing": {"scores": "sigmoid", "bias": True},
 }
-KINDS: dict[str, dict[str, object]] = {"plain": {}, "beside": BESIDE}
+# Llama 4's blocks: one with experts and chunks, one without experts, one that sees all tokens.
+LLAMA_4: dict[str, object] = {
+    "experts_per_token": 1,
+    "router_normalised": False,
+    "routing": {"scores": "sigmoid", "weighs": "inputs"},
+    "shared_ffn": 48,
+    "expert_pattern": ("1 routed", "1 dense"),
+    "dense_ffn": 64,
+    "qk_norm": True,
+    "qk_norm_turned": True,
+    "weightless_norms": "heads",
+    "attention_chunk": LENGTH // 4,
+    "attention_pattern": ("2 local", "1 global"),
+    "global_rope": False,
+    "global_query_growth": {"factor": 0.5, "length": 3},
+}
+KINDS: dict[str, dict[str, object]] = {"plain": {}, "beside": BESIDE, "llama4": LLAMA_4}
 ALONE = Strategy(dp=1, micro_batch=2)
 
 

@@ -60,7 +60,7 @@ def small(name: str) -> ModelSpec:
     kv_heads = min(2, model.kv_heads)
     heads = kv_heads * (model.heads // model.kv_heads)
     sizes: dict[str, object] = {
-        "layers": 1 + bool(model.dense_blocks or model.mixer_pattern),
+        "layers": 1 + bool(model.dense_blocks or model.mixer_pattern or model.expert_pattern),
         "mixer_pattern": (f"1 {model.mixers[0]}", "1 attention") if model.mixer_pattern else (),
         "hidden": 48,
         "ffn": 80,

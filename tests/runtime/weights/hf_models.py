@@ -158,6 +158,17 @@ GRANITE = LLAMA | {
     "logits_scaling": 3.0,
 }
 OLMO = LLAMA | NO_TOKENS
+NANOCHAT = OLMO | {"final_logit_softcapping": 1.5, "attention_bias": True}
+# Chunks hide tokens, and queries grow from the third position on.
+LLAMA4 = (
+    LLAMA
+    | NO_TOKENS
+    | {"head_dim": 16, "num_hidden_layers": 4, "intermediate_size": 40}
+    | {"intermediate_size_mlp": 112, "num_local_experts": 6, "attention_chunk_size": LENGTH // 4}
+    | {"no_rope_layer_interval": 3, "floor_scale": 3, "attn_scale": 0.4}
+    | {"tie_word_embeddings": False, "rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}}
+)
+JAIS2 = {key: value for key, value in OLMO.items() if key != "rms_norm_eps"}
 ROUTED = {"num_experts": 6, "num_experts_per_tok": 3}
 LFM2 = (
     LLAMA
@@ -331,6 +342,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": ("gemma3_text", GEMMA3),
     "gemma3-capped": ("gemma3_text", GEMMA3 | {"final_logit_softcapping": 1.5}),
+    "olmo": ("olmo", OLMO),
+    "olmo-mha-tied": ("olmo", OLMO | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "nanochat": ("nanochat", NANOCHAT),
+    "llama4": ("llama4_text", LLAMA4),
+    "llama4-interleaved": (
+        "llama4_text",
+        LLAMA4
+        | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "num_experts_per_tok": 2}
+        | {"attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "jais2": ("jais2", JAIS2),
+    "helium": ("helium", LLAMA | NO_TOKENS | {"head_dim": 8, "attention_bias": True}),
+    "internlm3": (
+        "internlm3",
+        LLAMA | NO_TOKENS | {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    ),
+    "iquestcoder": ("iquestcoder", LLAMA | NO_TOKENS | {"head_dim": 16}),
+    "hyperclovax": (
+        "hyperclovax",
+        GRANITE | NO_TOKENS | {"logits_scaling": 0.3, "tie_word_embeddings": True},
+    ),
+    "hyperclovax-no-norms": (
+        "hyperclovax",
+        LLAMA | NO_TOKENS | {"use_post_norm": False, "tie_word_embeddings": False},
+    ),
     "olmo2": ("olmo2", OLMO),
     "olmo2-mha-tied": ("olmo2", OLMO | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
     "olmo3": ("olmo3", OLMO3),
@@ -655,7 +691,7 @@ def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, t
             each = enumerate(theirs.pop(f"{prefix}{part}"))
             theirs |= {f"{prefix}{e}.{part}.weight": one for e, one in each}
     for name in [n for n in theirs if n.endswith("experts.gate_up_proj")]:
-        if config.model_type != "gpt_oss":
+        if config.model_type not in ("gpt_oss", "llama4_text"):
             theirs |= of_experts(theirs, name.removesuffix("gate_up_proj"))
     return theirs
 

@@ -44,6 +44,7 @@ def sections(time: int, row: int, column: int, **more: object) -> dict[str, Any]
 FEW = sections(1, 1, 0, partial_rotary_factor=0.5)
 HALF = sections(2, 1, 1, partial_rotary_factor=0.5)
 INTERLEAVED = sections(4, 2, 2, mrope_interleaved=True)
+LLAMAS = SQUARE | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
 MTP = {"mtp_num_hidden_layers": 1, "mamba_ssm_dtype": "float32"}
 # By the whole model's type: a case of the text model, what is different, and the tower.
 TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -68,6 +69,7 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "glm4v": ("glm4", FEW | {"head_dim": 8}, QWENS),
     "glm4v_moe": ("glm4-moe", HALF | {"use_qk_norm": False}, QWENS),
+    "llama4": ("llama4", {}, LLAMAS),
     "qwen3_5": ("qwen3.5", MTP, QWENS),
     "qwen3_5_moe": ("qwen3.5-moe", MTP, QWENS),
 }

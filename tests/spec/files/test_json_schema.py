@@ -29,7 +29,7 @@ from bigplan.spec.training import LossScale, TrainingRequest, ValidationSpec
 # has no words for them. Each is a part of what is told.
 _OPTIMIZER = ("has no", "are of adamw", "round the first moment")
 _ROPE = (
-    *("exceeds `beta_fast`", "needs `", "is not below", "divide frequencies"),
+    *("exceeds `beta_fast`", "needs `", "is above", "divide frequencies"),
     *("but rope turns", "is of yarn", "but queries grow"),
 )
 BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
@@ -45,7 +45,14 @@ BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
         *("with `latent_attention`", "`latent_attention` with", "wider than keys"),
         *("without `experts`", "must be from 1 to `experts`", "but experts are swiglu"),
         *("must divide `experts`", "must hold `experts_per_token`", "leaves no block"),
-        *("balances a softmax", "the MLP that it gates", "width of their MLP"),
+        *("whose norms have weights", "attention within chunks", "blocks in which rope turns"),
+        *("makes all blocks alike", "which says too what", "the MLP of blocks without"),
+        *(
+            "balances a softmax",
+            "whose inputs are weighed",
+            "the MLP that it gates",
+            "width of their MLP",
+        ),
     ),
     RopeScaling: _ROPE,
     Optimizer: _OPTIMIZER,

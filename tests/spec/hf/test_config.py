@@ -177,6 +177,19 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("starcoder2", _STARCODER2 | {"use_bias": False, "tie_word_embeddings": False}),
     ("falcon", _FALCON),
     ("falcon", _FALCON | {"bias": True, "tie_word_embeddings": False, "num_kv_heads": 2}),
+    ("olmo", _PHI3),
+    ("olmo", _PHI3 | {"attention_bias": True, "tie_word_embeddings": True}),
+    ("nanochat", _PHI3),
+    ("nanochat", _PHI3 | {"attention_bias": True, "final_logit_softcapping": None}),
+    ("jais2", _SMALL),
+    ("helium", _PHI3 | {"attention_bias": True, "head_dim": 8}),
+    ("internlm3", _PHI3),
+    ("iquestcoder", _SMALL),
+    ("hyperclovax", _SMALL),
+    ("hyperclovax", _SMALL | {"use_post_norm": False, "attention_multiplier": 0.3}),
+    ("llama4_text", _SMALL),
+    ("llama4_text", _SMALL | {"interleave_moe_layer_step": 2, "num_local_experts": 4}),
+    ("llama4_text", _SMALL | {"moe_layers": [2], "no_rope_layers": [1, 0, 1]}),
     ("bloom", _BLOOM),
     ("bloom", _BLOOM | {"tie_word_embeddings": False}),
 ]
@@ -326,9 +339,8 @@ def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str
     if spec.delta_rule is not None:
         return _with_delta_rule(spec, llama)
     told = {"num_experts_per_tok": spec.experts_per_token, "router_aux_loss_coef": spec.router_loss}
-    if spec.residual_scale != 1:
-        told |= _factors(spec) | {"num_local_experts": spec.experts}
-        return "granitemoe", llama | told
+    if spec.residual_scale != 1 or spec.routed_by.weighs == "inputs":
+        return _with_local_experts(spec, llama | told)
     if spec.latent_attention is not None:
         return _of_deepseek(spec, llama)
     if spec.attention_sinks:  # the others are transformers' defaults
@@ -354,6 +366,21 @@ def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str
         return "mixtral", llama | told | {"num_local_experts": spec.experts}
     told |= {"moe_intermediate_size": spec.ffn, "norm_topk_prob": spec.router_normalised}
     return "qwen3_moe", llama | told | {"num_experts": spec.experts, "head_dim": spec.head_dim}
+
+
+def _with_local_experts(spec: ModelSpec, told: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Granite's, or Llama 4's, whose other sizes are transformers' defaults."""
+    told |= {"num_local_experts": spec.experts}
+    if spec.residual_scale != 1:
+        return "granitemoe", told | _factors(spec)
+    scaling = write_scaling(spec.rope_scaling) or {"rope_type": "default"}
+    return "llama4_text", {
+        "interleave_moe_layer_step": 1 + spec.dense.count(True) // spec.dense.count(False),
+        "num_local_experts": spec.experts,
+        "rope_parameters": scaling | {"rope_theta": spec.rope_theta},
+        "max_position_embeddings": spec.max_sequence_length,
+        "use_qk_norm": spec.qk_norm,
+    }
 
 
 def _with_one_norm(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -390,7 +417,10 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         told = {"norm_epsilon": spec.norm_epsilon, "sliding_window": spec.sliding_window}
         return "starcoder2", llama | told
     if spec.norm == "layernorm":
-        return "stablelm", llama | {"use_qkv_bias": spec.qkv_bias}
+        without = {key: value for key, value in llama.items() if key != "rms_norm_eps"}
+        of_stablelm = llama | {"use_qkv_bias": spec.qkv_bias}
+        weightless = spec.weightless_norms == "all"
+        return ("olmo", without) if weightless else ("stablelm", of_stablelm)
     if spec.name.startswith("phi"):
         return "phi3", llama | {"sliding_window": spec.sliding_window, "pad_token_id": None}
     if spec.experts or spec.delta_rule is not None:
@@ -606,6 +636,10 @@ _PUBLISHED = {
     # The files' tensors: those of the card but one scale for 128 x 128 elements in fp8. Its paper,
     # arXiv 2507.20534, says 1.04 T.
     "kimi-k2": (1.026e12, 0.5e9),
+    # Meta's card counts 109B and 400B, its towers among them
+    "llama-4-scout": (108e9, 0.5e9),
+    "llama-4-maverick": (401e9, 0.5e9),
+    "olmo-7b": (6.9e9, 0.05e9),
     # this project's own
     "llama-like-3.3b": (3.32e9, 0.01e9),
     "llama-like-5.5b": (5.50e9, 0.01e9),
@@ -632,6 +666,8 @@ def test_published_counts(name: str) -> None:
         ("kimi-k2", 32.6),
         ("nemotron-3-nano-30b-a3b", 3.6),
         ("granite-3.0-1b-a400m", 0.43),
+        ("llama-4-scout", 17),
+        ("llama-4-maverick", 17),
     ],
 )
 def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> None:
@@ -737,9 +773,16 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("falcon", {"alibi": True}, "`alibi` is True"),
         ("stablelm", {"qk_layernorm": True}, "`qk_layernorm` is True"),
         ("stablelm", {"use_parallel_residual": True}, "`use_parallel_residual` is True"),
-        ("llama4_text", {}, "is not supported: routers weigh what experts read and not what"),
+        ("llama4_text", {"layer_types": ["full_attention"] * 3}, "where `no_rope_layers` has 1"),
+        ("llama4_text", {"moe_layers": []}, "numbers of blocks with experts, one at least"),
+        ("llama4", {"text_config": {"no_rope_layers": [2, 1, 1]}}, "`no_rope_layers` is [2, 1, 1]"),
+        ("olmo", {"clip_qkv": 8.0}, "`clip_qkv` is 8.0"),
+        ("internlm3", {"qkv_bias": True}, "`qkv_bias` is True"),
+        ("internlm3", {"bias": True}, "`bias` is True"),
+        ("iquestcoder", {"clip_qkv": 8.0}, "`clip_qkv` is 8.0"),
+        ("iquestcoder", {"use_sliding_window": True}, "`use_sliding_window` is True"),
+        ("helium", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("gemma4", {}, "is not supported: heads of global blocks are wider"),
-        ("nanochat", {}, "is not supported: its norms have no weights"),
         ("hy_v3", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "`mlp_layer_types` is"),
         ("hy_v3", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("exaone_moe", {"num_local_experts": 8}, "`num_local_experts` is 8"),
@@ -753,7 +796,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "granitemoehybrid, nemotron_h, qwen3_vl_moe, glm4v_moe, qwen3_5_moe, or a dense one",
+            "nemotron_h, llama4_text, qwen3_vl_moe, glm4v_moe, llama4, qwen3_5_moe, or a dense one",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),
@@ -923,7 +966,7 @@ def test_rope_scaling(key: str) -> None:
         (
             "llama",
             {"rope_scaling": _LLAMA3 | {"low_freq_factor": 9}},
-            ":11: `rope_scaling`: `rope_scaling.low_freq_factor` 9 is not below `rope_scaling.high",
+            ":11: `rope_scaling`: `rope_scaling.low_freq_factor` 9 is above `rope_scaling.high",
         ),
         ("gpt2", {"n_layer": 5000}, ":3: `n_layer` is 5000, which must be at most 1000"),
         ("gpt_neox", {"rotary_pct": 2.5}, ":8: `rotary_pct` is 2.5, which must be at most 1"),

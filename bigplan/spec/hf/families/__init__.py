@@ -31,16 +31,21 @@ from bigplan.spec.hf.families.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from bigplan.spec.hf.families.hunyuan import HUNYUAN
 from bigplan.spec.hf.families.hunyuan_moe import HUNYUAN_MOE
 from bigplan.spec.hf.families.hy_v3 import HY_V3
+from bigplan.spec.hf.families.hyperclovax import HYPERCLOVAX
+from bigplan.spec.hf.families.jais2 import JAIS2
 from bigplan.spec.hf.families.lfm2 import LFM2
 from bigplan.spec.hf.families.lfm2_moe import LFM2_MOE
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
+from bigplan.spec.hf.families.llama4 import LLAMA4
+from bigplan.spec.hf.families.llamas import HELIUM, INTERNLM3, IQUESTCODER
 from bigplan.spec.hf.families.mamba2 import MAMBA2
 from bigplan.spec.hf.families.mellum import MELLUM
 from bigplan.spec.hf.families.minimax import MINIMAX_M2
 from bigplan.spec.hf.families.ministral import MINISTRAL
 from bigplan.spec.hf.families.ministral3 import MINISTRAL3
+from bigplan.spec.hf.families.nanochat import NANOCHAT
 from bigplan.spec.hf.families.nemotron_h import NEMOTRON_H
-from bigplan.spec.hf.families.olmo import OLMO2, OLMO3
+from bigplan.spec.hf.families.olmo import OLMO, OLMO2, OLMO3
 from bigplan.spec.hf.families.olmo_hybrid import OLMO_HYBRID
 from bigplan.spec.hf.families.olmoe import OLMOE
 from bigplan.spec.hf.families.opt import OPT
@@ -75,6 +80,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "stablelm": STABLELM,
     "falcon": FALCON,
     "starcoder2": STARCODER2,
+    "olmo": OLMO,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
     "granite": GRANITE,
@@ -125,5 +131,12 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "bamba": BAMBA,
     "nemotron_h": NEMOTRON_H,
     "mamba2": MAMBA2,
+    "nanochat": NANOCHAT,
+    "jais2": JAIS2,
+    "helium": HELIUM,
+    "internlm3": INTERNLM3,
+    "iquestcoder": IQUESTCODER,
+    "hyperclovax": HYPERCLOVAX,
+    "llama4_text": LLAMA4,
     **BESIDE_TOWERS,
 }

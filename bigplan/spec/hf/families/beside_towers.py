@@ -15,6 +15,7 @@ from bigplan.spec.hf.families.family import ModelFamily, Tensors
 from bigplan.spec.hf.families.gemma import GEMMA3
 from bigplan.spec.hf.families.glm import GLM4
 from bigplan.spec.hf.families.llama import MISTRAL
+from bigplan.spec.hf.families.llama4 import LLAMA4
 from bigplan.spec.hf.families.ministral3 import MINISTRAL3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
 from bigplan.spec.hf.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
@@ -112,6 +113,7 @@ BESIDE_TOWERS: Mapping[str, ModelFamily] = {
     "glm4v_moe": _beside(
         GLM4_MOE, vocab_size=151424, max_position_embeddings=65536, attention_bias=True
     ),
+    "llama4": _beside(LLAMA4),
     "qwen3_5": _beside(QWEN3_5),
     "qwen3_5_moe": _beside(
         QWEN3_5_MOE,

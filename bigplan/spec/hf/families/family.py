@@ -29,6 +29,7 @@ class Tensors:
     # Modules whose files have the two rows of each pair that rope turns beside each other. Ours are
     # half of the turned columns apart; scores are the same, since queries and keys both are so.
     paired: tuple[str, ...] = ()
+    swapped: tuple[str, ...] = ()  # those whose halves stand the other way: rope turns backwards
     as_row: tuple[str, ...] = ()  # parameters of n numbers of which the files make a matrix [1, n]
     # Last words of names of tensors that files have in parts, by torch.chunk's rule, and of these.
     in_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

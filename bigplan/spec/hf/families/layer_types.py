@@ -42,6 +42,24 @@ def write_layer_types(model: ModelSpec) -> list[str]:
     return [_GLOBAL if window is None else _LOCAL for window in windows]
 
 
+def turned_blocks(reader: ConfigReader) -> list[bool]:
+    """Which blocks rope turns something in: `no_rope_layers` has a 1 for each of them."""
+    blocks = reader.count("num_hidden_layers")
+    turned = reader.get("no_rope_layers")
+    if not turned:
+        every = reader.count("no_rope_layer_interval")
+        turned = [int((block + 1) % every != 0) for block in range(blocks)]
+    known = isinstance(turned, list) and len(turned) == blocks and set(turned) <= {0, 1}
+    if not known or not any(turned):
+        reader.refuse("no_rope_layers", "1 for each block with rope, at least one, 0 for others")
+    return [bool(one) for one in turned]
+
+
+def write_turned(model: ModelSpec) -> list[int]:
+    """The `no_rope_layers` of a config.json."""
+    return [int(one.rope_theta is not None) for one in model.attentions]
+
+
 def dense_first(reader: ConfigReader, blocks: int, otherwise: int) -> int:
     """First blocks without experts by `mlp_layer_types`; `otherwise`: without it."""
     kinds = reader.texts("mlp_layer_types")

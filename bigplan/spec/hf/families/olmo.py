@@ -1,4 +1,4 @@
-"""OLMo 2 and OLMo 3, whose norms stand after attention and MLP."""
+"""OLMo, whose norms have no weights; OLMo 2 and 3, whose norms stand after attention and MLP."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bigplan.spec.hf.families.layer_types import (
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
+    LLAMA_TENSORS,
     NORMS_AFTER,
     read_attention_bias,
     read_llama_like,
@@ -31,6 +32,28 @@ _DEFAULTS = LLAMA_DEFAULTS | {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
 }
+
+
+_FIRST_EPSILON = 1e-5  # which its code has, and no key
+
+
+def _read_first(reader: ConfigReader) -> dict[str, Any]:
+    if reader.get("clip_qkv") is not None:
+        reader.refuse("clip_qkv", "null: queries, keys and values are not clipped")
+    return read_llama_like(reader) | {
+        "norm": "layernorm",
+        "norm_bias": False,
+        "norm_epsilon": _FIRST_EPSILON,
+        "weightless_norms": "all",
+        **read_attention_bias(reader),
+    }
+
+
+def _write_first(model: ModelSpec) -> dict[str, Any]:
+    config = write_llama_like(model, "olmo", "OlmoForCausalLM")
+    for key in ("rms_norm_eps", "head_dim"):
+        del config[key]
+    return config | {"attention_bias": model.qkv_bias, "clip_qkv": None, **NO_TOKENS}
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
@@ -63,6 +86,13 @@ def _write_third(model: ModelSpec) -> dict[str, Any]:
     }
 
 
+OLMO = ModelFamily(
+    _read_first,
+    _DEFAULTS | {"clip_qkv": None},
+    _write_first,
+    LLAMA_TENSORS,
+    {name: keys for name, keys in LLAMA_KEYS.items() if name != "norm_epsilon"},
+)
 OLMO2 = ModelFamily(_read, _DEFAULTS, _write, NORMS_AFTER, LLAMA_KEYS)
 OLMO3 = ModelFamily(
     _read_third,

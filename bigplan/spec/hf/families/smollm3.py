@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
+from bigplan.spec.hf.families.layer_types import turned_blocks, write_turned
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
@@ -47,22 +48,15 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 def _read_pattern(reader: ConfigReader) -> dict[str, Any]:
     """Blocks with rope are local ones without a window; `no_rope_layers` has a 1 for each."""
-    blocks = reader.count("num_hidden_layers")
-    turned = reader.get("no_rope_layers")
-    if turned is None:
-        every = reader.count("no_rope_layer_interval")
-        turned = [int((block + 1) % every != 0) for block in range(blocks)]
-    known = isinstance(turned, list) and len(turned) == blocks and set(turned) <= {0, 1}
-    if not known or not any(turned):
-        reader.refuse("no_rope_layers", "1 for each block with rope, at least one, 0 for others")
+    turned = turned_blocks(reader)
     if all(turned):
         return {}
-    return {"attention_pattern": compact([bool(one) for one in turned]), "global_rope": False}
+    return {"attention_pattern": compact(turned), "global_rope": False}
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
     return write_llama_like(model, "smollm3", "SmolLM3ForCausalLM") | {
-        "no_rope_layers": [int(one.rope_theta is not None) for one in model.attentions],
+        "no_rope_layers": write_turned(model),
         "use_sliding_window": False,
         "attention_bias": model.qkv_bias,
         "mlp_bias": model.mlp_bias,

@@ -1,0 +1,148 @@
+"""The text of Llama 4: experts whose inputs are weighed, chunks of attention, some blocks plain.
+
+Blocks with rope attend within chunks and norm what rope turned. The others see all tokens, and
+their queries grow with their position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bigplan.spec.hf.families.experts import DENSE
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
+from bigplan.spec.hf.families.layer_types import kinds_of_blocks, turned_blocks, write_turned
+from bigplan.spec.hf.families.llama import (
+    LLAMA_DEFAULTS,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    read_attention_bias,
+    read_llama_like,
+    write_llama_like,
+)
+from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.pattern import compact, compact_words
+
+_KINDS = {"chunked_attention": True, "full_attention": False}
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    fields = read_llama_like(reader) | read_attention_bias(reader) | _read_experts(reader)
+    fields["attention_chunk"] = reader.optional_count("attention_chunk_size")
+    if reader.flag("use_qk_norm"):
+        fields |= {"qk_norm": True, "qk_norm_turned": True, "weightless_norms": "heads"}
+    turned = turned_blocks(reader)
+    if (kinds_of_blocks(reader, _KINDS, len(turned)) or turned) != turned:
+        reader.refuse("layer_types", "chunked_attention where `no_rope_layers` has 1")
+    if all(turned):
+        return fields
+    fields |= {"attention_pattern": compact(turned), "global_rope": False}
+    if reader.get("attn_temperature_tuning"):  # published files have a number, whose value is true
+        growth = {"factor": reader.get("attn_scale"), "length": int(reader.number("floor_scale"))}
+        fields["global_query_growth"] = growth
+    return fields
+
+
+def _read_experts(reader: ConfigReader) -> dict[str, Any]:
+    """All blocks have them, or those that `moe_layers` names, or each so-many-th one."""
+    blocks, each = reader.count("num_hidden_layers"), reader.count("intermediate_size")
+    routed = reader.places("moe_layers", blocks)
+    if reader.get("moe_layers") is None:
+        every = reader.count("interleave_moe_layer_step")
+        routed = list(range(every - 1, blocks, every))
+    if not routed:
+        reader.refuse("moe_layers", "numbers of blocks with experts, one at least")
+    found: dict[str, Any] = {
+        "experts": reader.count("num_local_experts"),
+        "experts_per_token": reader.count("num_experts_per_tok"),
+        "router_normalised": False,
+        "routing": {"scores": "sigmoid", "weighs": "inputs"},
+        "shared_ffn": each,
+    }
+    words = ["routed" if block in routed else "dense" for block in range(blocks)]
+    first = words.index("routed")
+    if first == words.count("dense"):
+        found["dense_blocks"] = first
+    else:
+        found["expert_pattern"] = compact_words(words)
+    return found | {"dense_ffn": reader.count("intermediate_size_mlp") if "dense" in words else 0}
+
+
+def _write(model: ModelSpec) -> dict[str, Any]:
+    growth = model.global_query_growth
+    grown = {} if growth is None else {"attn_scale": growth.factor, "floor_scale": growth.length}
+    return write_llama_like(model, "llama4_text", "Llama4ForCausalLM") | {
+        "attention_bias": model.qkv_bias,
+        "intermediate_size_mlp": model.dense_ffn or model.ffn,
+        "num_local_experts": model.experts,
+        "num_experts_per_tok": model.experts_per_token,
+        "moe_layers": [block for block, dense in enumerate(model.dense) if not dense],
+        "use_qk_norm": model.qk_norm,
+        "no_rope_layers": write_turned(model),
+        "attention_chunk_size": model.attention_chunk,
+        "attn_temperature_tuning": growth is not None,
+        **grown,
+        **NO_TOKENS,
+    }
+
+
+_WITHIN = "model.layers.{}.feed_forward"
+_FIRST = ("experts.gate_proj", "experts.up_proj")
+_NAMES = {
+    **LLAMA_TENSORS.names,
+    **{name: f"{_WITHIN}.{name}" for name in DENSE},
+    **{f"shared.{name}": f"{_WITHIN}.shared_expert.{name}" for name in DENSE},
+    "router": f"{_WITHIN}.router",
+    **{f"{name}.weight": f"{_WITHIN}.experts.gate_up_proj" for name in _FIRST},
+    "experts.down_proj.weight": f"{_WITHIN}.experts.down_proj",
+}
+LLAMA4 = ModelFamily(
+    _read,
+    LLAMA_DEFAULTS
+    | {
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 16,
+        "moe_layers": None,
+        "interleave_moe_layer_step": 1,
+        "use_qk_norm": True,
+        "router_aux_loss_coef": 0.001,  # which no loss of transformers reads
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    },
+    _write,
+    replace(
+        LLAMA_TENSORS,
+        names=_NAMES,
+        transposed=tuple(f"{name}.weight" for name in _FIRST),
+        fused=(_FIRST,),
+        paired=("q_proj", "k_proj"),
+    ),
+    LLAMA_KEYS
+    | {
+        "experts": ("num_local_experts",),
+        "experts_per_token": ("num_experts_per_tok",),
+        "expert_pattern": ("moe_layers", "interleave_moe_layer_step"),
+        "dense_ffn": ("intermediate_size_mlp",),
+        "attention_pattern": ("no_rope_layers",),
+        "attention_chunk": ("attention_chunk_size",),
+        "qk_norm": ("use_qk_norm",),
+        "global_query_growth.factor": ("attn_scale",),
+        "global_query_growth.length": ("floor_scale",),
+    },
+)

@@ -1,0 +1,113 @@
+"""Helium, InternLM 3 and IQuest-Coder: Llamas by other names, with defaults of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
+from bigplan.spec.hf.families.llama import LLAMA
+from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.model import ModelSpec
+
+
+def _named(model_type: str, architecture: str, defaults: Mapping[str, Any]) -> ModelFamily:
+    named = {"model_type": model_type, "architectures": [architecture], **NO_TOKENS}
+    return replace(
+        LLAMA,
+        defaults={**LLAMA.defaults, **defaults},
+        write=lambda model: LLAMA.write(model) | named,
+    )
+
+
+_HELIUM = _named(
+    "helium",
+    "HeliumForCausalLM",
+    {
+        "vocab_size": 48000,
+        "hidden_size": 2560,
+        "intermediate_size": 7040,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-8,
+        "rope_theta": 100000.0,
+    },
+)
+
+
+def _read_helium(reader: ConfigReader) -> dict[str, Any]:
+    """The product behind attention has no bias, whatever those before have."""
+    if reader.flag("mlp_bias"):
+        reader.refuse("mlp_bias", "false")
+    return LLAMA.read(reader) | {"attention_output_bias": False}
+
+
+def _write_helium(model: ModelSpec) -> dict[str, Any]:
+    return _HELIUM.write(model) | {"mlp_bias": False}
+
+
+HELIUM = replace(
+    _HELIUM,
+    read=_read_helium,
+    write=_write_helium,
+    tensors=replace(LLAMA.tensors, paired=("q_proj", "k_proj")),
+)
+_INTERNLM3 = _named(
+    "internlm3",
+    "LlamaForCausalLM",
+    {
+        "vocab_size": 128512,
+        "hidden_size": 4096,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+    },
+)
+
+
+def _read_internlm3(reader: ConfigReader) -> dict[str, Any]:
+    """Its own files call the biases by other names."""
+    biases = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}
+    own = {ours: reader.config[key] for ours, key in biases.items() if key in reader.config}
+    found = LLAMA.read(replace(reader, config={**own, **reader.config}))
+    if found["qkv_bias"] != found["mlp_bias"]:
+        known = (*biases.values(), *biases)
+        key = next(key for key in known if key in reader.config)
+        reader.refuse(key, "the same for queries, keys and values as for all else")
+    return found
+
+
+INTERNLM3 = replace(_INTERNLM3, read=_read_internlm3)
+_IQUEST = {
+    "vocab_size": 76800,
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "clip_qkv": None,
+    "use_sliding_window": False,
+}
+
+
+def _read_iquest(reader: ConfigReader) -> dict[str, Any]:
+    """Keys of its own code that no published model has are refused, as transformers does."""
+    if reader.get("clip_qkv") is not None:
+        reader.refuse("clip_qkv", "null")
+    if reader.flag("use_sliding_window"):
+        reader.refuse("use_sliding_window", "false")
+    return LLAMA.read(reader)
+
+
+IQUESTCODER = replace(_named("iquestcoder", "LlamaForCausalLM", _IQUEST), read=_read_iquest)
