@@ -141,7 +141,7 @@ def _mixed() -> dict[str, Plan]:
     return found
 
 
-def plans(ranks: int, data: str = "bundled") -> dict[str, Plan]:
+def plans(ranks: int, data: str) -> dict[str, Plan]:
     """By name: every layout, and with two ranks every family and whatever leaves the GPU."""
     found: dict[str, Plan] = {}
     for layout in layouts(ranks):

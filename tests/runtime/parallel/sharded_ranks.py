@@ -325,7 +325,7 @@ def _streaming(zero: int) -> Placement:
     )
 
 
-def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
+def cases(ranks: int, zero: int, data: str) -> dict[str, Plan]:
     """By name. Sums of `same` ones have the plain loop's order on two ranks.
 
     Stages of ZeRO cut a layer's elements, whatever tensors these are. So parts of families are with
@@ -468,7 +468,7 @@ def tied_pipelines(ranks: int) -> dict[str, Plan]:
     return plans
 
 
-def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
+def split_cases(ranks: int, data: str) -> dict[str, Plan]:
     """Tensor-parallel ranks, by name: what else a step may have with two, then other layouts."""
     model, two = tiny_model(layers=3), Strategy(dp=1, tp=2, accumulation_group=2)
     everywhere, streaming = placed_everywhere(3, SHORT), _streaming(3)

@@ -18,6 +18,7 @@ from torch.multiprocessing.spawn import spawn
 
 from bigplan.plan import Plan
 from tests.runtime.harness import loop_of, together
+from tests.runtime.masked import prepare_masked
 from tests.runtime.parallel.context_ranks import plans as context_plans
 from tests.runtime.parallel.sharded_ranks import (
     cases,
@@ -44,14 +45,17 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         pytest.skip(f"{ranks} ranks want as many GPUs; here are {gpus}")
     own_gpu = gpus >= ranks
     folder = tmp_path_factory.mktemp(f"sharded-gpu-{ranks}")
+    data = str(prepare_masked(str(folder)))
     fixed = {
-        f"{name}-z{zero}": plan for zero in (1, 2, 3) for name, plan in cases(ranks, zero).items()
-    } | split_cases(ranks)
+        f"{name}-z{zero}": plan
+        for zero in (1, 2, 3)
+        for name, plan in cases(ranks, zero, data).items()
+    } | split_cases(ranks, data)
     plans = {name: on_gpu(p) for name, p in fixed.items() if p.training.precision == "fp32"}
     drawn = random_plans(ranks, 12, ("fp32",), "cuda") | random_plans(ranks, 6, ("bf16",), "cuda")
     plans |= {name: by_torch(plan) for name, plan in drawn.items()}
     if ranks < 8:
-        split = context_plans(ranks)
+        split = context_plans(ranks, data)
         plans |= {f"context-{name}": by_torch(on_gpu(plan)) for name, plan in split.items()}
     write_plans(folder, plans)
     given = str(folder), None if own_gpu else "gloo", own_gpu
