@@ -31,6 +31,7 @@ class Framework:
     chains: frozenset[StepOp] = frozenset()
     fused_norms: bool = False  # norms are one kernel each, whatever `eager` says
     turns_by_torch: bool = False  # rotary positions whose cos and sin have a factor (YaRN)
+    pads_products: bool = False  # to sides of whole 16-byte loads
     compiled_loss: bool = False  # one kernel from logits to their gradient
     in_place: bool = (
         False  # kernels keep no temporaries, products add to gradients (graph: `fused`)
@@ -74,6 +75,8 @@ class Framework:
     updated_elements: int = 0  # elements whose gradients ZeRO-3 copies at once on the GPU
     update_tensors: int = 0  # bytes an element in the update, gradients among them; 0: as summed
     offloaded_gradient: int = 0  # bytes an element that leave for the CPU's update; 0: as summed
+    # ZeRO 2's gradients for a CPU update lie on the host between micro-batches; the GPU adds them.
+    sums_on_gpu: bool = False
     update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
     summed_on_cpu: float = 0.0  # bytes/s of gradients that leave the GPU to be summed; 0: nothing
     at_once: bool = False  # a stage's adapters are one tensor, which stays whole on every rank
@@ -221,6 +224,7 @@ DEEPSPEED = Framework(
     live_elements=1_000_000_000,  # stage3_max_live_parameters
     updated_elements=1_000_000_000,  # sub_group_size
     offloaded_gradient=4,  # cast to fp32 on the GPU, then copied
+    sums_on_gpu=True,  # `async_accumulate_grad_in_cpu_via_gpu`; stage 3's are beside the backward
     update_bytes=12,
     one_numa_domain=True,
 )

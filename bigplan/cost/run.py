@@ -19,6 +19,7 @@ from bigplan.graph.policies import (
     cutting_documents,
     fusing_norms,
     gathering_logits,
+    padding_products,
     selecting,
     summing_apart,
     turning_by_torch,
@@ -89,6 +90,8 @@ def graph_of(run: PricedRun) -> Graph:
         graph = gathering_logits(graph)
     if run.framework.fused_experts:
         graph = fusing_experts(graph, mxfp8_attention=run.framework.mxfp8_attention)
+    if run.framework.pads_products:
+        graph = padding_products(graph)
     if run.framework.fused_norms:
         graph = fusing_norms(graph, model)
     if run.context_parallel > 1:

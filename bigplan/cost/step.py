@@ -206,6 +206,9 @@ def _offloaded(
         passes_over = 2 + (run.recompute is Recompute.FULL)
         held = max(s.held for s in stages)
         parts["copies"] += passes_over * graph.micro_batches * held * parameter / rates.h2d
+    if framework.sums_on_gpu and graph.strategy.zero == 2:
+        again = owned * (graph.micro_batches - 1) * graph.sizes.gradient
+        parts["copies"] += again * (1 / rates.d2h + 1 / rates.h2d)
     if framework.summed_on_cpu:
         again = (graph.micro_batches - 1) * whole * graph.sizes.gradient
         parts["copies"] += again / framework.summed_on_cpu

@@ -61,6 +61,37 @@ def summing_apart(graph: Graph, products: tuple[int, int]) -> Graph:
     return replace(graph, kinds={**graph.kinds, BLOCK: changed})
 
 
+WHOLE_LOADS = 8  # elements of 16 bits in a load of 16 bytes
+
+
+def padding_products(graph: Graph) -> Graph:
+    """The graph where every product's sides are a multiple of 8, as a compiler pads them.
+
+    Those of torch.compile (`shape_padding` of inductor, `pad_mm.py`) and of XLA do. The copies that
+    this takes are left out: they are fused with what writes the inputs, or are a few passes.
+    """
+
+    def padded(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        return tuple(
+            replace(one, m=_whole(one.m), n=_whole(one.n), k=_whole(one.k))
+            if isinstance(one, Gemm)
+            else one
+            for one in operators
+        )
+
+    def changed(kind: LayerKind) -> LayerKind:
+        reruns = {k: v._replace(operators=padded(v.operators)) for k, v in kind.reruns.items()}
+        return replace(
+            kind, forward=padded(kind.forward), backward=padded(kind.backward), reruns=reruns
+        )
+
+    return replace(graph, kinds={name: changed(kind) for name, kind in graph.kinds.items()})
+
+
+def _whole(side: int) -> int:
+    return -(-side // WHOLE_LOADS) * WHOLE_LOADS
+
+
 def fusing_norms(graph: Graph, model: ModelSpec) -> Graph:
     """The graph where norms are one kernel each, also among chains of plain kernels."""
 

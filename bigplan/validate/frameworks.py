@@ -138,6 +138,7 @@ class FrameworkRule:
                 behaviour,
                 eager=float(not compiled),
                 chains=frozenset() if compiled else PLAIN,
+                pads_products=compiled,
                 compiled_loss=compiled and not self._loss_apart(row),
             )
         if self.behaviour is MEGATRON_DEEPSPEED and row.precision == "fp32":

@@ -14,6 +14,7 @@ from bigplan.validate.rows import PublishedRow
 # In a row's notes: what a table of the machine's own products reaches, beside the peak.
 OWN_PRODUCTS = re.compile(r"\bGEMM table\b.*?\b(0?\.\d+)-(0?\.\d+) of nominal")
 
+TF32 = re.compile(r"(?<!without )(?<!no )\bTF32\b")  # in a row's notes: products of fp32 take it
 OLD_BOARD = "older motherboard"  # in a row's notes: two cards share the lanes of a desktop's CPU
 
 find_cluster = cache(catalog.find_cluster)  # hundreds of rows ran on a few kinds of machines
@@ -100,7 +101,7 @@ def machine_of(row: PublishedRow) -> NodeGroup:
         )
     assert row.n_gpus
     group, gpu = find_cluster(found.cluster).group, find_gpu(found.gpu)
-    if ("TF32" in row.notes or row.precision == "tf32") and "tf32" in gpu.peak_flops:
+    if (TF32.search(row.notes) or row.precision == "tf32") and "tf32" in gpu.peak_flops:
         gpu = gpu.model_copy(
             update={"peak_flops": gpu.peak_flops | {"fp32": gpu.peak_flops["tf32"]}}
         )
@@ -122,10 +123,13 @@ def machine_of(row: PublishedRow) -> NodeGroup:
 
 
 def _intra(link: GpuLink, row: PublishedRow) -> GpuLink:
-    """The node's link, one with 4 NVLink links where the row states these, or an old desktop's."""
+    """The node's link, or what the row states: 4 NVLink links, a bridge, or an old desktop."""
     if OLD_BOARD in row.notes:
         return find_link("pcie3-x8-through-host")
-    return find_link("nvlink3-4-links") if "4 links" in (row.intra_node or "") else link
+    stated = row.intra_node or ""
+    if "NVLink bridge" in stated:
+        return find_link("nvlink3-bridge")
+    return find_link("nvlink3-4-links") if "4 links" in stated else link
 
 
 FABRICS = re.compile(r"\bIB\b|InfiniBand|[EHN]DR|Slingshot|RoCE|RDMA", re.IGNORECASE)

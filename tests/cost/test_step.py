@@ -272,6 +272,17 @@ def test_gradients_summed_on_the_cpu_leave_with_all_micro_batches_but_the_first(
         assert more["copies"] - plain["copies"] == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("zero", "trips"), [(1, 0), (2, 2), (3, 0)])
+def test_deepspeeds_sums_wait_on_the_host_under_zero_2_alone(zero: int, trips: int) -> None:
+    """Between 3 micro-batches they leave twice and come back twice, each way at 100 bytes/s."""
+    graph, costs = toy_graph(Strategy(dp=2, zero=zero), units=3), _costs(FREE, rates=RATES)
+    summing = replace(EXPOSED, sums_on_gpu=True)
+    plain, more = (_step(graph, costs, one, OFFLOADED) for one in (EXPOSED, summing))
+    owned = 6 * toy_kind("block").parameters / 2
+    seconds = 2 * trips * owned * graph.sizes.gradient / 100
+    assert more["copies"] - plain["copies"] == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize(
     ("layers", "stages"), [(16, 2), (16, 4), (16, 8), (28, 8), (32, 4), (32, 16), (3, 2)]
 )

@@ -15,6 +15,7 @@ from bigplan.graph.policies import (
     Selective,
     fusing_norms,
     gathering_logits,
+    padding_products,
     selecting,
     summing_apart,
     turning_by_torch,
@@ -124,6 +125,20 @@ def test_whole_logits_are_gathered_and_lose_what_one_rank_would() -> None:
     logits = 12 * TOKENS * LLAMA.vocab
     assert whole.backward_workspace - split.kinds["head"].backward_workspace == logits * 3 // 4
     assert gathering_logits(alone) is alone
+
+
+def test_a_compiler_pads_products_to_whole_loads() -> None:
+    """GPT-2's 50,257 words become 50,264 in the head's three products, and nothing else changes."""
+    _, graph = _graphs("cheap", "gpt2-xl")
+    padded = padding_products(graph)
+    head = [
+        [one for one in (*kind.forward, *kind.backward) if isinstance(one, Gemm)]
+        for kind in (graph.kinds["head"], padded.kinds["head"])
+    ]
+    assert {length for one in head[0] for length in (one.m, one.n, one.k)} >= {50257}
+    assert {length % 8 for one in head[1] for length in (one.m, one.n, one.k)} == {0}
+    assert {length for one in head[1] for length in (one.m, one.n, one.k)} >= {50264}
+    assert padded.kinds["block"] == graph.kinds["block"]
 
 
 def test_fused_norms_are_no_chains_forward_backward_and_again() -> None:

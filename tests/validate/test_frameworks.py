@@ -252,6 +252,8 @@ def test_asynchronous_tensor_parallelism_exposes_less() -> None:
 def test_a_compiled_run_compiles_its_loss() -> None:
     rule = framework_of("torchtitan")
     assert rule.behaviour_of(row(compile=1)).compiled_loss
+    assert rule.behaviour_of(row(compile=1)).pads_products
+    assert not rule.behaviour_of(row(compile=0)).pads_products
     assert not rule.behaviour_of(row(compile=0)).compiled_loss
     assert not rule.behaviour_of(row()).compiled_loss
 

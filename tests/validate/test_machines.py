@@ -98,6 +98,7 @@ def test_a_gpu_without_a_description_is_named_and_never_taken_for_another(gpu: s
 def test_products_in_fp32_that_ran_in_tf32_have_its_peak() -> None:
     plain, tf32 = (machine_of(row(gpu="GH200-96GB", notes=n)).gpu for n in ("", "ran in TF32"))
     assert tf32.peak("fp32") == plain.peak("tf32") > plain.peak("fp32")
+    assert machine_of(row(gpu="GH200-96GB", notes="fp32 without TF32")).gpu == plain
 
 
 def test_a_machine_whose_own_products_are_told_has_their_rate() -> None:
@@ -137,6 +138,8 @@ def test_links_that_are_described_are_taken() -> None:
     assert nodes.inter_node == find_network("omni-path-4x100")
     for text in ("InfiniBand", "0 Gb/s", "0 x 100 Gb/s"):
         assert machine_of(row(inter_node=text)).inter_node == find_network("infiniband-hdr-8x200")
+    bridged = machine_of(row(gpu="A6000", intra_node="NVLink bridge (NV4)"))
+    assert bridged.intra_node == find_link("nvlink3-bridge")
     assert machine_of(row(gpu="A800")).intra_node == find_link("nvlink3-8-links")
     assert machine_of(row(gpu="H800")).intra_node == find_link("nvlink4-8-links")
     usual = machine_of(row())
