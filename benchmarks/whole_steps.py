@@ -134,6 +134,7 @@ def main() -> None:
         gc.collect()
         if CUDA:
             torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
 
 if __name__ == "__main__":
