@@ -6,8 +6,8 @@
 Milliseconds of a forward, and of a backward whose other kernel keeps today's tiles, for every
 candidate of `CANDIDATES`, shortest first, beside today's tiles and compiled flex attention with the
 same cap. A cap of 0 is none; with --document sequences are cut into documents of so many tokens,
-which see nothing of each other. Each result is compared with today's. The default is a block of Gemma 2 2B. Without a
-GPU: nothing.
+which see nothing of each other. Each result is compared with today's. The default is a block of
+Gemma 2 2B. Without a GPU: nothing.
 """
 
 from __future__ import annotations
