@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.capabilities import other_tools_refusal
-from bigplan.cost.rates import CORE_UPDATES, MULTIPROCESSOR_UPDATES, rates_of
+from bigplan.cost.rates import CORE_UPDATES, MULTIPROCESSOR_UPDATES, TORCH_UPDATES, rates_of
 from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.errors import RefusedError
 from bigplan.export import TOOLS, configuration
@@ -61,6 +61,13 @@ def test_state_has_so_many_bytes(moments: Moments) -> None:
     sizes = element_sizes(training)
     assert sizes.stored == BYTES[moments]
     assert sizes.state_bytes(1000 * BLOCK) == 1000 * BLOCK * BYTES[moments]
+
+
+def test_a_gpu_updates_slower_by_torch_than_by_the_generated_kernel() -> None:
+    group, sizes = find_cluster("h200-1x").group, element_sizes(DRIVES)
+    ours = rates_of(group, NodeSharing(1), sizes)
+    torchs = rates_of(group, NodeSharing(1), sizes, generated=False)
+    assert torchs == replace(ours, gpu_update=TORCH_UPDATES * ours.gpu_update)
 
 
 @given(elements=st.integers(1, 5000), moments=st.sampled_from([*BYTES]), master=st.booleans())
