@@ -1,12 +1,13 @@
 """Tiles of the attention kernels (kernels/handwritten/attention.py), one kernel after the other.
 
     python -m benchmarks.attention_tiles [--columns 256] [--heads 8] [--kv-heads 4]
-        [--sequences 8] [--length 4096] [--window W] [--cap 50]
+        [--sequences 8] [--length 4096] [--window W] [--cap 50] [--document TOKENS]
 
 Milliseconds of a forward, and of a backward whose other kernel keeps today's tiles, for every
 candidate of `CANDIDATES`, shortest first, beside today's tiles and compiled flex attention with the
-same cap. Each result is compared with today's. The default is a block of Gemma 2 2B. Without a
-GPU: nothing.
+same cap. A cap of 0 is none; with --document sequences are cut into documents of so many tokens,
+which see nothing of each other. Each result is compared with today's. The default is a block of
+Gemma 2 2B. Without a GPU: nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +55,16 @@ def inputs_of(case: Case, sequences: int) -> tuple[tuple[Tensor, Tensor, Tensor]
 
 def rule_of(case: Case) -> ScoreRule:
     """What becomes of products."""
-    return ScoreRule(case.columns**-0.5, case.cap, case.window)
+    return ScoreRule(case.columns**-0.5, case.cap or None, case.window)
+
+
+def bounds_of(case: Case, sequences: int) -> Tensor | None:
+    """Where each token's document begins and ends."""
+    if not case.document:
+        return None
+    begins = torch.arange(case.length) // case.document * case.document
+    both = torch.stack((begins, (begins + case.document).clamp_max(case.length)))
+    return both.int().repeat(sequences, 1, 1).cuda()
 
 
 def today(case: Case) -> Tiles:
@@ -69,13 +79,12 @@ def one_of(case: Case, part: str, tile: Tile) -> Tiles:
 
 def compiles(case: Case, part: str, tile: Tile) -> str:
     """Compile a candidate, which leaves it in Triton's cache. Why not, or nothing."""
-    (q, k, v), gradient = inputs_of(case, 1)
+    inputs, gradient = inputs_of(case, 1)
+    given = {"tiles": one_of(case, part, tile), "bounds": bounds_of(case, 1)}
     try:
-        results = attention.forward((q, k, v), rule_of(case), tiles=one_of(case, part, tile))
+        results = attention.forward(inputs, rule_of(case), **given)
         if part != "result":
-            attention.backward(
-                gradient, (q, k, v), results, rule_of(case), tiles=one_of(case, part, tile)
-            )
+            attention.backward(gradient, inputs, results, rule_of(case), **given)
         torch.cuda.synchronize()
     except (RuntimeError, TritonError) as error:  # too much shared memory, or no such product
         return f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
@@ -85,15 +94,13 @@ def compiles(case: Case, part: str, tile: Tile) -> str:
 def measured(case: Case, part: str, tiles: Tiles) -> tuple[float, tuple[Tensor, ...]]:
     """Milliseconds and results of the forward, or of the backward."""
     inputs, gradient = inputs_of(case, case.sequences)
-    rule = rule_of(case)
-    results = attention.forward(inputs, rule, tiles=tiles)
+    rule, given = rule_of(case), {"tiles": tiles, "bounds": bounds_of(case, case.sequences)}
+    results = attention.forward(inputs, rule, **given)
     if part == "result":
-        return milliseconds(lambda: attention.forward(inputs, rule, tiles=tiles)), results
-    found = attention.backward(gradient, inputs, results, rule, tiles=tiles)
-    return (
-        milliseconds(lambda: attention.backward(gradient, inputs, results, rule, tiles=tiles)),
-        found,
-    )
+        return milliseconds(lambda: attention.forward(inputs, rule, **given)), results
+    found = attention.backward(gradient, inputs, results, rule, **given)
+    took = milliseconds(lambda: attention.backward(gradient, inputs, results, rule, **given))
+    return took, found
 
 
 def off(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
@@ -149,6 +156,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--window", type=int, default=None)
     parser.add_argument("--cap", type=float, default=50.0)
+    parser.add_argument("--document", type=int, default=0)
     case = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no GPU: nothing is measured")
@@ -164,6 +172,8 @@ def main() -> None:
     tiles = Tiles(**best)
     ahead, back = (measured(case, part, tiles)[0] for part in ("result", "by_keys"))
     print(f"best: forward {ahead:.3f}, backward {back:.3f} ms, {tiles}", flush=True)
+    if case.document or not case.cap:
+        return
     try:
         flex(case)
     except RuntimeError as error:  # it compiles tiles of its own, which may not fit

@@ -5,7 +5,8 @@
 Parts: `qwen3-next` and `qwen3-next-nf4` (four of Qwen3-Next's 48 blocks, of which three have gated
 delta rules: all weights trained, and LoRA beside blocks in 4 bits), `qwen3.5` (16 blocks like
 Qwen3.5 27B's of half its widths, 1.7 B), `lfm2` (all of LFM2 1.2B), `olmo-hybrid` (eight of OLMo
-Hybrid 7B's 32 blocks) and `deepseek-nf4` (six of DeepSeek-V2-Lite's 27 blocks, LoRA in 4 bits).
+Hybrid 7B's 32 blocks), `deepseek-nf4` (six of DeepSeek-V2-Lite's 27 blocks, LoRA in 4 bits),
+`llama-1b` and `llama-1b-dpo` (all of Llama 3.2 1B, and the same by pairs of responses).
 Each runs by the runtime's worker alone; one more step is profiled, and its kernels' milliseconds
 are told, longest first. OUT gets whole_steps.json. Half a minute a part on an H100. Without a GPU:
 small shapes, to see that everything runs; its figures mean nothing.
@@ -18,11 +19,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.limit_run import measured_steps, recorded, tell
 from benchmarks.parts import CUDA, Asked, gpu
+from benchmarks.preference import pairs
+from bigplan.data.documents import described
 from bigplan.engines import make_plan
 from bigplan.plan import Plan
 from bigplan.planner import Request
@@ -32,6 +36,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
 LENGTH, STEPS = (4096, 6) if CUDA else (64, 2)
+DPO = {"preference": {"method": "dpo"}, "isolate_documents": True, "sequence_length": 4096}
 NF4 = {"lora": {"rank": 16, "frozen": "nf4"}}
 SMALL: dict[str, Any] = {"hidden": 64, "ffn": 128, "vocab": 256}
 TOLD = 30  # kernels
@@ -63,6 +68,8 @@ CASES = {
     "lfm2": Case("lfm2-1.2b", {}, 64),
     "olmo-hybrid": Case("olmo-hybrid-7b", {"layers": 8}, 8),
     "deepseek-nf4": Case("deepseek-v2-lite", {"layers": 6}, 8, NF4),
+    "llama-1b": Case("llama-3.2-1b", {}, 16),
+    "llama-1b-dpo": Case("llama-3.2-1b", {}, 16, DPO),
 }
 
 
@@ -77,6 +84,9 @@ def planned(name: str, asked: Asked) -> Plan:
         }
         | case.training
     )
+    if training.preference is not None:
+        data = {"data": str(pairs(asked.out))}
+        training = described(Training.model_validate(training.model_dump() | data))
     return make_plan(Request(case.spec(name), training, asked.cluster(), engine="native"))
 
 
@@ -98,6 +108,9 @@ def stepped(name: str, asked: Asked) -> dict[str, Any]:
     worker = NativeWorker(plan, 0, asked.out)
     worker.preflight()
     worker.start(Path())
+    if plan.training.preference is not None:  # which reference it is changes losses, not seconds
+        data = worker.pair_data().items()
+        worker.refer({part: np.zeros((found.pairs, 2)) for part, found in data})
     try:
         record = recorded(measured_steps(worker, STEPS, float("inf")))
         kernels = kernels_of(worker)
@@ -121,6 +134,7 @@ def main() -> None:
         gc.collect()
         if CUDA:
             torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.capabilities import other_tools_refusal
-from bigplan.cost.rates import CORE_UPDATES, MULTIPROCESSOR_UPDATES, rates_of
+from bigplan.cost.rates import CORE_UPDATES, MULTIPROCESSOR_UPDATES, TORCH_UPDATES, rates_of
 from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.errors import RefusedError
 from bigplan.export import TOOLS, configuration
@@ -32,6 +32,7 @@ from bigplan.spec.moments import BLOCK, ELEMENT, Moments, blocks, places
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.sharing import NodeSharing
 from bigplan.spec.training import Training
+from bigplan.units import PerRank
 from bigplan.verify import verify
 from tests.examples import examples
 from tests.tiny import tiny_plan
@@ -61,6 +62,13 @@ def test_state_has_so_many_bytes(moments: Moments) -> None:
     sizes = element_sizes(training)
     assert sizes.stored == BYTES[moments]
     assert sizes.state_bytes(1000 * BLOCK) == 1000 * BLOCK * BYTES[moments]
+
+
+def test_a_gpu_updates_slower_by_torch_than_by_the_generated_kernel() -> None:
+    group, sizes = find_cluster("h200-1x").group, element_sizes(DRIVES)
+    ours = rates_of(group, NodeSharing(1), sizes)
+    torchs = rates_of(group, NodeSharing(1), sizes, generated=False)
+    assert torchs == replace(ours, gpu_update=PerRank(TORCH_UPDATES * ours.gpu_update))
 
 
 @given(elements=st.integers(1, 5000), moments=st.sampled_from([*BYTES]), master=st.booleans())

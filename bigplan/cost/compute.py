@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, gcd, inf
 
-from bigplan.graph.operators import Attention, Gemm, Operator, Stream, doubled_reach
+from bigplan.graph.operators import ALIGNED, Attention, Gemm, Operator, Stream, doubled_reach
 from bigplan.spec.gpu import Divisor, FlashKernel, Gpu
 
 # Tiles that GEMM libraries choose from, [rows, columns], and the rate each reaches beside the
@@ -23,7 +23,6 @@ TILES = (
 # FLOPs: 1.16 to 1.24 at three models' shapes on an H200, torch 2.11
 # (benchmarks/results/2026-11-27-h200-experts-fp8/products.txt).
 EIGHT_BITS_OF_ROWS = 1.2
-ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels want
 # Rates of a single product by the divisor of its rows' lengths. Measured on an H100, torch 2.11: a
 # layer's three products of 4096 cubed with inputs or outputs less by 4, 2 and 1
 # (benchmarks/results/2026-11-25-h100-x2/alignment.txt). On an H200 products of 32,768 x 50,257 x

@@ -70,7 +70,7 @@ def price(
             name: _kind_cost(graph, kind, training, nodes, framework)
             for name, kind in graph.kinds.items()
         },
-        rates=rates_of(nodes, sharing, graph.sizes),
+        rates=rates_of(nodes, sharing, graph.sizes, generated=training.kernels == "generated"),
         send=send(boundary, strategy, nodes),
         table=_table(graph, nodes),
         capacity={

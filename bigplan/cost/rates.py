@@ -31,6 +31,10 @@ CORE_UPDATES: dict[Moments, float] = {"bf16": 1.0e9, "int8": 0.132e9}
 # The same of a GPU's multiprocessor: 93.2 G/s on the 132 of an H200, where fp32 and bf16 reach
 # 4.2 TB/s (benchmarks/results/2026-11-27-h200-spread).
 MULTIPROCESSOR_UPDATES: dict[Moments, float] = {"int8": 0.706e9}
+# The rate of torch's AdamW over the generated one's, which `adam_rate` is: torch divides gradients
+# and copies parameters by kernels of their own. 77.4 and 135.4 G/s on an H200, torch 2.11
+# (benchmarks/results/2026-11-28-h200-again).
+TORCH_UPDATES = 0.57
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +95,11 @@ def _cpu_update(host: Host, sizes: ElementSizes) -> PerNode:
     return PerNode(1 / (1 / by_memory + 1 / computed))
 
 
-def _gpu_update(gpu: Gpu, sizes: ElementSizes) -> PerRank:
+def _gpu_update(gpu: Gpu, sizes: ElementSizes, *, generated: bool) -> PerRank:
     """Elements/s that a GPU updates, likewise."""
     by_memory, each = gpu.adam_rate / _part(sizes), MULTIPROCESSOR_UPDATES.get(sizes.moments, inf)
+    if gpu.runs_kernels and sizes.moments == "fp32" and not generated:
+        by_memory *= TORCH_UPDATES
     return PerRank(min(by_memory, gpu.multiprocessors * each))
 
 
@@ -102,8 +108,13 @@ def _part(sizes: ElementSizes) -> float:
     return sizes.update_bytes / ADAM_BYTES
 
 
-def rates_of(nodes: NodeGroup, sharing: NodeSharing, sizes: ElementSizes) -> Rates:
-    """A rank's part of its node's rates, at most what its GPU's link takes."""
+def rates_of(
+    nodes: NodeGroup, sharing: NodeSharing, sizes: ElementSizes, *, generated: bool = True
+) -> Rates:
+    """A rank's part of its node's rates, at most what its GPU's link takes.
+
+    `generated`: the GPU's AdamW is bigplan's own kernel, else torch's.
+    """
     pcie, host, gpu = nodes.pcie, nodes.host, nodes.gpu
     read, write = _drives(nodes.nvme, sharing)
     h2d = min(pcie.host_to_device, sharing.rate_of_rank(pcie.node_host_to_device))
@@ -117,7 +128,7 @@ def rates_of(nodes: NodeGroup, sharing: NodeSharing, sizes: ElementSizes) -> Rat
         host_memory=sharing.rate_of_rank(host.memory_bandwidth),
         device_memory=PerRank(gpu.memory_bandwidth * gpu.memory_efficiency),
         cpu_update=sharing.rate_of_rank(_cpu_update(host, sizes)),
-        gpu_update=_gpu_update(gpu, sizes),
+        gpu_update=_gpu_update(gpu, sizes, generated=generated),
         state_in=state_in,
         state_out=state_out,
         latency=pcie.latency,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
 
 from bigplan.graph import expert_adapters, plain_adapters
@@ -30,6 +32,7 @@ from bigplan.graph.graph import LayerKind, Tensor
 from bigplan.graph.latent import turned
 from bigplan.graph.mixers import into_output, mixing, out_of_output
 from bigplan.graph.operators import (
+    ALIGNED,
     Collective,
     Gemm,
     Operator,
@@ -163,14 +166,16 @@ def _forward_workspace(shape: RankShape) -> int:
 
 
 def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
-    """The matrix products, those with one input as one kernel, and their backward."""
+    """The matrix products, those with one input as one kernel but for narrow ones; backward."""
     fp8, products = shape.training.fp8_gemms, shape.steps(StepOp.PRODUCT)
-    gemms = tuple(_product(shape, step, fp8=fp8) for step in products)
+    whole = tuple(_product(shape, step, fp8=fp8) for step in products)
     biases = tuple(
         Stream(f"{gemm.name} bias", gemm.m * gemm.n * shape.element)
-        for gemm, step in zip(gemms, products, strict=True)
+        for gemm, step in zip(whole, products, strict=True)
         if step.biased and gemm.groups == 1
     )
+    each = (_narrow_apart(shape, *one) for one in zip(whole, products, strict=True))
+    gemms = tuple(chain.from_iterable(each))
     biased = [expert_biases(shape, step) for step in products]
     more, more_back = (tuple(chain(*(pair[side] for pair in biased))) for side in (0, 1))
     if shape.frozen:
@@ -182,7 +187,7 @@ def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...
             *opened,
             *backward,
         )
-    pairs = [casts(shape, *one) for one in zip(gemms, products, strict=True) if one[0].fp8]
+    pairs = [casts(shape, *one) for one in zip(whole, products, strict=True) if one[0].fp8]
     ahead, back = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     return (*gemms, *more, *ahead), (*by_input_and_weight(gemms), *biases, *more_back, *back)
 
@@ -194,6 +199,23 @@ def _product(shape: RankShape, step: LayerStep, *, fp8: bool) -> Gemm:
     fp8 = fp8 and step.name != ROUTER
     tokens = shape.tokens_of(step)
     return Gemm(step.name, tokens, outputs, step.reads[0].columns(shape.tp), fp8=fp8)
+
+
+def _narrow_apart(shape: RankShape, gemm: Gemm, step: LayerStep) -> tuple[Gemm, ...]:
+    """A step's products: every matrix has one of its own, so one with odd rows slows no other.
+
+    Such are the rates and decays of a delta rule with 30 heads, and a shared gate's single score.
+    The others are priced as one.
+    """
+    columns = [value.columns(shape.tp) for value in step.gives]
+    narrow = Counter(number for number in columns if number % ALIGNED)
+    wide = gemm.n - sum(number * count for number, count in narrow.items())
+    if gemm.groups > 1 or not narrow or not wide:
+        return (gemm,)
+    return (
+        *(replace(gemm, n=number, count=count, fp8=False) for number, count in narrow.items()),
+        replace(gemm, n=wide),
+    )
 
 
 def _chained(shape: RankShape) -> Mapping[StepOp, int]:

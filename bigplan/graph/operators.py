@@ -10,6 +10,9 @@ from bigplan.spec.gpu import FlashKernel
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
+ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels want
+
+
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """`batch` matrix products [m, k] x [k, n] in one launch, `count` launches.

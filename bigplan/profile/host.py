@@ -17,11 +17,14 @@ from bigplan.profile.bench import Bench, source, threads
 from bigplan.profile.copies import Copier, CopyRates, by_way, copiers_of, copying
 from bigplan.runtime.cpu.cores import Cores
 from bigplan.runtime.cpu.native import Piece
+from bigplan.runtime.generated import adamw_for, adamw_step
 from bigplan.runtime.memory.slab import Slab, typed
+from bigplan.runtime.operators import has_triton
 from bigplan.runtime.optimizer.adamw import adamw_kernel
 from bigplan.runtime.optimizer.fused import fused_step
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.optimizer import Optimizer
+from bigplan.spec.training import Training
 from bigplan.units import format_bandwidth, format_count, rounded
 
 # AdamW's tensors take 4.5 GiB, a sum's 3 GiB. Of 1 GiB a server's 300 MiB of cache would hold
@@ -42,6 +45,7 @@ COPIED = 2**31
 # near 1, so that gradients that are written back and divided again do not become denormals, which
 # CPUs are slow with.
 DIVISOR = 1.001
+KERNEL = adamw_kernel(Optimizer(name="adamw"), 10, 1e-4, 0.1)
 
 
 def measure_host(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
@@ -108,7 +112,7 @@ def measure_device_update(group: NodeGroup, bench: Bench, seconds: float) -> Nod
         gpu = group.gpu.replaced({"adam_rate": rate}, {"adam_rate": how})
         return group.model_copy(update={"gpu": gpu})
     elements = _odd(min(2**28, bench.device_memory() // (ADAM_BYTES + 4)))
-    step = adam(torch.empty(ADAM_BYTES * elements, dtype=torch.uint8, device=bench.device))
+    step = device_adam(torch.empty(ADAM_BYTES * elements, dtype=torch.uint8, device=bench.device))
     rate = rounded(elements / bench.median(step, seconds))
     how = source(_updated(elements))
     gpu = group.gpu.replaced({"adam_rate": rate}, {"adam_rate": how})
@@ -121,18 +125,35 @@ def adam(buffer: Tensor, cores: Cores | None = None) -> Callable[[], None]:
     The buffer holds, one after the other, parameters, gradients and both moments in fp32, then the
     bf16 parameters that UPDATE writes.
     """
+    pieces = _pieces(buffer)
+
+    def step() -> None:
+        fused_step(pieces, KERNEL, DIVISOR, cores)
+
+    return step
+
+
+def device_adam(buffer: Tensor) -> Callable[[], None]:
+    """The same on a GPU: by the generated kernel, where the runtime has it."""
+    generated = (
+        adamw_for(Training(sequence_length=1, global_batch=1), buffer.device)
+        if has_triton()
+        else None
+    )
+    if generated is None:
+        return adam(buffer)
+    factors = generated.factors(KERNEL.native.constants, DIVISOR, buffer.device)
+    return partial(adamw_step, generated, factors, _pieces(buffer))
+
+
+def _pieces(buffer: Tensor) -> list[Piece]:
+    """What an update of a buffer works on."""
     elements = buffer.numel() // ADAM_BYTES
     wide = typed(buffer, torch.float32, (4, elements))
     copy = typed(buffer[16 * elements :], torch.bfloat16, (elements,))
     parameters, gradients, first, second = wide.unbind()
     wide.fill_(1e-3)  # neither zeros nor denormals, which some CPUs take longer for
-    kernel = adamw_kernel(Optimizer(name="adamw"), 10, 1e-4, 0.1)
-    pieces = [Piece(parameters, gradients, (first, second), copy)]
-
-    def step() -> None:
-        fused_step(pieces, kernel, DIVISOR, cores)
-
-    return step
+    return [Piece(parameters, gradients, (first, second), copy)]
 
 
 def _beside(

@@ -181,6 +181,24 @@ def test_backward_multiplies_by_the_input_and_by_the_weight() -> None:
     assert by_input.flops == by_weight.flops == 3 * 2 * 5 * 7 * 11
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_products_with_odd_rows_stand_beside_the_others(tp: int) -> None:
+    """30 rates and 30 decays would slow all columns of one product that gave them, too."""
+    model = find_model("olmo-hybrid-7b")
+    model = model.seen_by("delta_rule")
+    (step,) = (step for step in model.steps("block") if step.name == "delta_rule input")
+    kind = _block(model, tp)
+    given = [op for op in kind.forward if op.name == step.name and isinstance(op, Gemm)]
+    narrow, wide = given
+    assert (narrow.n, narrow.count) == (30 // tp, 2)
+    assert wide.n % 8 == 0
+    assert narrow.n * narrow.count + wide.n == sum(one.columns(tp) for one in step.gives)
+    back = [op for op in kind.backward if op.name.startswith(f"{step.name} by")]
+    assert sum(op.flops for op in back if isinstance(op, Gemm)) == 2 * sum(op.flops for op in given)
+    shared = _block(find_model("qwen1.5-moe-a2.7b")).forward
+    assert sorted(op.n for op in shared if op.name == "shared up" and isinstance(op, Gemm))[0] == 1
+
+
 def test_only_rotary_models_rotate_and_only_biased_ones_add() -> None:
     llama, gpt = _block(LLAMA), _block(GPT)
     assert [op.name for op in llama.forward].count("rotary embedding") == 1

@@ -13,6 +13,7 @@ from bigplan.profile.host import (
     _elements,
     _thread_counts,
     adam,
+    device_adam,
     measure_cpu_update,
 )
 from bigplan.runtime.memory.slab import Slab
@@ -55,9 +56,12 @@ def test_tensors_and_what_is_copied_beside_them_fit_in_what_a_probe_may_take(
     assert 0.99 * room < tensors + COPY_BYTES * elements <= room
 
 
-def test_the_timed_update_is_that_of_mixed_precision() -> None:
-    buffer = torch.empty(ADAM_BYTES * 1000, dtype=torch.uint8)
-    adam(buffer)()
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_timed_update_is_that_of_mixed_precision(where: str) -> None:
+    buffer = torch.empty(ADAM_BYTES * 1000, dtype=torch.uint8, device=where)
+    step = adam(buffer) if where == "cpu" else device_adam(buffer)
+    step()
+    buffer = buffer.cpu()
     parameters, _, first, second = buffer[: 16 * 1000].view(torch.float32).view(4, 1000)
     assert bool((parameters < 1e-3).all())  # against the gradient
     assert float(first[0]) == pytest.approx(0.9e-3 + 0.1e-3 / 1.001, rel=1e-5)  # divided

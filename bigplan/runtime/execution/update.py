@@ -47,7 +47,8 @@ class Update:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._squares: dict[int, Tensor] = {}
+        # By layer: its square sum, or norms of its parts that are on the GPU, fp32 [].
+        self._norms: dict[int, float | list[Tensor]] = {}
         self._step = 0  # counted from 1
         self._rules = _rules(context)
         self._cores = Cores(CORES_BESIDE_COPIES) if context.device.type == "cuda" else Cores()
@@ -71,35 +72,41 @@ class Update:
         return self.scaling.scale
 
     def norm(self, action: Action) -> None:
-        """Square sum of what this rank counts of a layer's final gradients, in fp32."""
+        """Square sum of what this rank counts of a layer's final gradients, in fp32.
+
+        On the GPU one kernel a part, and CLIP does the rest: each kernel waits until a block of a
+        product beside it ends, for up to 2 ms.
+        """
         context = self._context
         owned = context.entries.owned(action.reads[0], action, context.gradient_dtype)
         both = zip(owned, context.rows[action.layer].part.ranges, strict=True)
         every = [gradients[: own.counted] for gradients, own in both]
         if every[0].is_cuda:  # adds in a tree, which loses nothing to length
-            norms = (torch.linalg.vector_norm(one, dtype=torch.float32) for one in every)
-            squares = torch.stack([norm.double().square() for norm in norms]).sum()
+            norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in every]
+            self._norms[action.layer] = norms
         else:
-            found = sum(square_sum(gradients, self._cores) for gradients in every)
-            squares = torch.tensor(found, dtype=torch.float64)
-        self._squares[action.layer] = squares
+            squares = (square_sum(gradients, self._cores) for gradients in every)
+            self._norms[action.layer] = sum(squares)
 
     def clip(self) -> None:
         """All square sums to the verdict on the step's gradients."""
-        # In the order of layers, because lanes end in any order. From the GPU all at once: one by
-        # one they take 0.5 ms each, while all lanes wait.
-        found = dict[int, float]()
-        for on_gpu in (True, False):
-            layers = [layer for layer, square in self._squares.items() if square.is_cuda == on_gpu]
-            if layers:
-                squares = torch.stack([self._squares[layer] for layer in layers])
-                found |= zip(layers, squares.tolist(), strict=True)
-        every = self._of_all(found).tolist()
+        # In the order of layers, because lanes end in any order.
+        every = self._of_all(self._squares()).tolist()
         if not self._context.graph.frozen:  # adapters have one sum for all layers of a stage
             self.not_finite = tuple(i for i, square in enumerate(every) if not isfinite(square))
         norm = sum(every) ** 0.5
-        self._squares.clear()
         self.verdict = self.scaling.judge(self._step, norm)
+
+    def _squares(self) -> dict[int, float]:
+        """Every layer's square sum, in fp64; the next step's begin anew."""
+        found, self._norms = self._norms, {}
+        # From the GPU all at once: one by one they take 0.5 ms each, while all lanes wait.
+        there = [norm for norms in found.values() if isinstance(norms, list) for norm in norms]
+        values = iter(torch.stack(there).tolist() if there else ())
+        return {
+            layer: one if isinstance(one, float) else sum(next(values) ** 2 for _ in one)
+            for layer, one in found.items()
+        }
 
     def _of_all(self, found: Mapping[int, float]) -> Tensor:
         """Every layer's square sum, fp64, in the order of layers: of all stages and their parts.

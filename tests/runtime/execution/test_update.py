@@ -11,17 +11,19 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, StagePlacement, Tier
 from bigplan.plan import Plan
-from bigplan.program import Action
+from bigplan.program import Action, Op
 from bigplan.runtime.execution import compute
 from bigplan.runtime.memory.pieces import Box, merged
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.schedule import Schedule
 from bigplan.spec.training import LossScale
+from tests.runtime.checkpoints import on_device
 from tests.runtime.harness import check, execute, loop_of, same, started, state_of
 from tests.runtime.plans import OPTIMIZER, placed, plan_of, tiny_model, tiny_training
 from tests.toys import kind_placement
@@ -185,6 +187,28 @@ def test_the_norm_counts_every_parameter_once(tied: bool, placement: Placement) 
     assert sum(gradient.numel() for gradient in gradients) == model.parameter_count
     whole = float(torch.cat(gradients).double().norm())
     assert run.results[0].gradient_norm == pytest.approx(whole, rel=1e-5)
+
+
+def test_norms_of_a_gpu_s_parts_are_squared_where_the_step_is_clipped() -> None:
+    """In fp64, in which squares of fp32's largest norms are finite."""
+    with started(_plan(_resident(), clip_norm=0.5)) as worker:
+        update = worker._running().update
+        parts = [torch.tensor(each) for each in (3.0, 4.0)]
+        update._norms = {2: parts, 0: 2.5, 1: [torch.tensor(1e30)]}
+        assert update._squares() == {2: 25.0, 0: 2.5, 1: pytest.approx(1e60, rel=1e-6)}
+        assert update._squares() == {}
+
+
+@pytest.mark.gpu
+def test_a_norm_on_a_gpu_is_one_kernel_a_layer() -> None:
+    plan = on_device(_plan(_resident(), clip_norm=0.5), "cuda")
+    with started(plan) as worker:
+        worker.step()
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            result = worker.step()
+    norms = [event for event in result.timeline.events if event.op == Op.NORM.value]
+    kernels = [one for one in found.key_averages() if "NormTwoOps" in one.key]
+    assert sum(one.count for one in kernels) == len(norms) == 4
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
