@@ -34,6 +34,8 @@ _OF_OTHERS: Mapping[str, str] = {
     "expert_pattern": "interleave_moe_layer_step moe_layers",
     "dense_ffn": "intermediate_size_mlp",
     "attention_chunk": "attention_chunk_size",
+    "global_query_growth": "attn_scale floor_scale",
+    "norms": "use_post_norm",
     "heads": "num_attention_heads num_heads n_heads n_head attention_heads",
     "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads num_query_groups key_value_heads",
     "head_dim": "kv_channels head_size d_head d_kv",

@@ -1029,6 +1029,7 @@ def test_what_deepseek_v3_says_of_experts_is_a_model() -> None:
         "groups_per_token": 4,
         "group_best": 2,
         "scale": 2.5,
+        "weighs": "outputs",
     }
     assert write_deepseek_experts(model).items() <= config.items()
 
