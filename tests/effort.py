@@ -12,7 +12,7 @@ import pytest
 
 # Of the tests in these folders none asks. How good plans are is asked in tests/solve, tests/engines
 # and tests/test_*.py.
-FIRST_PLANS = ("api", "cli", "experiment", "export", "intake", "launcher", "page", "report")
+FIRST_PLANS = ("api", "cli", "experiment", "export", "intake", "page", "report")
 
 
 @contextmanager

