@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from bigplan.solve.improve import Budget
 
 # Of the tests in these folders none asks. How good plans are is asked in tests/solve, tests/engines
 # and tests/test_*.py.
@@ -18,10 +23,34 @@ FIRST_PLANS = ("api", "cli", "experiment", "export", "intake", "page", "report")
 @contextmanager
 def first_plans_alone() -> Iterator[None]:
     """Searches end with their first plans."""
-    from bigplan.effort import Effort
-    from bigplan.solve.improve import BUDGETS, Budget
+    from bigplan.solve.improve import Budget
 
-    none = Budget(simulations=0, instructions=0, strategies=0, patience=0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BUDGETS, Effort.USUAL, none)
+    with _budget(Budget(simulations=0, instructions=0, strategies=0, patience=0)):
         yield
+
+
+@contextmanager
+def whole_searches() -> Iterator[None]:
+    """Searches improve their plans, in tests with first plans as well."""
+    with _budget(_usual()):
+        yield
+
+
+@contextmanager
+def _budget(budget: Budget) -> Iterator[None]:
+    from bigplan.effort import Effort
+    from bigplan.solve.improve import BUDGETS
+
+    _usual()  # known before the first change
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BUDGETS, Effort.USUAL, budget)
+        yield
+
+
+@cache
+def _usual() -> Budget:
+    """As it is before any test changes it."""
+    from bigplan.effort import Effort
+    from bigplan.solve.improve import BUDGETS
+
+    return BUDGETS[Effort.USUAL]
