@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import settings
 
+from tests.effort import FIRST_PLANS, first_plans_alone
 from tests.examples import USUAL
 from tests.rewriting import rewrite_all
 from tests.slow import SLOW
@@ -48,16 +50,16 @@ def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def first_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans as a search first finds them: for tests that ask nothing about how good plans are.
+def first_plans() -> Iterator[None]:
+    """For single tests: tests/effort.py says what they get."""
+    with first_plans_alone():
+        yield
 
-    The climb that improves plans takes much of a search: 5.8 of 6.2 s of a small model that moves.
-    """
-    from bigplan.effort import Effort
-    from bigplan.solve.improve import BUDGETS, Budget
 
-    none = Budget(simulations=0, instructions=0, strategies=0, patience=0)
-    monkeypatch.setitem(BUDGETS, Effort.USUAL, none)
+@pytest.fixture(scope="module", autouse=True)
+def _first_plans_in_some_folders(request: pytest.FixtureRequest) -> Iterator[None]:
+    with first_plans_alone() if request.path.parent.name in FIRST_PLANS else nullcontext():
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist's, which one process does without

@@ -39,29 +39,28 @@ class _Kernel(NamedTuple):
 
 def _kernels() -> Iterator[_Kernel]:
     """Those that have been written since this test, by their dtypes."""
-    for dtype in ("*bf16", "*fp32"):
-        for interleaved in (True, False):
-            sizes = {"INTERLEAVED": interleaved, "HALF": 32, "COLUMNS": 32, "HEADS": turning.HEADS}
-            wide = sizes | {"PLAIN": 128, "WIDE": 128}
-            angles = {"cos": "*fp32", "sin": "*fp32"}
-            joined = dict.fromkeys(("plain", "shared", "keys"), dtype)
-            parted = dict.fromkeys(("by_keys", "by_plain", "by_shared"), dtype)
-            for back in (True, False):
-                yield _Kernel(turning._turn, {"x": dtype} | angles, sizes | {"BACK": back})
-            yield _Kernel(turning._join, joined | angles, wide)
-            yield _Kernel(turning._part, parted | angles, wide)
-        for first, second in (("*bf16", "*bf16"), ("*i8", "*u8")):
-            fp32 = ("p", "m_scales", "v_scales", "m_table", "v_table", "factors")
-            types = dict.fromkeys(fp32, "*fp32") | {"g": dtype, "m": first, "v": second}
-            constants = {
-                "CODED": first == "*i8",
-                "COPY": True,
-                "ROWS": moments.ROWS,
-                "BLOCK": BLOCK,
-            }
-            constants |= {"FACTORS": moments.FACTORS}
-            constants |= {"FIRST_BITS": FIRST_BITS, "SECOND_BITS": SECOND_BITS}
-            yield _Kernel(moments._adamw, types | {"copy": "*bf16", "starts": "*i64"}, constants)
+    for dtype, interleaved in (("*bf16", True), ("*fp32", False)):
+        sizes = {"INTERLEAVED": interleaved, "HALF": 32, "COLUMNS": 32, "HEADS": turning.HEADS}
+        wide = sizes | {"PLAIN": 128, "WIDE": 128}
+        angles = {"cos": "*fp32", "sin": "*fp32"}
+        joined = dict.fromkeys(("plain", "shared", "keys"), dtype)
+        parted = dict.fromkeys(("by_keys", "by_plain", "by_shared"), dtype)
+        for back in (True, False):
+            yield _Kernel(turning._turn, {"x": dtype} | angles, sizes | {"BACK": back})
+        yield _Kernel(turning._join, joined | angles, wide)
+        yield _Kernel(turning._part, parted | angles, wide)
+    for gradients, first, second in (("*fp32", "*bf16", "*bf16"), ("*bf16", "*i8", "*u8")):
+        fp32 = ("p", "m_scales", "v_scales", "m_table", "v_table", "factors")
+        types = dict.fromkeys(fp32, "*fp32") | {"g": gradients, "m": first, "v": second}
+        constants = {
+            "CODED": first == "*i8",
+            "COPY": True,
+            "ROWS": moments.ROWS,
+            "BLOCK": BLOCK,
+        }
+        constants |= {"FACTORS": moments.FACTORS}
+        constants |= {"FIRST_BITS": FIRST_BITS, "SECOND_BITS": SECOND_BITS}
+        yield _Kernel(moments._adamw, types | {"copy": "*bf16", "starts": "*i64"}, constants)
 
 
 def _attention() -> Iterator[_Kernel]:

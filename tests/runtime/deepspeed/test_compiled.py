@@ -1,6 +1,6 @@
 """DeepSpeed's compiled operators: AdamW on the CPU, and state and parameters on a drive.
 
-The first run on a machine compiles them, one to four minutes each (`make test-compiled`).
+The first run on a machine compiles them, for about a minute of a core each (`make test-compiled`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Locks of builds that were killed, which torch's builder would wait for without end."""
+"""How operators are built: locks of builds that were killed, and files compiled as one."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,8 @@ def test_a_build_meets_no_lock_of_a_killed_one(
     met: list[Path] = []
 
     class Builder:
+        sources = cxx_args = list
+
         def load(self, verbose: bool) -> None:
             met.extend(tmp_path.glob("*/lock"))
 
@@ -32,3 +35,21 @@ def test_a_build_meets_no_lock_of_a_killed_one(
     ops.load(["async_io"], "cpu")
     assert not met
     assert (tmp_path / "pin_memory" / "page_alloc.o").exists()
+
+
+def test_files_that_read_torchs_headers_are_one(tmp_path: Path) -> None:
+    """The others stay as they are; ninja compiles again what is written again."""
+    from deepspeed.ops.op_builder.cpu import AsyncIOBuilder
+
+    sources, merged = AsyncIOBuilder().sources(), tmp_path / "async_io.cpp"
+    first, *others = ops._together(sources, merged)
+    assert first == str(merged)
+    lines = merged.read_text().splitlines()
+    included = [Path(line.split('"')[1]) for line in lines if line.startswith("#include")]
+    assert sorted([*(file.name for file in included), *(Path(name).name for name in others)]) == (
+        sorted(Path(name).name for name in sources)
+    )
+    assert {Path(name).parent.name for name in others} == {"common"}
+    os.utime(merged, (1, 1))
+    ops._together(sources, merged)
+    assert merged.stat().st_mtime == 1

@@ -17,7 +17,7 @@ from tests.runtime.checkpoints import Course, course
 from tests.runtime.parallel.sharded_ranks import all_resident
 from tests.runtime.plans import LENGTH, plan_of, tiny_model, tiny_training
 
-BATCH, STEPS = 8, 2  # steps of a course; the last one writes what the first has left
+BATCH, STEPS = 4, 2  # steps of a course; the last one writes what the first has left
 EXPERTS: dict[str, object] = {"ffn": 32, "experts": 4, "experts_per_token": 2}
 BESIDE: dict[str, object] = {
     "shared_ffn": 48,

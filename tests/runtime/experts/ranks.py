@@ -60,7 +60,8 @@ def expert_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     for layout in layouts(ranks):
         model = tiny_model(layers=3 if layout.pp == 1 else 4, **WITH_EXPERTS)
         strategy = layout.model_copy(update={"accumulation_group": 2})
-        training = masked_training(4 * layout.dp, data, clip_norm=0.5)
+        # Two groups of micro-batches on two ranks, one on more.
+        training = masked_training((8 // ranks) * layout.dp, data, clip_norm=0.5)
         where = all_resident(build_graph(model, training, strategy))
         if layout.pp == 1 and layout.zero:
             where = spread(layout.zero)

@@ -93,9 +93,9 @@ def layouts(ranks: int) -> list[Strategy]:
 
 
 def _resident(model: ModelSpec, layout: Strategy, name: str = "") -> dict[str, Plan]:
-    """All on the GPUs, two micro-batches of two sequences for each replica."""
+    """All on the GPUs, for each replica a micro-batch of two sequences, without a name two."""
     layout = layout.model_copy(update={"micro_batch": 2})
-    training = tiny_training(4 * layout.dp, clip_norm=0.5)
+    training = tiny_training((2 if name else 4) * layout.dp, clip_norm=0.5)
     placement = all_resident(build_graph(model, training, layout))
     return {f"{name_of(layout)}-{name}": plan_of(model, training, layout, placement)}
 
@@ -136,7 +136,7 @@ def _mixed() -> dict[str, Plan]:
         ("granite-4-tp2", split, GRANITE_4),
         ("olmo-hybrid-tp2-z3", split.model_copy(update={"zero": 3}), OLMO_HYBRID),
     ):
-        training = tiny_training(4 * layout.dp, clip_norm=0.5)
+        training = tiny_training(2 * layout.dp, clip_norm=0.5)
         found[name] = anywhere(tiny_model(layers=3, **parts), training, layout)
     return found
 
@@ -147,7 +147,7 @@ def plans(ranks: int, data: str) -> dict[str, Plan]:
     for layout in layouts(ranks):
         blocks = 2 * layout.pp * layout.vpp if layout.pp > 1 else 2
         found |= _resident(tiny_model(layers=blocks), layout)
-    found |= _random(ranks, 6)
+    found |= _random(ranks, 4)
     model = tiny_model(layers=3)
     sharded = Strategy(dp=ranks // 2, cp=2, zero=3)
     masked = masked_training(4 * sharded.dp, data, clip_norm=0.5)

@@ -46,7 +46,7 @@ MASKED = "masked"  # names of plans that validate, too, begin so
 Ran = tuple[int, Path, dict[str, Plan]]  # ranks, a folder with what they computed, plans by name
 # Of more than two ranks: two have every case with every stage of ZeRO.
 FEW = {1: "fp16", 2: "clipped", 3: MASKED}
-LONG = 6  # steps of
+LONG = 4  # steps of
 LONGER = ["same-everywhere-z1", "clipped-z2", "same-everywhere-z3", "tp2-everywhere"]
 # Of ZeRO's first stages: `tied` is in bf16, `fp16` streams, `experts` clip, `everywhere` has a part
 # of all state on the GPU, and masks are the losses' matter. Tied tables by stage 2: tied_pipelines.
@@ -329,7 +329,8 @@ def cases(ranks: int, zero: int, data: str) -> dict[str, Plan]:
     """By name. Sums of `same` ones have the plain loop's order on two ranks.
 
     Stages of ZeRO cut a layer's elements, whatever tensors these are. So parts of families are with
-    the last one alone, which gathers parameters, too; experts and a tied table with each.
+    the last one alone, which gathers parameters, too; experts and a tied table with each. Groups of
+    micro-batches pass whatever is in a block, too: of families and experts there is one.
     """
     group = Strategy(dp=ranks, zero=zero, accumulation_group=2)
     one = Strategy(dp=ranks, zero=zero, micro_batch=2)
@@ -359,14 +360,14 @@ def cases(ranks: int, zero: int, data: str) -> dict[str, Plan]:
         ),
         "experts": plan_of(
             tiny_model(layers=3, **EXPERTS),
-            tiny_training(4 * ranks, clip_norm=0.5),
+            tiny_training(2 * ranks, clip_norm=0.5),
             group,
             everywhere,
         ),
         MASKED: plan_of(model, masked_training(4 * ranks, data), group, everywhere),
     }
     if zero == 3:
-        clipped, where = tiny_training(4 * ranks, clip_norm=0.5), placed_everywhere(3, tied=True)
+        clipped, where = tiny_training(2 * ranks, clip_norm=0.5), placed_everywhere(3, tied=True)
         for name, parts in FAMILIES.items():
             found[name] = plan_of(tiny_model(layers=3, **parts), clipped, group, where)
         latent = tiny_model(layers=3, **LATENT)
@@ -405,6 +406,7 @@ def pipelines(ranks: int) -> dict[str, Plan]:
         training = tiny_training(batch, clip_norm=INACTIVE)
         resident = all_resident(build_graph(model, training, layout))
         found[f"{exact}{name}"] = plan_of(model, training, layout, resident)
+        training = tiny_training(batch // 2, clip_norm=INACTIVE)  # of families: as fill the stages
         if ranks == 2 and layout.vpp == 1:
             balanced = tiny_model(layers=blocks, **EXPERTS)
             found[f"experts-{name}"] = plan_of(balanced, training, layout, resident)
@@ -476,7 +478,7 @@ def split_cases(ranks: int, data: str) -> dict[str, Plan]:
         found = {}
         for layout in splits(ranks):
             if layout.pp == 1 and layout.zero != 1:  # which eight ranks have beside stages, too
-                training = masked_training(4 * layout.dp, data, clip_norm=0.5)
+                training = masked_training(2 * layout.dp, data, clip_norm=0.5)
                 where = placed_everywhere(layout.zero, SHORT) if layout.zero else everywhere
                 if layout.dp > 1 and not layout.zero:
                     where = all_resident(build_graph(model, training, layout))
@@ -484,7 +486,7 @@ def split_cases(ranks: int, data: str) -> dict[str, Plan]:
         return found
     gpt2 = tiny_model(layers=3, **GPT2)
     whole = two.model_copy(update={"sequence_parallel": False})
-    clipped = tiny_training(4, clip_norm=0.5)
+    clipped, once = tiny_training(4, clip_norm=0.5), tiny_training(2, clip_norm=0.5)
     scaled = tiny_training(
         8,
         precision="fp16",
@@ -502,23 +504,23 @@ def split_cases(ranks: int, data: str) -> dict[str, Plan]:
     }
     for part, fields in (("experts", EXPERTS), ("latent", LATENT)):
         other = tiny_model(layers=3, **fields)
-        found[f"tp2-{part}"] = plan_of(other, clipped, two, everywhere)
+        found[f"tp2-{part}"] = plan_of(other, once, two, everywhere)
     for part, fields in (("beside", BESIDE), ("qwen3-next", QWEN3_NEXT)):
-        found[f"tp2-{part}"] = anywhere(tiny_model(layers=3, **fields), clipped, two)
-    found["tp2-olmo-hybrid"] = anywhere(tiny_model(layers=3, **OLMO_HYBRID), clipped, two)
+        found[f"tp2-{part}"] = anywhere(tiny_model(layers=3, **fields), once, two)
+    found["tp2-olmo-hybrid"] = anywhere(tiny_model(layers=3, **OLMO_HYBRID), once, two)
     apart = masked_training(4, data, clip_norm=0.5, isolate_documents=True)
     found["tp2-isolated"] = anywhere(tiny_model(layers=3, **QWEN3_NEXT), apart, two)
     for family, parts in FAMILIES.items():
         other, where = tiny_model(layers=3, **parts), placed_everywhere(3, tied=True)
-        found[f"tp2-{family}"] = plan_of(other, clipped, two, where)
+        found[f"tp2-{family}"] = plan_of(other, once, two, where)
     # Layers of every family that are not split by sequence: test_tensor_parallel.py.
     biased = tiny_model(layers=3, **FAMILIES["gpt-oss"])
-    found["tp2-whole-gpt-oss"] = plan_of(biased, clipped, whole, placed_everywhere(3, tied=True))
+    found["tp2-whole-gpt-oss"] = plan_of(biased, once, whole, placed_everywhere(3, tied=True))
     normed = tiny_model(layers=3, vocab=257, qk_norm=True, qkv_bias=True, head_bias=True)
     for recompute in (Recompute.SELECTIVE, Recompute.MLP, Recompute.FULL):
         again = kind_placement(3).model_copy(update={"activations": {recompute: {Tier.GPU: 3}}})
         where = placed(embedding=kind_placement(1), block=again, head=kind_placement(1))
-        found[f"tp2-{recompute}"] = plan_of(normed, clipped, two, where)
+        found[f"tp2-{recompute}"] = plan_of(normed, once, two, where)
     return found
 
 

@@ -31,12 +31,14 @@ EIGHT = [
 
 
 def zero_group_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
-    """By name: gradients of two accumulation groups on every tier, or all on the GPU."""
+    """By name: gradients of two accumulation groups (of eight ranks, one) on every tier, or all on
+    the GPU.
+    """
     found: dict[str, Plan] = {}
     for layout in FOUR if ranks == 4 else EIGHT:
         model = tiny_model(layers=3 if layout.pp == 1 else 4)
         strategy = layout.model_copy(update={"accumulation_group": 2})
-        training = masked_training(4 * layout.dp, data, clip_norm=0.5)
+        training = masked_training(16 // ranks * layout.dp, data, clip_norm=0.5)
         where = all_resident(build_graph(model, training, strategy))
         if layout.pp == layout.cp == 1:
             where = placed_everywhere(layout.zero, SHORT)
