@@ -8,7 +8,8 @@ holds a lock of the system (flock) on the whole folder, which ends with the proc
 is held, a `lock` file that is there belongs to no process, and is removed.
 
 DeepSpeed compiles file by file. 13 of its 17 files read torch's headers, for 35 s of a core each,
-and have little to add; here those of an operator are one file to the compiler.
+and have little to add. A machine with GPUs has cores to compile them side by side; for CPU devices
+those of an operator are one file to the compiler.
 
 A process that loads these operators compiles no Triton kernel. On a GPU with CUDA 13 Triton's
 compiler failed once they were loaded ("PassManager::run failed").
@@ -90,7 +91,8 @@ def load(names: Sequence[str], device: str) -> None:
         with _alone(folder):
             _drop_stale_locks(folder)
             builder = get_accelerator().create_op_builder(BUILDERS[name])
-            _spare(builder, folder / f"{name}.cpp")
+            if device == "cpu":
+                _spare(builder, folder / f"{name}.cpp")
             try:
                 builder.load(verbose=False)
             except Exception as error:
