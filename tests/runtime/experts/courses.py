@@ -71,13 +71,18 @@ def layouts(ranks: int) -> dict[str, tuple[Strategy, Recompute]]:
 
 
 # Layouts of four ranks of a model with more than experts, by what they do to the rest of it:
-# nothing, a first stage without experts, all of ZeRO, and no rank with experts of its own.
-FEW = ("ep4", "ep2-pp2", "ep2-zero3", "ep2-tp2", "ep2-tp2-cp2-zero2", "dp4")
+# nothing, a first stage without experts, all of ZeRO, and no rank with experts of its own. Blocks
+# of several kinds are told by stages, by all of ZeRO and by what splits a layer in every way.
+FEW = {
+    "beside": ("ep4", "ep2-pp2", "ep2-zero3", "ep2-tp2", "ep2-tp2-cp2-zero2", "dp4"),
+    "llama4": ("ep2-pp2", "ep2-zero3", "ep2-tp2-cp2-zero2"),
+}
 
 
 def names(ranks: int, kind: str) -> list[str]:
     """Layouts of a kind of training, in their order."""
-    return [name for name in layouts(ranks) if ranks == 2 or kind == "plain" or name in FEW]
+    every = layouts(ranks)
+    return [name for name in every if ranks == 2 or name in FEW.get(kind, every)]
 
 
 def plans(ranks: int) -> dict[str, Plan]:
