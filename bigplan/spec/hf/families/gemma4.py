@@ -56,7 +56,8 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
             "logit_cap": reader.get("final_logit_softcapping"),
         }
     )
-    if fields["sliding_window"] is None and any(kind != types[-1] for kind in types):
+    slides = "sliding_attention" in types if types else any(local)
+    if slides and fields["sliding_window"] is None:
         reader.refuse("sliding_window", "a number of tokens")
     fields = read_ropes(reader, fields, _ROPES["sliding_attention"]["rope_theta"])
     return fields | _read_heads(reader, fields)
@@ -90,10 +91,11 @@ def _by_block(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
     found = dict(reader.mapping("per_layer_config"))
     pattern = tuple(fields.get("attention_pattern", ()))
     local = expanded(pattern, fields["layers"]) or (False,) * fields["layers"]
-    wanted = {str(block) for block, one in enumerate(local) if not one}
+    wanted = {block for block, one in enumerate(local) if not one}
+    blocks = {int(key) if str(key).isdecimal() else -1 for key in found}  # "05" in some files
     first = next(iter(found.values()))
     alike = all(one == first for one in found.values()) and isinstance(first, dict)
-    if {*map(str, found)} != wanted or not alike or not {*first} <= {*names}:
+    if blocks != wanted or not alike or not {*first} <= {*names}:
         reader.refuse(
             "per_layer_config", f"the same {' and '.join(names)} for each full_attention block"
         )
