@@ -19,8 +19,9 @@ from bigplan.spec.layers import BLOCK_SCALE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import expanded
 
+_LOCAL_BASE = 10000.0
 _ROPES = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": _LOCAL_BASE},
     "full_attention": {
         "rope_type": "proportional",
         "partial_rotary_factor": 0.25,
@@ -59,7 +60,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     slides = "sliding_attention" in types if types else any(local)
     if slides and fields["sliding_window"] is None:
         reader.refuse("sliding_window", "a number of tokens")
-    fields = read_ropes(reader, fields, _ROPES["sliding_attention"]["rope_theta"])
+    fields = read_ropes(reader, fields, _LOCAL_BASE)
     return fields | _read_heads(reader, fields)
 
 
