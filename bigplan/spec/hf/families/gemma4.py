@@ -153,6 +153,5 @@ GEMMA4 = ModelFamily(
         "keys_as_values": ("attention_k_eq_v",),
         "global_heads.head_dim": ("global_head_dim", "per_layer_config"),
         "global_heads.kv_heads": ("num_global_key_value_heads", "per_layer_config"),
-        "global_heads.keys_as_values": ("attention_k_eq_v",),
     },
 )
