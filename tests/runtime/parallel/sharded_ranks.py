@@ -428,9 +428,9 @@ def pipelines(ranks: int) -> dict[str, Plan]:
                 other = tiny_model(layers=3, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
         if ranks == 2 and layout.vpp > 1:  # chunks of unlike blocks
-            unlike = (("beside", BESIDE), ("lfm2", LFM2), ("nemotron-h", NEMOTRON_H))
-            unlike = (*unlike, ("gemma-4", GEMMA4))
-            for part, fields in (*unlike, ("qwen3-next", QWEN3_NEXT)):
+            unlike = ("beside", BESIDE), ("lfm2", LFM2), ("gemma-4", GEMMA4)
+            more = ("nemotron-h", NEMOTRON_H), ("qwen3-next", QWEN3_NEXT)
+            for part, fields in (*unlike, *more):
                 other = tiny_model(layers=5, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
         if ranks > 2 and (layout.zero or layout.tp * layout.vpp > 2 or layout.first_blocks):
