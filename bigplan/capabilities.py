@@ -22,7 +22,7 @@ from bigplan.spec.unplanned import (
     PREFERS_ALONE,
 )
 
-NATIVE_ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
+NATIVE_ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope", "proportional")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
 # Parts of models that bigplan plans for its own runtime alone.
 NATIVE_PARTS = (
@@ -31,6 +31,7 @@ NATIVE_PARTS = (
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
     *("attention_sinks", "qk_norm_turned", "convolution", "mixer_pattern"),
     *("attention_gate", "delta_rule", "state_space", "expert_pattern", "attention_chunk"),
+    *("global_heads", "keys_as_values", "value_norm", "block_scale"),
 )
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
@@ -332,6 +333,12 @@ def _sides_of_products(model: ModelSpec, strategy: Strategy, tokens: int) -> dic
         f"kv_heads x head_dim / tp {tp}": max(model.head_dim, model.kv_width // tp),
         "tokens of a micro-batch": tokens,
     }
+    if (far := model.global_heads) is not None:
+        width = max(far.head_dim, far.kv_heads * far.head_dim // tp)
+        sides |= {
+            f"heads x global_heads.head_dim / tp {tp}": model.heads * far.head_dim // tp,
+            f"global_heads.kv_heads x head_dim / tp {tp}": width,
+        }
     if model.convolution is not None:
         sides[f"hidden / tp {tp}"] = model.hidden // tp
     if (rule := model.delta_rule) is not None:

@@ -109,6 +109,15 @@ def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
             f"{found.name} has latent attention, which kernels are not chosen for; name another "
             "model"
         )
+    bare = {
+        "norms without weights": found.weightless_norms != "none" or found.value_norm,
+        "a factor of each block": found.block_scale,
+    }
+    if parts := [name for name, there in bare.items() if there]:
+        raise InputError(
+            f"{found.name} has {' and '.join(parts)}, which kernels are not chosen for; name "
+            "another model"
+        )
     length = options.seq_len or min(8192, found.max_sequence_length)
     for name, value in (("--micro-batch", options.micro_batch), ("--seq-len", length)):
         if value < 1 or options.micro_batch * length > MOST_TOKENS:

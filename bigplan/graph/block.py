@@ -109,7 +109,8 @@ def block(shape: RankShape) -> LayerKind:
         + vector_bytes(shape)
         + arriving_bytes(shape)
         + unpacked_bytes(shape)
-        + cast_bytes(shape)[1],
+        + cast_bytes(shape)[1]
+        + (shape.hidden if shape.model.block_scale else 0),  # the gradient by what is multiplied
         chained=_chained(shape),
         largest=max(shape.whole_hidden, largest_bytes(shape, trained), shared_inner_bytes(shape)),
         frozen=shape.frozen,

@@ -139,12 +139,12 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     each = 6.0 if training.lora is None else 4.0
     adapted = passed_count(model, training.lora)
     length = training.attended_length
-    rows = sum(
-        doubled_reach(*one.within(length))
-        for one, mixer in zip(model.attentions, model.mixers, strict=True)
+    kinds = map(model.seen_by, model.layer_sequence()[1:-1])
+    attention = 3.0 * sum(
+        doubled_reach(*one.within(length)) * seen.heads * (seen.head_dim + seen.value_width)
+        for one, mixer, seen in zip(model.attentions, model.mixers, kinds, strict=True)
         if mixer == ATTENTION
     )
-    attention = 3.0 * rows * model.heads * (model.head_dim + model.value_width)
     return tokens * (each * matrices + 6.0 * adapted + attention + _rule_flops(model))
 
 

@@ -231,9 +231,16 @@ def undivided(model: ModelSpec, tp: int) -> tuple[str, ...]:
         shared_out["state_space.heads"] = space.heads
         shared_out["state_space.groups"] = 0 if space.groups == 1 else space.groups
     odd = {name: width for name, width in shared_out.items() if width % tp}
-    if tp % model.kv_heads and model.kv_heads % tp:
-        odd["kv_heads"] = model.kv_heads
+    odd |= {key: n for key, n in _key_heads(model).items() if tp % n and n % tp}
     return tuple(f"{name} {width}" for name, width in odd.items())
+
+
+def _key_heads(model: ModelSpec) -> dict[str, int]:
+    """Key and value heads of all kinds of blocks, by key."""
+    far = model.global_heads
+    return {"kv_heads": model.kv_heads} | (
+        {} if far is None else {"global_heads.kv_heads": far.kv_heads}
+    )
 
 
 def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:
@@ -247,7 +254,7 @@ def unexchanged(model: ModelSpec, tp: int, cp: int) -> tuple[str, ...]:
     `cp` divides the heads of attention, a delta rule and a state space. It goes with those that
     serve several of them each: where there are fewer than `cp`, neighbouring ranks get the same.
     """
-    whole, shared = {"heads": model.heads}, {"kv_heads": model.kv_heads}
+    whole, shared = {"heads": model.heads}, _key_heads(model)
     if (rule := model.delta_rule) is not None:
         whole["delta_rule.value_heads"] = rule.value_heads
         shared["delta_rule.key_heads"] = rule.key_heads

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.runtime.constants import values_of
+
 GateKind = Literal["swiglu", "geglu"]
 _left_out = False
 
@@ -242,6 +244,23 @@ class _UnreadSum(Function):
         return by_sum, by_sum if ctx.scale == 1 else by_sum * ctx.scale, None
 
 
+class _Scaled(Function):
+    """x times a constant, over x; `unread`: for its backward alone, as _UnreadSum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, terms: Tensor, unread: bool) -> Tensor:
+        ctx.save_for_backward(terms)
+        if unread:
+            return x.new_empty(()).expand_as(x)
+        ctx.mark_dirty(x)
+        return x.mul_(values_of(terms).to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
+        (terms,) = ctx.saved_tensors
+        return gradients[0] * values_of(terms).to(gradients[0].dtype), None, None
+
+
 class _Cap(Function):
     """cap * tanh(x / cap); saves its result."""
 
@@ -337,6 +356,14 @@ def squared_relu(x: Tensor) -> Tensor:
 def unread_sum(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
     """X + scale * y for its backward: nobody may read what it gives."""
     return _UnreadSum.apply(x, y, scale)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def scaled_in_place(x: Tensor, terms: Tensor, *, unread: bool = False) -> Tensor:
+    """X times the constant of these terms [3, 1], over x, which nobody else may read.
+
+    With `unread` nobody may read what it gives.
+    """
+    return _Scaled.apply(x, terms, unread)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:

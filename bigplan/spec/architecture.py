@@ -11,6 +11,7 @@ from bigplan.errors import InputError
 from bigplan.spec.combinations import check_attention, check_factors, check_latent, check_norms
 from bigplan.spec.experts import check_experts
 from bigplan.spec.files.document import LONGEST_NAME, Spec
+from bigplan.spec.global_heads import GlobalHeads, check_heads
 from bigplan.spec.latent import LatentAttention
 from bigplan.spec.mixers import (
     ATTENTION,
@@ -84,6 +85,12 @@ class Architecture(Spec):
     """heads are made of narrow latents, as in DeepSeek-V2 and V3; null: of the residual stream"""
     head_dim: int = Field(default_factory=_head_dim, gt=0, le=10**6)
     """width of one head's queries and keys; default: `hidden` / `heads`, or latent attention's"""
+    global_heads: GlobalHeads | None = None
+    """heads of global blocks of an `attention_pattern`, as in Gemma 4; null: as those of others"""
+    keys_as_values: bool = False
+    """values are keys as a product gives them, so that they have no matrix of their own"""
+    value_norm: bool = False
+    """RMSNorm without weights on each head's values"""
     convolution: ShortConvolution | None = None
     """mixes tokens in place of attention in some blocks, or all; null: in none"""
     delta_rule: GatedDeltaRule | None = None
@@ -116,6 +123,8 @@ class Architecture(Spec):
     """rows of the token table are multiplied by it: the root of `hidden` in Gemma"""
     residual_scale: float = Field(default=1.0, gt=0)
     """what attention and MLP add to the residual stream is multiplied by it, as in Granite"""
+    block_scale: bool = False
+    """what a block gives is multiplied by a number of its own, which training leaves as it is"""
     logit_scale: float = Field(default=1.0, gt=0)
     """scores of words are multiplied by it, as in Granite and Cohere"""
     mlp: Literal["swiglu", "clamped_swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2"] = (
@@ -201,6 +210,7 @@ class Architecture(Spec):
         check_norms(self)
         check_latent(self)
         check_mixers(self)
+        check_heads(self)
         if self.heads % self.kv_heads:
             raise InputError(
                 f"`heads` {self.heads} is not a multiple of `kv_heads` {self.kv_heads}; "

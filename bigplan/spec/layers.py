@@ -13,8 +13,10 @@ from typing import cast
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.convolution_steps import convolution
 from bigplan.spec.delta_rule_steps import delta_rule
+from bigplan.spec.grouped_heads import grouped_heads
 from bigplan.spec.latent_heads import latent_heads
 from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, MLP, STATE_SPACE, Mixer
+from bigplan.spec.pattern import GLOBAL
 from bigplan.spec.state_space_steps import state_space
 from bigplan.spec.step import TERMS, LayerStep, Parameter, Split, StepOp, StepValue, product
 
@@ -33,10 +35,12 @@ _KINDS: Mapping[tuple[Mixer, bool], str] = {
     (MLP, False): MLP,
     (ATTENTION, False): BLOCK,
 }
-BLOCKS = tuple(_KINDS.values())
+# The last: blocks that see all tokens, where their heads are unlike those of others.
+BLOCKS = (*_KINDS.values(), GLOBAL)
 ROUTER_BIAS = "router.bias"  # a constant that is added to shares
 SCORE_BIAS = "router_scores.bias"
 SINKS = "attention.sinks"
+BLOCK_SCALE = "block.scale"  # a constant that multiplies what a block gives
 OF_AN_EXPERT = "experts."  # what names of parameters begin with of which each expert has a part
 SHARED_GATE = "shared_gate.weight"
 # Steps of an MLP beside the experts.
@@ -118,7 +122,17 @@ def _widening_half(
         mlp = _mlp(model, read)
         mlp += _closing(model, "mlp", mlp[-1].gives[0])
     last = _sum("mlp residual", stream, mlp[-1].gives[0], "output")
-    return (*second, *shared, *mlp, last)
+    return (*second, *shared, *mlp, last, *_block_scale(model, last))
+
+
+def _block_scale(model: Architecture, last: LayerStep) -> list[LayerStep]:
+    """A number of the block's own that multiplies what it gives, where the model has one."""
+    if not model.block_scale:
+        return []
+    scale = Parameter(BLOCK_SCALE, (TERMS, 1), "replicated", False, constant=True)
+    (given,) = last.gives
+    scaled = given._replace(name="scaled output")
+    return [LayerStep(StepOp.SCALE, "block scale", (given,), (scaled,), (scale,))]
 
 
 def _opening_norm(
@@ -168,7 +182,7 @@ def _sum(name: str, x: StepValue, y: StepValue, gives: str) -> LayerStep:
 
 def _attention(model: Architecture, x: StepValue) -> list[LayerStep]:
     """Heads, how they mix values, and the product of what they give."""
-    steps, heads = (latent_heads if model.latent_attention else _grouped_heads)(model, x)
+    steps, heads = (latent_heads if model.latent_attention else grouped_heads)(model, x)
     mixed = StepValue("attention's values", model.heads, model.value_width)
     softmax = StepValue("sums of softmax", model.heads)
     saved = (*heads, mixed)
@@ -187,65 +201,6 @@ def _gated(first: LayerStep, mixed: StepValue) -> list[LayerStep]:
     read = mixed, first.gives[1]
     gives = (mixed._replace(name="gated values"),)
     return [LayerStep(StepOp.GATE, "attention gate", read, gives, saves=read, cheap=True)]
-
-
-def _grouped_heads(
-    model: Architecture, x: StepValue
-) -> tuple[list[LayerStep], tuple[StepValue, StepValue, StepValue]]:
-    """What makes queries, keys and values of x; queries and keys may be normed and turned."""
-    queries = StepValue("queries", model.heads, model.head_dim)
-    keys = StepValue("keys", model.kv_heads, model.head_dim, repeats=True)
-    values = keys._replace(name="values")
-    gate = {"q_gate_proj": queries._replace(name="attention's gate")}
-    others = {"k_proj": keys, "v_proj": values}
-    modules = {"q_proj": queries, **(gate if model.attention_gate else {}), **others}
-    steps = [product("query, key, value", x, modules, bias=model.qkv_bias)]
-    ways = (_norms_of_heads, _rotary)
-    for way in reversed(ways) if model.qk_norm_turned else ways:
-        more = way(model, (queries, keys))
-        if more:
-            queries, keys = (value for step in more for value in step.gives)
-        steps += more
-    return steps, (queries, keys, values)
-
-
-def _norms_of_heads(model: Architecture, heads: tuple[StepValue, StepValue]) -> list[LayerStep]:
-    """Those of queries and keys, where the model has them."""
-    if not model.qk_norm:
-        return []
-    return [
-        _norm_of_heads(model, name, x) for name, x in zip(("q_norm", "k_norm"), heads, strict=True)
-    ]
-
-
-def _rotary(model: Architecture, heads: tuple[StepValue, StepValue]) -> list[LayerStep]:
-    """What turns queries and keys by their positions, where the model has it."""
-    if model.positions != "rope":
-        return []
-    turned = tuple(one._replace(name=f"turned {one.name}") for one in heads)
-    return [LayerStep(StepOp.ROTARY, "rotary embedding", heads, turned)]
-
-
-def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:
-    """An RMSNorm on each head of queries or keys, or on all of them together.
-
-    Ranks that have some heads each then have these heads' part of its weights.
-    """
-    weight = Parameter(f"{module}.weight", (model.head_dim,), "replicated", False)
-    scales = StepValue(f"scales of {x.name}", x.parts)
-    if model.qk_norm_whole:
-        heads = x.parts if x.repeats else 0
-        weight = Parameter(weight.name, (x.columns(),), "rows", False, heads)
-        scales = StepValue(scales.name, 1, split=False, whole=True)
-    return LayerStep(
-        StepOp.NORM,
-        f"norm of {x.name}",
-        (x,),
-        (x._replace(name=f"normed {x.name}"),),
-        (weight,) if model.weightless_norms == "none" else (),
-        saves=(x,),
-        statistics=(scales,),
-    )
 
 
 def _mlp(model: Architecture, x: StepValue) -> list[LayerStep]:

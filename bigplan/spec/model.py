@@ -7,8 +7,10 @@ from functools import cached_property
 
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.experts import OF_EXPERTS
+from bigplan.spec.global_heads import seen_heads
 from bigplan.spec.layers import BLOCK, BLOCKS, DENSE, OF_AN_EXPERT, block_kind, described
 from bigplan.spec.mixers import ATTENTION, BESIDE_ATTENTION, DELTA_RULE, MLP, Mixer
+from bigplan.spec.pattern import GLOBAL, expanded
 from bigplan.spec.step import LayerStep, Parameter
 
 
@@ -35,7 +37,7 @@ class ModelSpec(Architecture):
 
         Empty where all blocks are alike.
         """
-        if not any(self.dense) and len({*self.mixers}) == 1:
+        if not any(self.dense) and len({*self.mixers}) == 1 and self.global_heads is None:
             return {}
         blocks = dict(zip(reversed(self._sequence[1:-1]), reversed(self.mixers), strict=True))
         return {
@@ -53,6 +55,8 @@ class ModelSpec(Architecture):
             yield "ffn", 0
         else:
             yield from (("dense_blocks", 0), ("dense_ffn", 0), ("expert_pattern", ()))
+        if self.global_heads is not None:
+            yield from seen_heads(self, kind)
         if self.mixer_pattern:
             yield "mixer_pattern", (f"1 {MLP}",) if mixer == MLP else ()
             yield from ((name, None) for name in BESIDE_ATTENTION if name != mixer)
@@ -61,6 +65,9 @@ class ModelSpec(Architecture):
 
     @cached_property
     def _sequence(self) -> tuple[str, ...]:
+        if self.global_heads is not None:
+            local = expanded(self.attention_pattern, self.layers)
+            return ("embedding", *(BLOCK if one else GLOBAL for one in local), "head")
         mixers = self.mixers if self.mixer_pattern else (ATTENTION,) * self.layers
         blocks = (
             block_kind(mixer, dense=dense) for mixer, dense in zip(mixers, self.dense, strict=True)

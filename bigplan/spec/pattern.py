@@ -1,7 +1,8 @@
 """Which blocks attend within a window or a chunk: a pattern of local and global blocks, in runs.
 
 [5 local, 1 global] is five local blocks and a global one, over and over, as far as there are
-blocks. Blocks differ in attention alone, so all have the same parameters and keep the same bytes.
+blocks. Blocks differ in attention alone, so all have the same parameters and keep the same bytes,
+unless global ones have heads of their own (global_heads.py).
 """
 
 from __future__ import annotations

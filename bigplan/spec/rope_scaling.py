@@ -36,10 +36,11 @@ class RopeScaling(Spec):
     high_frequency_factor, and blends in between. "yarn" (arXiv 2309.00071) blends between numbers
     of turns in original_length, and multiplies cos and sin by a factor. "longrope" (arXiv
     2402.13753) divides each by a factor of its own, by others in sequences longer than
-    original_length, and multiplies cos and sin. Other kinds are known by name only.
+    original_length, and multiplies cos and sin. "proportional" turns the fastest pairs of a head's
+    columns alone, a part `turned` of them, as in Gemma 4. Other kinds are known by name only.
     """
 
-    name: Literal["linear", "llama3", "dynamic", "yarn", "longrope"]
+    name: Literal["linear", "llama3", "dynamic", "yarn", "longrope", "proportional"]
     factor: float | None = Field(default=None, gt=0)
     low_frequency_factor: float | None = Field(default=None, gt=0)
     high_frequency_factor: float | None = Field(default=None, gt=0)
@@ -63,6 +64,8 @@ class RopeScaling(Spec):
     """yarn blends between whole numbers of pairs; false: between fractions, as in GPT-OSS"""
     attention_factor: float | None = Field(default=None, gt=0)
     """what yarn and longrope multiply cos and sin by; null: what their papers say"""
+    turned: float | None = Field(default=None, gt=0, le=1)
+    """proportional: the part of the pairs that rope turns; others stay as they are"""
     query_growth: float | None = Field(default=None, gt=0)
     """yarn: turned queries at position i are multiplied by 1 + it * ln(1 + floor(i /
     original_length)), as in Ministral 3 (arXiv 2501.19399 has the idea); null: not"""
@@ -74,6 +77,7 @@ class RopeScaling(Spec):
             "llama3": tuple(RopeScaling.model_fields)[1:5],
             "yarn": ("factor", "original_length"),
             "longrope": ("factor", "original_length", "short_factors", "long_factors"),
+            "proportional": ("turned",),
         }
         missing = [key for key in needed.get(self.name, ()) if not getattr(self, key)]
         if missing:
@@ -98,6 +102,8 @@ class RopeScaling(Spec):
             )
         if self.query_growth and self.name != "yarn":
             raise InputError(f"`query_growth` is of yarn, and `name` is {self.name}; remove it")
+        if self.turned is not None and self.name != "proportional":
+            raise InputError(f"`turned` is of proportional, and `name` is {self.name}; remove it")
         fast, slow = self.turns
         if slow > fast:
             raise InputError(

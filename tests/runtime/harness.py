@@ -225,7 +225,7 @@ def _in_model(context: Context, layer: int, mine: Tensor) -> Tensor:
             first = rows.element(held)
             values[held.in_matrix] = mine[first : first + held.elements].view(held.rows, -1)
         found.append(values.flatten())
-    return torch.cat(found)
+    return torch.cat([mine[:0], *found])  # a tied head without weights has none
 
 
 def together(runs: Sequence[Run]) -> Run:

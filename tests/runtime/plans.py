@@ -199,6 +199,8 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     tied = draw(flag)
     turned = style.get("positions", "rope") == "rope"
     norms = _NORMS_OF_HEADS if turned else _NORMS_OF_HEADS[:3]
+    if style.get("value_norm"):  # of each head alone, as the others are then
+        norms = norms[:2] + norms[3:]
     normed = draw(st.sampled_from(norms[:1] if latent else norms))
     if _may_lack_weights(style, normed, latent=latent) and draw(flag):
         normed = normed | draw(st.sampled_from(_WEIGHTLESS[: 1 + bool(normed["qk_norm"])]))
@@ -208,9 +210,8 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         attention_gate=not latent and draw(flag),
         tied_embeddings=tied,
         head_bias=not tied and draw(flag),
-        **normed,
         qkv_bias=not latent and draw(flag),
-        **style,
+        **(style | normed),
     )
 
 
@@ -229,7 +230,8 @@ def _convolves(style: dict[str, object]) -> bool:
     usual = {"norms": "before", "parallel_residual": False}
     alike = all(style.get(key, value) == value for key, value in usual.items())
     patterns = {"attention_pattern", "expert_pattern"} & {*style}
-    return alike and not patterns and style.get("positions") != "alibi"
+    parts = style.get("value_norm") or style.get("block_scale")
+    return alike and not patterns and not parts and style.get("positions") != "alibi"
 
 
 def of_lfm2(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
@@ -377,7 +379,23 @@ def _of_gemma(draw: st.DrawFn) -> dict[str, object]:
         }
         if not style["global_rope"] and draw(st.booleans()):
             style["global_query_growth"] = {"factor": 0.5, "length": 3}
-    return style
+    return style | _of_gemma4(draw, style)
+
+
+def _of_gemma4(draw: st.DrawFn, style: dict[str, object]) -> dict[str, object]:
+    """Parts of Gemma 4's models, each or not."""
+    flag = st.booleans()
+    more: dict[str, object] = {"block_scale": draw(flag)}
+    if not style["norm_plus_one"]:
+        more["value_norm"] = draw(flag)
+        more["keys_as_values"] = more["value_norm"] and draw(flag)
+    if "attention_pattern" in style and "global_query_growth" not in style and draw(flag):
+        more["global_heads"] = {
+            "head_dim": 16,
+            "kv_heads": draw(st.sampled_from((2, 4))),
+            "keys_as_values": more.get("value_norm", False) and draw(flag),
+        }
+    return more
 
 
 @st.composite

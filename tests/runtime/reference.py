@@ -156,8 +156,10 @@ class PlainLoop:
         self._gradient_dtype = DTYPES[training.gradient_precision]
         length = training.sequence_length
         self._positions = {
-            one: positions.position_tables(plan.model, length, "cpu", self._dtype, attends=one)
-            for one in plan.model.attention_shares
+            of: positions.position_tables(
+                plan.model.seen_by(of[0]), length, "cpu", self._dtype, attends=of[1]
+            )
+            for of in zip(self._graph.layers[1:-1], plan.model.attentions, strict=True)
         }
         self._sources = [
             BatchSource(
@@ -286,8 +288,9 @@ class PlainLoop:
             p = used(layer)
             if summed(layer) is not None:  # as in _Summed.linears
                 p |= {name: p[name].detach() for name in EXPERTS if name in p}
-            seen, attends = model.seen_by(self._graph.layers[layer]), model.attentions[layer - 1]
-            positions = self._positions[attends]._replace(bounds=bounds)
+            kind = self._graph.layers[layer]
+            seen, attends = model.seen_by(kind), model.attentions[layer - 1]
+            positions = self._positions[kind, attends]._replace(bounds=bounds)
             x = blocks.block(p, x, seen, positions, ways)
         last = len(kinds) - 1
         if model.tied_embeddings:

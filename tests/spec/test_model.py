@@ -283,6 +283,23 @@ def test_layer_sequence() -> None:
         ({"shared_experts": 1}, "`shared_experts`: experts of other kinds, or as other tools"),
         ({"shared_norm": True}, "`shared_norm` without `parallel_residual`: MLPs that come after"),
         ({"attention_sinks": True, "score_cap": 5.0}, "`attention_sinks` with `score_cap`, whose"),
+        ({"keys_as_values": True}, "`keys_as_values` without `value_norm`, by which values differ"),
+        (
+            {"value_norm": True, "qk_norm": True, "qk_norm_whole": True},
+            "`value_norm` with `qk_norm_whole`, which blocks with it do not have",
+        ),
+        (
+            {"value_norm": True, "norm": "layernorm"},
+            "`value_norm` with `norm: layernorm`, but it is",
+        ),
+        (
+            {"block_scale": True, "parallel_residual": True},
+            "`block_scale` with `parallel_residual`",
+        ),
+        (
+            {"global_heads": {"head_dim": 16, "kv_heads": 1}},
+            "`global_heads` without local and global blocks among the",
+        ),
         ({"weightless_norms": "heads"}, "`weightless_norms: heads` without `qk_norm`, the norms"),
         (
             {"weightless_norms": "all", "norm_plus_one": True},

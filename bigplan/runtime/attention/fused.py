@@ -26,7 +26,8 @@ def attention(
     With a window of fewer than s tokens, a token sees so many: itself and those just before it.
     `scale`: factor of products of queries and keys; None: 1 / root of d.
     """
-    if (within := narrower(window, q.shape[1])) is not None:
+    within = narrower(window, q.shape[1])
+    if within is not None or _without_flash(q):
         return _Windowed.apply(q, k, v, within, scale or q.shape[-1] ** -0.5)  # type: ignore[no-any-return, no-untyped-call]
     # The transposes stay views: the kernels answer in q's layout, [b, s, heads, d] in memory, so
     # flattening copies nothing and o_proj saves the storage that attention saves.
@@ -43,10 +44,15 @@ def narrower(window: int | None, length: int) -> int | None:
 
 
 class _Windowed(Function):
-    """Attention within a window."""
+    """Attention within a window, or without one by the kernel for heads that flash has none for.
+
+    torch's own choice for grouped heads would write all scores there.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float
+    ) -> Tensor:
         heads = [each.transpose(1, 2) for each in (q, k, v)]
         out, *others = windowed.forward(heads, scale, window)
         output: Tensor = out.transpose(1, 2)

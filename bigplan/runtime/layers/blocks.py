@@ -21,11 +21,17 @@ from bigplan.runtime.mixers import convolution, delta_rule, state_space
 from bigplan.runtime.mixers.norms import norm_alone, norm_of, norm_rule, norm_weights
 from bigplan.runtime.mixers.positions import Positions
 from bigplan.runtime.mixers.ways import PLAIN, Parameters, Ways
-from bigplan.runtime.operators import geglu, squared_relu, swiglu, unread_sum
+from bigplan.runtime.operators import (
+    geglu,
+    scaled_in_place,
+    squared_relu,
+    swiglu,
+    unread_sum,
+)
 from bigplan.runtime.parallel.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.parallel.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.parallel.words import Words, cross_entropy, own_rows
-from bigplan.spec.layers import TABLE
+from bigplan.spec.layers import BLOCK_SCALE, TABLE
 from bigplan.spec.mixers import (
     ATTENTION,
     CONVOLUTION,
@@ -122,12 +128,19 @@ def block(
 ) -> Tensor:
     """One transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
 
-    It may be a mixer or an MLP alone.
+    It may be a mixer or an MLP alone. What it gives may be multiplied by a number of its own.
 
     `positions` are position_tables for this s and this block's attention. Ways of tensor-parallel
     ranks take x as a rank has it, and p with its heads and its part of the MLP. Those of
     context-parallel ranks take a part of s.
     """
+    output = _block(p, x, model, positions, ways)
+    if not model.block_scale:
+        return output
+    return scaled_in_place(output, p[BLOCK_SCALE], unread=ways.unread)
+
+
+def _block(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways) -> Tensor:
     if model.mixer == MLP:
         return _widened(p, *norm_of(p, "post_norm", x, model, ways), model, ways)
     last = ways.last or ways.close

@@ -76,10 +76,10 @@ def _block(context: Context, kind: str, attends: BlockAttention, losses: Losses)
     ranks, parts = context.tensor_parallel, context.context_parallel
     length, dtype = context.training.sequence_length, context.parameter_dtype
     sharing = Sharing(ranks, parts)
-    positions = position_tables(context.model, length, context.device, dtype, sharing, attends)
+    model = context.model.seen_by(kind)
+    positions = position_tables(model, length, context.device, dtype, sharing, attends)
     kernels = library_for(context.training, context.device)
     in_product = sums_in_products(context.graph.sizes.gradient)
-    model = context.model.seen_by(kind)
     block = Block(model, positions, ranks, parts, in_product=in_product, kernels=kernels)
     block.lora = context.training.lora
     block.matrices = generated.matrices_for(context.training, kernels)

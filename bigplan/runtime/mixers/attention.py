@@ -20,7 +20,7 @@ from bigplan.runtime.attention.latent import How
 from bigplan.runtime.mixers.gated_heads import gated_by, heads_of
 from bigplan.runtime.mixers.norms import norm_of, normed_whole, rms_normed, rms_rule
 from bigplan.runtime.mixers.positions import Positions
-from bigplan.runtime.mixers.ways import Parameters, Ways
+from bigplan.runtime.mixers.ways import Parameters, Ways, keep
 from bigplan.runtime.operators import rotary
 from bigplan.spec.layers import SINKS
 from bigplan.spec.model import ModelSpec
@@ -100,11 +100,13 @@ def _grouped_heads(
     # Linear biases are for whole sequences, other tables for the tokens that this rank has.
     parts = ways.context.group.size if model.positions == "alibi" else 1
     shape = len(tables[0]) // parts, model.head_dim
-    q, *gates, k, v = ways.linears(p, heads_of(model), x)
+    q, *gates = ways.linears(p, heads_of(model), x)
+    k, v = (gates.pop(), None) if model.keys_as_values else (gates.pop(-2), gates.pop())
     if model.qk_norm_whole:
         q = normed_whole(p, "q_norm", q, model, ways)
         k = normed_whole(p, "k_norm", k, model, ways)
-    q, k, v = (_heads(y, *shape) for y in (q, k, v))
+    q, k = (_heads(y, *shape) for y in (q, k))
+    k, v = _keys_and_values(p, k, k if v is None else _heads(v, *shape), model, ways)
     if not model.qk_norm_turned:
         q, k = _normed_heads(p, q, k, model, ways)
     if attends.rope_theta is not None:
@@ -117,6 +119,19 @@ def _grouped_heads(
     ):
         q, k = _normed_heads(p, q, k, model, ways)
     return q, k, v, *gates
+
+
+def _keys_and_values(
+    p: Parameters, k: Tensor, v: Tensor, model: ModelSpec, ways: Ways
+) -> tuple[Tensor, Tensor]:
+    """Keys, and values [b, s, heads, head_dim] by their norm, where the model has one.
+
+    If both are one tensor, the norm's backward adds the gradient by keys to its own.
+    """
+    if not model.value_norm:
+        return k, v
+    normed, given = norm_of(p, "v_norm", v, model, ways._replace(forget=keep))
+    return (given if v is k else k), normed
 
 
 def _normed_heads(

@@ -10,9 +10,9 @@ from bigplan.spec.model import ModelSpec
 
 
 def heads_of(model: ModelSpec) -> tuple[str, ...]:
-    """Matrices whose products are queries, a gate where the model has one, keys and values."""
+    """Matrices whose products are queries, a gate if any, keys and, if they are no keys, values."""
     gate = ("q_gate_proj",) if model.attention_gate else ()
-    return "q_proj", *gate, "k_proj", "v_proj"
+    return "q_proj", *gate, "k_proj", *(() if model.keys_as_values else ("v_proj",))
 
 
 def gated_by(gate: Tensor, mixed: Tensor, forget: Forget) -> Tensor:

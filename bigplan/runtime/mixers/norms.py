@@ -43,7 +43,8 @@ def norm_of(
     if model.norm == "rmsnorm":
         rms, weight = rms_rule(model), weights[0] if weights else None
         normed, x = rms_norm(x, weight, rms, over=over)
-        forget(normed, partial(rms_normed, rule=rms), x, weight)
+        again = partial(rms_normed, rule=rms)
+        forget(normed, again if weights else partial(again, weight=None), x, *weights)
         return normed, x
     inputs = (x, *weights)
     norm = partial(layer_norm, epsilon=model.norm_epsilon, plus_one=model.norm_plus_one)

@@ -132,6 +132,9 @@ def _turned(frequencies: Tensor, scaling: RopeScaling | None, theta: float) -> T
     """
     if scaling is None:
         return frequencies
+    if scaling.turned is not None:  # the others' angles are 0, so their cos is 1 and their sin 0
+        count = int(scaling.turned * len(frequencies))
+        return frequencies * (torch.arange(len(frequencies)) < count)
     assert scaling.factor is not None, scaling
     if scaling.name == "linear":
         return frequencies / scaling.factor

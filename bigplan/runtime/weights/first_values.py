@@ -23,7 +23,7 @@ from bigplan.runtime.weights.hf import HfFolder
 from bigplan.runtime.weights.peft import PeftFolder
 from bigplan.spec import delta_rule_steps, state_space_steps
 from bigplan.spec.four_bits import is_packed, packed_columns
-from bigplan.spec.layers import BLOCKS
+from bigplan.spec.layers import BLOCK_SCALE, BLOCKS
 from bigplan.spec.lora import inputs_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -121,7 +121,8 @@ def random_values(
     """Normal (std 0.02) matrices, norms' weights, zero biases and sinks: fp32 [rows, columns].
 
     Decays of delta rules and state spaces are uniform, a delta rule's offsets and the weights of
-    their norms one, and so is what a state space adds of values. Its time steps begin small.
+    their norms one, and so are what a state space adds of values and what multiplies a block. Its
+    time steps begin small.
     Of adapters A is uniform within +- 1 / sqrt(in), as torch.nn.Linear begins, and B is zero.
 
     The values depend on the arguments alone, so every plan starts from the same model. The value of
@@ -133,6 +134,8 @@ def random_values(
         return torch.zeros(shape)
     if (name := parameter.name) in ONES:
         return torch.ones(shape)
+    if name == BLOCK_SCALE:  # the first term of 1; the others are 0
+        return (torch.arange(rectangle.first_row, rectangle.last_row) == 0).float()[:, None]
     drawn_vectors = (*DECAYS, state_space_steps.STEP_OFFSET)
     if len(parameter.shape) == 1 and name not in drawn_vectors:
         return torch.full(shape, norm)

@@ -39,6 +39,8 @@ _OF_OTHERS: Mapping[str, str] = {
     "heads": "num_attention_heads num_heads n_heads n_head attention_heads",
     "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads num_query_groups key_value_heads",
     "head_dim": "kv_channels head_size d_head d_kv",
+    "global_heads": "global_head_dim num_global_key_value_heads per_layer_config",
+    "keys_as_values": "attention_k_eq_v",
     "latent_attention": "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim",
     "convolution": "conv_l_cache conv_bias",
     "delta_rule": "linear_num_key_heads linear_num_value_heads linear_key_head_dim "

@@ -56,7 +56,7 @@ def from_hf_config(
             f"with one of {', '.join(FAMILIES)}"
         )
     config, lines = text_model(config, lines or {}, where)
-    refuse_type(model_type, where)
+    refuse_type(config, where)
     refuse_experts(config, where, EXPERT_FAMILIES)
     if model_type not in FAMILIES:
         raise RefusedError(

@@ -80,23 +80,34 @@ def refuse_experts(
         raise RefusedError(f"{where}: `{key}` is {_shown(value)}: {told}")
 
 
-_GEMMA4 = (
-    "heads of global blocks are wider and fewer than those of local ones, values have norms "
-    "without weights, and blocks have factors of their own"
-)
 # Dense decoders that people train, and what their blocks have that no block here has.
 _OTHER_BLOCKS = {
     "apertus": "its activation, xIELU, has trained numbers of its own",
     "falcon_h1": "its blocks have attention and a state space side by side",
-    "gemma4_text": _GEMMA4,
-    "gemma4": _GEMMA4,
     "mamba": "its state space is Mamba's first, with a decay for each channel and state",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
 }
 
 
-def refuse_type(model_type: str, where: str) -> None:
+# What sizes of Gemma 4 have that are not supported, by the key that says so.
+_OF_GEMMA4 = {
+    "enable_moe_block": "experts beside the MLP of each block, each with norms of its own, as in "
+    "Gemma 4 26B A4B",
+    "num_kv_shared_layers": "blocks that read the keys and values of another block, as in Gemma 4 "
+    "E2B and E4B",
+}
+
+
+def refuse_type(config: Mapping[str, Any], where: str) -> None:
     """A model type that is known, and not supported because of one thing."""
+    model_type = str(config["model_type"])
+    of_gemma4 = _OF_GEMMA4 if model_type.startswith("gemma4") else {}
+    for key, part in of_gemma4.items():
+        if config.get(key) not in _OFF:
+            raise RefusedError(
+                f"{where}: `{key}` is {_shown(config[key])}: {part}, is not supported; take Gemma "
+                "4 31B or 12B, or a model of another family"
+            )
     if model_type in _OTHER_BLOCKS:
         raise RefusedError(
             f"{where}: model_type {model_type!r} is not supported: {_OTHER_BLOCKS[model_type]}; "

@@ -173,8 +173,9 @@ def _losses(
     x = blocks.embedding(p[0], tokens, model, begins=begins)
     x = blocks.embedding_norm(p[0], x, model)
     for kind, own, attends in zip(kinds[1:-1], p[1:-1], model.attentions, strict=True):
-        tables = position_tables(model, tokens.shape[1], "cpu", torch.float32, attends=attends)
-        x = blocks.block(own, x, model.seen_by(kind), tables._replace(bounds=bounds))
+        seen = model.seen_by(kind)
+        tables = position_tables(seen, tokens.shape[1], "cpu", torch.float32, attends=attends)
+        x = blocks.block(own, x, seen, tables._replace(bounds=bounds))
     head = p[-1] | (p[0] if model.tied_embeddings else {})
     each = [blocks.head_loss(head, x[0, i : i + 1], targets[0, i : i + 1], model) for i in
             range(tokens.shape[1]) if targets[0, i] != IGNORED]  # fmt: skip

@@ -147,8 +147,9 @@ class PairLoop:
         x = blocks.embedding_norm(p[0], blocks.embedding(p[0], tokens[None], model), model)
         kinds = model.layer_sequence()[1:-1]
         for kind, own, attends in zip(kinds, p[1:-1], model.attentions, strict=True):
-            tables = position_tables(model, len(tokens), "cpu", torch.float32, attends=attends)
-            x = blocks.block(own, x, model.seen_by(kind), tables)
+            seen = model.seen_by(kind)
+            tables = position_tables(seen, len(tokens), "cpu", torch.float32, attends=attends)
+            x = blocks.block(own, x, seen, tables)
         last = p[-1] | (p[0] if model.tied_embeddings else {})
         scores = blocks.logits(last, x, model)[0]
         cap = model.logit_cap

@@ -60,7 +60,8 @@ def small(name: str) -> ModelSpec:
     kv_heads = min(2, model.kv_heads)
     heads = kv_heads * (model.heads // model.kv_heads)
     sizes: dict[str, object] = {
-        "layers": 1 + bool(model.dense_blocks or model.mixer_pattern or model.expert_pattern),
+        "layers": 1
+        + any((model.dense_blocks, model.mixer_pattern, model.expert_pattern, model.global_heads)),
         "mixer_pattern": (f"1 {model.mixers[0]}", "1 attention") if model.mixer_pattern else (),
         "hidden": 48,
         "ffn": 80,
@@ -73,6 +74,10 @@ def small(name: str) -> ModelSpec:
         "vocab": 96,
         "max_sequence_length": 1024,
     }
+    if model.global_heads is not None:
+        far = {"head_dim": 24, "kv_heads": 1}
+        sizes["global_heads"] = model.global_heads.model_dump() | far
+        sizes["attention_pattern"] = ("1 local", "1 global")
     if model.delta_rule is not None:
         rule = {"key_heads": 4, "value_heads": 8, "key_dim": 8, "value_dim": 6}
         sizes["delta_rule"] = model.delta_rule.model_dump() | rule

@@ -131,10 +131,6 @@ class LoraLoop:
         assert lora is not None
         ways = plain_ways(lora.scale, model.router_loss / max(1, model.routed_blocks))
         length = tokens.shape[1]
-        tables = {
-            one: positions.position_tables(model, length, "cpu", torch.float32, attends=one)
-            for one in model.attention_shares
-        }
         x = blocks.embedding(self.frozen[0], tokens, model)
         x = blocks.embedding_norm(self.frozen[0], x, model)
         for number in range(model.layers):
@@ -142,8 +138,10 @@ class LoraLoop:
             own = {
                 n.removeprefix(prefix): a for n, a in self.adapters.items() if n.startswith(prefix)
             }
-            at = tables[model.attentions[number]]
-            seen = model.seen_by(model.layer_sequence()[number + 1])
+            seen, attends = model.seen_by(model.layer_sequence()[number + 1]), model.attentions
+            at = positions.position_tables(
+                seen, length, "cpu", torch.float32, attends=attends[number]
+            )
             p = merged_experts({**self.frozen[number + 1], **own}, seen.experts, lora)
             x = blocks.block(p, x, seen, at, ways)
         head = self.frozen[-1]

@@ -12,6 +12,7 @@ from tests.runtime.masked import masked_training
 from tests.runtime.parallel.sharded_ranks import (
     DELTA_RULE,
     EXPERTS,
+    GEMMA4,
     GPT2,
     GPT_OSS,
     GRANITE_4,
@@ -71,6 +72,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "qwen3": {"qk_norm": True},
     "olmo2": {"qk_norm": True, "qk_norm_whole": True, "norms": "after"},
     "deepseek": LATENT,
+    "gemma-4": GEMMA4 | {"attention_pattern": ("1 local", "1 global")},
     "gpt-oss": GPT_OSS,
     "lfm2": LFM2,
     "mixtral": {**EXPERTS, "router_loss": 0.0},  # the plain loop balances over whole sequences

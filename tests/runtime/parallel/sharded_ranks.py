@@ -153,6 +153,20 @@ IN_GROUPS = {"state_space": {"heads": 16, "head_dim": 4, "state": 16, "groups": 
 GRANITE_4 = STATE_SPACE | {"mixer_pattern": ("2 state_space", "1 attention")}
 # Blocks that are one thing alone, the last of them with experts.
 MIXER_ALONE = IN_GROUPS | {"ffn": 0, "positions": "none"}
+# Heads of two widths; ranks that split the only key head of global blocks have the same one.
+GEMMA4: dict[str, object] = {
+    "norms": "around",
+    "mlp": "geglu",
+    "qk_norm": True,
+    "value_norm": True,
+    "block_scale": True,
+    "score_scale": 1.0,
+    "sliding_window": 5,
+    "attention_pattern": ("2 local", "1 global"),
+    "local_rope_theta": 50.0,
+    "rope_scaling": {"name": "proportional", "turned": 0.5},
+    "global_heads": {"head_dim": 16, "kv_heads": 1, "keys_as_values": True},
+}
 MLP_ALONE: dict[str, object] = {"mixer_pattern": ("1 mlp",), "mlp": "relu2"}
 EXPERTS_ALONE = MLP_ALONE | {
     "ffn": 32,
@@ -374,7 +388,7 @@ def cases(ranks: int, zero: int, data: str) -> dict[str, Plan]:
         found["latent"] = plan_of(latent, clipped, group, everywhere)
         kinds = (
             *(("beside", BESIDE), ("qwen3-next", QWEN3_NEXT), ("granite-4", GRANITE_4)),
-            ("nemotron-3", NEMOTRON_3),
+            *(("nemotron-3", NEMOTRON_3), ("gemma-4", GEMMA4)),
         )
         for name, parts in kinds:
             found[name] = anywhere(tiny_model(layers=3, **parts), clipped, group)
@@ -414,8 +428,9 @@ def pipelines(ranks: int) -> dict[str, Plan]:
                 other = tiny_model(layers=3, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
         if ranks == 2 and layout.vpp > 1:  # chunks of unlike blocks
-            unlike = ("beside", BESIDE), ("lfm2", LFM2), ("nemotron-h", NEMOTRON_H)
-            for part, fields in (*unlike, ("qwen3-next", QWEN3_NEXT)):
+            unlike = ("beside", BESIDE), ("lfm2", LFM2), ("gemma-4", GEMMA4)
+            more = ("nemotron-h", NEMOTRON_H), ("qwen3-next", QWEN3_NEXT)
+            for part, fields in (*unlike, *more):
                 other = tiny_model(layers=5, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
         if ranks > 2 and (layout.zero or layout.tp * layout.vpp > 2 or layout.first_blocks):
@@ -505,7 +520,7 @@ def split_cases(ranks: int, data: str) -> dict[str, Plan]:
     for part, fields in (("experts", EXPERTS), ("latent", LATENT)):
         other = tiny_model(layers=3, **fields)
         found[f"tp2-{part}"] = plan_of(other, once, two, everywhere)
-    for part, fields in (("beside", BESIDE), ("qwen3-next", QWEN3_NEXT)):
+    for part, fields in (("beside", BESIDE), ("qwen3-next", QWEN3_NEXT), ("gemma-4", GEMMA4)):
         found[f"tp2-{part}"] = anywhere(tiny_model(layers=3, **fields), once, two)
     found["tp2-olmo-hybrid"] = anywhere(tiny_model(layers=3, **OLMO_HYBRID), once, two)
     apart = masked_training(4, data, clip_norm=0.5, isolate_documents=True)

@@ -16,7 +16,7 @@ from bigplan.runtime.operators import capped
 from bigplan.runtime.weights.rope_pairs import apart
 from bigplan.spec.hf.config import from_hf_config
 from bigplan.spec.hf.weights import hf_tensors, stored
-from bigplan.spec.layers import ROUTER_BIAS
+from bigplan.spec.layers import BLOCK_SCALE, ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 SEED = 3
@@ -148,6 +148,23 @@ GEMMA3 = GEMMA | {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     "rope_parameters": {
         "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
+GEMMA4 = GEMMA | {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "global_head_dim": 24,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 1.5,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 5000.0,
+        },
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
@@ -342,6 +359,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": ("gemma3_text", GEMMA3),
     "gemma3-capped": ("gemma3_text", GEMMA3 | {"final_logit_softcapping": 1.5}),
+    "gemma4": ("gemma4_text", GEMMA4),
+    "gemma4-values": (
+        "gemma4_text",
+        GEMMA4 | {"attention_k_eq_v": False, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "gemma4-global": ("gemma4_text", GEMMA4 | {"layer_types": ["full_attention"] * 3}),
     "olmo": ("olmo", OLMO),
     "olmo-mha-tied": ("olmo", OLMO | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
     "nanochat": ("nanochat", NANOCHAT),
@@ -618,7 +641,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 BIAS = (
     "e_score_correction_bias",
     "expert_bias",
-)  # of routers, a buffer, or of ERNIE a constant parameter
+    "layer_scalar",
+)  # of routers and Gemma 4's blocks, a buffer, or of ERNIE a constant parameter
 _OF_GRANITE = {
     ".experts.gate_up_proj": ".input_linear.weight",
     ".experts.down_proj": ".output_linear.weight",
@@ -655,7 +679,7 @@ def reference(case: str) -> torch.nn.Module:
             value.add_(torch.randn_like(value), alpha=0.05)
     for name, value in model.named_buffers():
         if name.endswith(BIAS):
-            value.copy_(torch.randn_like(value) * 0.1)  # so that it has a say
+            value.add_(torch.randn_like(value), alpha=0.1)  # so that it has a say
     assert isinstance(model, torch.nn.Module)
     return model
 
@@ -757,7 +781,7 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
     assert not theirs, f"no parameter of ours for {', '.join(theirs)}"
     for layer in layers:
         for name, leaf in layer.items():
-            leaf.requires_grad_(name != ROUTER_BIAS)
+            leaf.requires_grad_(name not in (BLOCK_SCALE, ROUTER_BIAS))
     return layers
 
 
@@ -768,8 +792,9 @@ def states(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tens
     kinds = model.layer_sequence()[1:-1]
     for kind, parameters, attends in zip(kinds, layers[1:-1], model.attentions, strict=True):
         length = tokens.shape[1]
-        rope = positions.position_tables(model, length, "cpu", dtype, attends=attends)
-        x = blocks.block(parameters, x, model.seen_by(kind), rope)
+        seen = model.seen_by(kind)
+        rope = positions.position_tables(seen, length, "cpu", dtype, attends=attends)
+        x = blocks.block(parameters, x, seen, rope)
     return x
 
 

@@ -45,6 +45,8 @@ FEW = sections(1, 1, 0, partial_rotary_factor=0.5)
 HALF = sections(2, 1, 1, partial_rotary_factor=0.5)
 INTERLEAVED = sections(4, 2, 2, mrope_interleaved=True)
 LLAMAS = SQUARE | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
+GEMMAS = SQUARE | {"head_dim": 8, "num_key_value_heads": 2, "position_embedding_size": 8}
+UNIFIED = {"patch_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16}
 MTP = {"mtp_num_hidden_layers": 1, "mamba_ssm_dtype": "float32"}
 # By the whole model's type: a case of the text model, what is different, and the tower.
 TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -70,6 +72,8 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "glm4v": ("glm4", FEW | {"head_dim": 8}, QWENS),
     "glm4v_moe": ("glm4-moe", HALF | {"use_qk_norm": False}, QWENS),
     "llama4": ("llama4", {}, LLAMAS),
+    "gemma4": ("gemma4", {"pad_token_id": 0}, GEMMAS),
+    "gemma4_unified": ("gemma4", {"pad_token_id": 0}, UNIFIED),
     "qwen3_5": ("qwen3.5", MTP, QWENS),
     "qwen3_5_moe": ("qwen3.5-moe", MTP, QWENS),
 }

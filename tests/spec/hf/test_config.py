@@ -30,6 +30,7 @@ _FALCON = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, 
 _FALCON |= {"new_decoder_architecture": True}
 _STARCODER2 = _SMALL | {"bos_token_id": None, "eos_token_id": None}
 _TYPES = ["full_attention", "linear_attention", "linear_attention"]
+_GEMMA4 = _SMALL | {"hidden_size_per_layer_input": 0}
 _RULE = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 _QWEN3_NEXT = _RULE | {"num_experts": 16}
 _GRANITE_4 = {"num_local_experts": 0, "shared_intermediate_size": 160, "mamba_n_heads": 8}
@@ -187,6 +188,9 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("iquestcoder", _SMALL),
     ("hyperclovax", _SMALL),
     ("hyperclovax", _SMALL | {"use_post_norm": False, "attention_multiplier": 0.3}),
+    ("gemma4_text", _GEMMA4),
+    ("gemma4_text", _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    ("gemma4_text", _GEMMA4 | {"layer_types": ["full_attention"] * 3, "global_head_dim": 16}),
     ("llama4_text", _SMALL),
     ("llama4_text", _SMALL | {"interleave_moe_layer_step": 2, "num_local_experts": 4}),
     ("llama4_text", _SMALL | {"moe_layers": [2], "no_rope_layers": [1, 0, 1]}),
@@ -202,7 +206,7 @@ def built_by_transformers(model_type: str, fields: dict[str, Any]) -> tuple[dict
     config = transformers.AutoConfig.for_model(model_type, **fields)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    ends = "e_score_correction_bias", "expert_bias"
+    ends = "e_score_correction_bias", "expert_bias", "layer_scalar"
     biases = (b for name, b in model.named_buffers() if name.endswith(ends))
     count = sum(p.numel() for p in (*model.parameters(), *biases))
     return json.loads(config.to_json_string()), count
@@ -281,7 +285,9 @@ def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
 
 
 def _of_gemma(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The config of Gemma 2 or 3; types of layers and caps are transformers' defaults."""
+    """The config of Gemma 2, 3 or 4; types of layers and caps are transformers' defaults."""
+    if spec.global_heads is not None:
+        return _of_gemma4(spec, llama)
     llama |= {
         "head_dim": spec.head_dim,
         "query_pre_attn_scalar": round(spec.scale_of_scores**-2),
@@ -296,6 +302,22 @@ def _of_gemma(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, An
             "full_attention": told | {"rope_theta": spec.rope_theta},
             "sliding_attention": {"rope_type": "default", "rope_theta": spec.local_rope_theta},
         }
+    }
+
+
+def _of_gemma4(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Angles and types of layers are transformers' defaults."""
+    far = spec.global_heads
+    assert far is not None, spec.name
+    del llama["rope_theta"]
+    return "gemma4_text", llama | {
+        "head_dim": spec.head_dim,
+        "global_head_dim": far.head_dim,
+        "num_global_key_value_heads": far.kv_heads,
+        "attention_k_eq_v": far.keys_as_values,
+        "sliding_window": spec.sliding_window,
+        "final_logit_softcapping": spec.logit_cap,
+        "hidden_size_per_layer_input": 0,
     }
 
 
@@ -425,7 +447,7 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         return "phi3", llama | {"sliding_window": spec.sliding_window, "pad_token_id": None}
     if spec.experts or spec.delta_rule is not None:
         return _with_experts(spec, llama)
-    if spec.norm_plus_one:
+    if spec.norm_plus_one or spec.global_heads is not None:
         return _of_gemma(spec, llama)
     if found := _of_its_own(spec, llama):
         return found
@@ -561,6 +583,7 @@ _PUBLISHED = {
     "gemma-3-12b": (10759e6 + 262_208 * 3840, 0.5e6),
     "gemma-3-27b": (25600e6 + 262_208 * 5376, 0.5e6),
     # what their cards say, in billions
+    "gemma-4-31b": (30.7e9, 0.05e9),
     "olmo-2-7b": (7.3e9, 0.05e9),
     "olmo-2-13b": (13.7e9, 0.05e9),
     "olmo-2-32b": (32.2e9, 0.05e9),
@@ -782,7 +805,33 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("iquestcoder", {"clip_qkv": 8.0}, "`clip_qkv` is 8.0"),
         ("iquestcoder", {"use_sliding_window": True}, "`use_sliding_window` is True"),
         ("helium", {"mlp_bias": True}, "`mlp_bias` is True"),
-        ("gemma4", {}, "is not supported: heads of global blocks are wider"),
+        ("gemma4_text", {}, "`hidden_size_per_layer_input` is 256"),
+        (
+            "gemma4_text",
+            {"enable_moe_block": True},
+            "is True: experts beside the MLP of each block",
+        ),
+        ("gemma4_text", {"num_kv_shared_layers": 2}, "is 2: blocks that read the keys and values"),
+        (
+            "gemma4",
+            {
+                "text_config": {
+                    "hidden_size_per_layer_input": 0,
+                    "use_bidirectional_attention": "all",
+                }
+            },
+            "`use_bidirectional_attention` is 'all'",
+        ),
+        (
+            "gemma4_text",
+            {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention"] * 3},
+            "supported: full_attention for the last block",
+        ),
+        (
+            "gemma4_text",
+            {"hidden_size_per_layer_input": 0, "per_layer_config": {"1": {"head_dim": 16}}},
+            "the same head_dim and num_key_value_heads for each full_attention block",
+        ),
         ("hy_v3", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "`mlp_layer_types` is"),
         ("hy_v3", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("exaone_moe", {"num_local_experts": 8}, "`num_local_experts` is 8"),

@@ -27,6 +27,7 @@ from bigplan.spec.model import ModelSpec
         ("stablelm-2-1.6b", "stablelm"),
         ("starcoder2-7b", "starcoder2"),
         ("falcon-40b", "falcon"),
+        ("gemma-4-31b", "gemma4_text"),
         ("llama-3.2-1b", "llama"),
         ("qwen3-8b", "qwen3"),
         ("mixtral-8x7b", "mixtral"),

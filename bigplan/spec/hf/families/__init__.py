@@ -19,6 +19,7 @@ from bigplan.spec.hf.families.experts import MIXTRAL, QWEN3_MOE
 from bigplan.spec.hf.families.falcon import FALCON
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.gemma import GEMMA, GEMMA2, GEMMA3
+from bigplan.spec.hf.families.gemma4 import GEMMA4
 from bigplan.spec.hf.families.glm import GLM, GLM4
 from bigplan.spec.hf.families.glm_flash import GLM4_MOE_LITE
 from bigplan.spec.hf.families.gpt2 import GPT2
@@ -138,5 +139,6 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "iquestcoder": IQUESTCODER,
     "hyperclovax": HYPERCLOVAX,
     "llama4_text": LLAMA4,
+    "gemma4_text": GEMMA4,
     **BESIDE_TOWERS,
 }

@@ -67,17 +67,20 @@ _THIRD = _SECOND | {
 }
 
 
-def _read_gemma(reader: ConfigReader) -> dict[str, Any]:
+def read_geglu(reader: ConfigReader) -> dict[str, Any]:
     """What all have: `hidden_activation` is the name that counts where a file has both."""
-    if reader.flag("use_bidirectional_attention"):
-        reader.refuse("use_bidirectional_attention", "false: tokens see those before them")
     newer = reader.config.get("hidden_activation")
     named = replace(reader, config={**reader.config, "hidden_act": newer}) if newer else reader
     return read_llama_like(named, _ACTIVATIONS) | {
-        "norm_plus_one": True,
         "embedding_scale": reader.count("hidden_size") ** 0.5,
         **read_attention_bias(reader),
     }
+
+
+def _read_gemma(reader: ConfigReader) -> dict[str, Any]:
+    if reader.flag("use_bidirectional_attention"):
+        reader.refuse("use_bidirectional_attention", "false: tokens see those before them")
+    return read_geglu(reader) | {"norm_plus_one": True}
 
 
 def _read_capped(reader: ConfigReader, pattern: int) -> dict[str, Any]:
@@ -108,7 +111,8 @@ def _read_third(reader: ConfigReader) -> dict[str, Any]:
     return read_ropes(reader, fields, reader.get("rope_local_base_freq"))
 
 
-def _write_gemma(model: ModelSpec, model_type: str, architecture: str) -> dict[str, Any]:
+def write_gemma(model: ModelSpec, model_type: str, architecture: str) -> dict[str, Any]:
+    """Keys that all of their config.json files have."""
     config = write_llama_like(model, model_type, architecture)
     return config | {
         "hidden_act": "gelu_pytorch_tanh",
@@ -119,11 +123,11 @@ def _write_gemma(model: ModelSpec, model_type: str, architecture: str) -> dict[s
 
 
 def _write_first(model: ModelSpec) -> dict[str, Any]:
-    return _write_gemma(model, "gemma", "GemmaForCausalLM")
+    return write_gemma(model, "gemma", "GemmaForCausalLM")
 
 
 def _write_capped(model: ModelSpec, model_type: str, architecture: str) -> dict[str, Any]:
-    return _write_gemma(model, model_type, architecture) | {
+    return write_gemma(model, model_type, architecture) | {
         "query_pre_attn_scalar": round(model.scale_of_scores**-2),
         "sliding_window": model.sliding_window,
         "layer_types": write_layer_types(model),
@@ -140,7 +144,7 @@ def _write_third(model: ModelSpec) -> dict[str, Any]:
     return write_ropes(_write_capped(model, "gemma3_text", "Gemma3ForCausalLM"), model)
 
 
-_AROUND_TENSORS: Tensors = replace(LLAMA_TENSORS, names={**LLAMA_TENSORS.names, **_AROUND})
+AROUND_TENSORS: Tensors = replace(LLAMA_TENSORS, names={**LLAMA_TENSORS.names, **_AROUND})
 GEMMA = ModelFamily(
     _read_gemma,
     _DEFAULTS
@@ -155,5 +159,5 @@ GEMMA = ModelFamily(
     LLAMA_TENSORS,
     LLAMA_KEYS,
 )
-GEMMA2 = ModelFamily(_read_second, _SECOND, _write_second, _AROUND_TENSORS, _KEYS)
-GEMMA3 = ModelFamily(_read_third, _THIRD, _write_third, _AROUND_TENSORS, _KEYS)
+GEMMA2 = ModelFamily(_read_second, _SECOND, _write_second, AROUND_TENSORS, _KEYS)
+GEMMA3 = ModelFamily(_read_third, _THIRD, _write_third, AROUND_TENSORS, _KEYS)

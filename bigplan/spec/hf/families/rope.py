@@ -59,6 +59,10 @@ def read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, Any
     if name in (None, "default"):
         return None
     name = _OLD_NAMES.get(name, name)
+    if name == "proportional":
+        if rope.get("factor", 1.0) != 1.0:
+            reader.refuse("rope_parameters", "factor 1 for rope_type proportional")
+        return {"name": name, "turned": rope.get("partial_rotary_factor", 1.0)}
     length = rope.get(_LENGTH, reader.config.get(_LENGTH))
     if length is None and name in ("llama3", "yarn", "longrope"):
         length = reader.count("max_position_embeddings")
@@ -103,5 +107,7 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
         if scaling.name != "yarn" or not getattr(scaling, field):
             del fields[_FIELDS[field]]
     fields["rope_type"] = scaling.name
+    if scaling.turned is not None:
+        fields["partial_rotary_factor"] = scaling.turned
     told = {key: value for key, value in fields.items() if value not in (None, ())}
     return {key: [*value] if isinstance(value, tuple) else value for key, value in told.items()}

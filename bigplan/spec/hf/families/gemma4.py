@@ -1,0 +1,157 @@
+"""The dense text models of Gemma 4: heads of two widths, keys that are values in global blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.gemma import AROUND_TENSORS, read_geglu, write_gemma
+from bigplan.spec.hf.families.layer_types import (
+    read_layer_types,
+    read_ropes,
+    write_layer_types,
+    write_ropes,
+)
+from bigplan.spec.hf.families.llama import LLAMA_DEFAULTS, LLAMA_KEYS
+from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.layers import BLOCK_SCALE
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.pattern import expanded
+
+_LOCAL_BASE = 10000.0
+_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": _LOCAL_BASE},
+    "full_attention": {
+        "rope_type": "proportional",
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1000000.0,
+    },
+}
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    """Scores are not divided by the root of a head's width, since norms have trained weights."""
+    if reader.get("hidden_size_per_layer_input"):
+        reader.refuse("hidden_size_per_layer_input", "0: blocks have no tables of words of theirs")
+    if reader.get("use_bidirectional_attention") not in (None, False, "vision"):
+        reader.refuse(
+            "use_bidirectional_attention", "null or vision: tokens of text see those before"
+        )
+    if reader.mapping("rope_parameters") == {}:  # null, too, means the class's own
+        reader = replace(reader, config={**reader.config, "rope_parameters": _ROPES})
+    blocks = reader.count("num_hidden_layers")
+    types = reader.texts("layer_types")
+    if types and types[-1] != "full_attention":
+        reader.refuse("layer_types", "full_attention for the last block, as transformers makes it")
+    local = [number % 6 > 0 for number in range(1, blocks)] + [False]
+    fields = (
+        read_geglu(reader)
+        | read_layer_types(reader, local)
+        | {
+            "norms": "around",
+            "qk_norm": True,
+            "value_norm": True,
+            "block_scale": True,
+            "score_scale": 1.0,
+            "logit_cap": reader.get("final_logit_softcapping"),
+        }
+    )
+    slides = "sliding_attention" in types if types else any(local)
+    if slides and fields["sliding_window"] is None:
+        reader.refuse("sliding_window", "a number of tokens")
+    fields = read_ropes(reader, fields, _LOCAL_BASE)
+    return fields | _read_heads(reader, fields)
+
+
+def _read_heads(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    """Those of global blocks, or of all where all are global; empty: as those of others.
+
+    Published files name them by keys of their own, newer ones of transformers by block.
+    """
+    keys_as_values = reader.flag("attention_k_eq_v")
+    heads = {"head_dim": reader.count("head_dim"), "kv_heads": fields["kv_heads"]}
+    if reader.mapping("per_layer_config"):
+        far = heads | _by_block(reader, fields)
+    else:
+        number = reader.optional_count("num_global_key_value_heads") if keys_as_values else None
+        far = {
+            "head_dim": reader.count("global_head_dim"),
+            "kv_heads": number or heads["kv_heads"],
+        }
+    if "attention_pattern" not in fields:
+        return far | {"keys_as_values": keys_as_values}
+    if far == heads and not keys_as_values:
+        return {}
+    return {"global_heads": far | {"keys_as_values": keys_as_values}}
+
+
+def _by_block(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    """Heads of global blocks by `per_layer_config`, which has the same for each of them."""
+    names = {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}
+    found = dict(reader.mapping("per_layer_config"))
+    pattern = tuple(fields.get("attention_pattern", ()))
+    local = expanded(pattern, fields["layers"]) or (False,) * fields["layers"]
+    wanted = {block for block, one in enumerate(local) if not one}
+    blocks = {int(key) if str(key).isdecimal() else -1 for key in found}  # "05" in some files
+    first = next(iter(found.values()))
+    alike = all(one == first for one in found.values()) and isinstance(first, dict)
+    if blocks != wanted or not alike or not {*first} <= {*names}:
+        reader.refuse(
+            "per_layer_config", f"the same {' and '.join(names)} for each full_attention block"
+        )
+    return {names[key]: value for key, value in first.items()}
+
+
+def _write(model: ModelSpec) -> dict[str, Any]:
+    far = model.global_heads or model
+    config = write_gemma(model, "gemma4_text", "Gemma4ForCausalLM") | {
+        "layer_types": write_layer_types(model),
+        "global_head_dim": far.head_dim,
+        "num_global_key_value_heads": far.kv_heads,
+        "attention_k_eq_v": far.keys_as_values,
+        "final_logit_softcapping": model.logit_cap,
+        "hidden_size_per_layer_input": 0,
+    }
+    if model.sliding_window is not None:
+        config["sliding_window"] = model.sliding_window
+    return write_ropes(config, model)
+
+
+GEMMA4 = ModelFamily(
+    _read,
+    LLAMA_DEFAULTS
+    | {
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": None,
+        "attention_k_eq_v": False,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "rope_parameters": _ROPES,
+        "sliding_window": 512,
+        "final_logit_softcapping": None,
+        "use_bidirectional_attention": None,
+        "hidden_size_per_layer_input": 256,
+    },
+    _write,
+    replace(
+        AROUND_TENSORS,
+        names={**AROUND_TENSORS.names, BLOCK_SCALE: "model.layers.{}.layer_scalar"},
+    ),
+    LLAMA_KEYS
+    | {
+        "logit_cap": ("final_logit_softcapping",),
+        "attention_pattern": ("layer_types",),
+        "keys_as_values": ("attention_k_eq_v",),
+        "global_heads.head_dim": ("global_head_dim", "per_layer_config"),
+        "global_heads.kv_heads": ("num_global_key_value_heads", "per_layer_config"),
+    },
+)
