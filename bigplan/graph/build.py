@@ -142,7 +142,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     rows = sum(
         doubled_reach(*one.within(length))
         for one, mixer in zip(model.attentions, model.mixers, strict=True)
-        if mixer == ATTENTION
+        if mixer == ATTENTION or model.attention_beside is not None
     )
     attention = 3.0 * rows * model.heads * (model.head_dim + model.value_width)
     return tokens * (each * matrices + 6.0 * adapted + attention + _rule_flops(model))
