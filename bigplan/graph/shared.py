@@ -71,5 +71,5 @@ def shared_workspace(shape: RankShape) -> int:
     plain = shape.fused and not shape.generated and shape.model.gated
     passes = (2 if shape.generated else 4) if shape.model.shared_gate else 2 + plain
     matrix = shape.model.hidden * (shape.model.shared_ffn // shape.tp) * shape.element
-    scaled = 0 if shape.model.adds_product_of("shared") else shape.hidden  # the gradient by the product
-    return passes * inner + matrix + shape.gathered + shape.hidden + scaled
+    by_product = 0 if shape.model.adds_product_of("shared") else shape.hidden
+    return passes * inner + matrix + shape.gathered + shape.hidden + by_product

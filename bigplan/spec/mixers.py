@@ -125,8 +125,8 @@ class StateSpace(Spec):
     def _check(self) -> StateSpace:
         if len(self.scales) not in (0, 5):
             raise InputError(
-                f"`scales` has {len(self.scales)} numbers; state five, of gates, values, keys, "
-                "queries and time steps, or none"
+                f"`scales` has {len(self.scales)} of five numbers; state those of gates, values, "
+                "keys, queries and time steps, or none"
             )
         if self.heads % self.groups:
             raise InputError(
