@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.errors import InputError
+from bigplan.spec.mixers import MLP
 from bigplan.spec.pattern import expanded
 
 
@@ -161,7 +162,7 @@ def _check_mlp_factors(model: Any) -> None:
         f"`experts` {model.experts}": model.experts > 0,
         "`parallel_residual`": model.parallel_residual,
         f"`norms: {model.norms}`": model.norms != "before",
-        "no MLP in some blocks": not model.has_mlp or bool(model.mixer_pattern),
+        "blocks without an MLP": not model.has_mlp or MLP in model.mixers,
     }
     found = [name for name, there in unlike.items() if there]
     if model.gate_scale != 1 and model.mlp not in ("swiglu", "geglu"):
@@ -169,8 +170,8 @@ def _check_mlp_factors(model: Any) -> None:
     for key in ("mlp_scale", "gate_scale"):
         if getattr(model, key) != 1 and found:
             raise InputError(
-                f"`{key}` {getattr(model, key):g} with {' and '.join(found)}, but it is of a gated "
-                "MLP in every block that reads a norm and is added as it is; remove one"
+                f"`{key}` {getattr(model, key):g} with {' and '.join(found)}, but it is of one MLP "
+                "in every block, behind a norm, and of a gate where it has one; remove one"
             )
 
 

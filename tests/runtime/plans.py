@@ -209,9 +209,8 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         attention_gate=not latent and draw(flag),
         tied_embeddings=tied,
         head_bias=not tied and draw(flag),
-        **normed,
         qkv_bias=not latent and draw(flag),
-        **style,
+        **style | normed,
     )
 
 

@@ -91,7 +91,7 @@ def test_a_block_may_be_one_thing_alone() -> None:
             "have a `state_space`",
         ),
         ({"state_space": SPACE | {"scales": [0.5]}}, "`scales` has 1 of five numbers; state"),
-        ({"gate_scale": 0.5}, "`gate_scale` 0.5 with no MLP in some blocks"),
+        (ALONE | {"gate_scale": 0.5}, "`gate_scale` 0.5 with blocks without an MLP"),
         (
             {"convolution": None, "mixer_pattern": [], "mlp_scale": 0.5, **EXPERTS},
             "`mlp_scale` 0.5 with `experts` 4",

@@ -175,4 +175,5 @@ def test_it_moves_multiplies_and_holds_what_the_planner_counts(
         assert counter.get_total_flops() == products
         assert run.nbytes == pytest.approx(nbytes, rel=0.1)
         assert run.launches == pytest.approx(launches, rel=0.2)
-        assert run.peak < most < 1.5 * run.peak
+        # Without a norm the planner takes as much, which its backward alone needs.
+        assert run.peak < most < (1.5 if spec.norm else 1.6) * run.peak

@@ -808,7 +808,6 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
             _FALCON_H1 | {"attention_bias": True, "attention_in_multiplier": 0.5},
             "`attention_bias` is True",
         ),
-        ("falcon_h1", _FALCON_H1 | {"key_multiplier": 0}, "`key_multiplier` is 0, which must be a"),
         ("bamba", _BAMBA | {"ssm_in_multiplier": 2.0}, "`ssm_in_multiplier` is 2.0: this changes"),
         ("bamba", {"attn_layer_indices": [3]}, "`attn_layer_indices` is [3]"),
         ("bamba", {"attn_layer_indices": [[1]]}, "`attn_layer_indices` is [[1]]"),
