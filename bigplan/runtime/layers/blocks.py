@@ -221,14 +221,12 @@ def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple
         return ways.linears(p, ("up_proj",), x)  # nobody reads it once its ReLU is there
     names = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
     inputs = (ways.widening or ways.linears)(p, names, x)
-    return inputs if model.gate_scale == 1 else _with_scaled_gate(*inputs, model.gate_scale, ways)
-
-
-def _with_scaled_gate(gate: Tensor, up: Tensor, scale: float, ways: Ways) -> tuple[Tensor, ...]:
-    """Gate and up, the gate times `scale`: it is kept in place of the product, or made again."""
-    scaled = gate * scale
+    if model.gate_scale == 1:
+        return inputs
+    gate, up = inputs
+    scaled = gate * model.gate_scale  # kept in place of the product, or made again of it
     if ways.widening:
-        ways.forget(scaled, partial(torch.mul, other=scale), gate)
+        ways.forget(scaled, partial(torch.mul, other=model.gate_scale), gate)
     return scaled, up
 
 

@@ -43,7 +43,8 @@ def norm_of(
     if model.norm == "rmsnorm":
         rms, weight = rms_rule(model), weights[0] if weights else None
         normed, x = rms_norm(x, weight, rms, over=over)
-        forget(normed, partial(rms_normed, rule=rms), x, weight)
+        again = partial(rms_normed, rule=rms) if weights else partial(_unweighted, rms)
+        forget(normed, again, x, *weights)
         return normed, x
     inputs = (x, *weights)
     norm = partial(layer_norm, epsilon=model.norm_epsilon, plus_one=model.norm_plus_one)
@@ -84,6 +85,10 @@ def normed_whole(p: Parameters, name: str, x: Tensor, model: ModelSpec, ways: Wa
     if ways.ranks.alone:
         return rms_normed(x, weight, rule, ways.kernels)
     return wide_norm(x, weight, rule, ways.ranks.group)
+
+
+def _unweighted(rule: RmsRule, x: Tensor) -> Tensor:
+    return rms_norm(x, None, rule)[0]
 
 
 def rms_normed(
