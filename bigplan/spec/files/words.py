@@ -63,7 +63,6 @@ _OF_OTHERS: Mapping[str, str] = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "gate_scale": "mlp_multipliers",
-    "mlp_scale": "mlp_multipliers",
     "attention_beside": "attention_out_multiplier ssm_out_multiplier",
     "logit_scale": "logits_scaling lm_head_multiplier",
     "score_cap": "attn_logit_softcapping attn_logit_softcap",

@@ -161,7 +161,6 @@ FALCON_H1 = ModelFamily(
         "attention_beside": ("attention_out_multiplier", "ssm_out_multiplier"),
         "score_scale": ("key_multiplier",),
         "gate_scale": (_OF_MLP,),
-        "mlp_scale": (_OF_MLP,),
         "embedding_scale": ("embedding_multiplier",),
         "logit_scale": ("lm_head_multiplier",),
         "qkv_bias": ("attention_bias",),
