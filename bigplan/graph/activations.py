@@ -64,7 +64,7 @@ def score_bytes(model: ModelSpec, shape: BlockShape) -> int:
     The softmax's output, and with dropout its mask of one byte and what it lets through: 5 a s
     bytes a token in 16 bits (arXiv 2205.05198, section 4.1).
     """
-    if not shape.materialised or model.mixer != ATTENTION:
+    if not shape.materialised or ATTENTION not in model.mixers_of_a_block:
         return 0
     per_score = shape.element_size + (1 + shape.element_size if shape.dropout else 0)
     heads = model.heads // shape.tensor_parallel

@@ -53,7 +53,7 @@ from bigplan.graph.shared import (
 )
 from bigplan.graph.spread import counted
 from bigplan.graph.wide_norms import wide_norms
-from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_SUM, SHARED_UP
+from bigplan.spec.layers import ATTENTION_SUM, SHARED_ACTIVATION, SHARED_SUM, SHARED_UP
 from bigplan.spec.step import LayerStep, StepOp
 
 # Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native
@@ -163,6 +163,7 @@ def _forward_workspace(shape: RankShape) -> int:
         + unpacked_bytes(shape)
         + cast_bytes(shape)[0]
         + expert_adapters.forward_bytes(shape)
+        + (inner_bytes(shape) if shape.model.gate_scale != 1 else 0)  # the gate before its factor
     )
 
 
@@ -260,12 +261,18 @@ def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
             case StepOp.ACTIVATION:
                 found.append(_activations(shape, step))
             case StepOp.SCALE:
-                found.append((Stream(step.name, 2 * shape.hidden),) * 2)
-            case StepOp.SUM if step.name == SHARED_SUM:
+                moved = 2 * shape.activation_shape.nbytes(step.gives[0])
+                found.append((Stream(step.name, moved),) * 2)
+            case StepOp.SUM if step.name in _added_first(shape):
                 found.append(added(shape, step))
             case StepOp.SUM:
                 found.append(_residual(shape, step))
     return tuple(found)
+
+
+def _added_first(shape: RankShape) -> tuple[str, ...]:
+    """Sums with one of two parts of a block that read the same value."""
+    return (SHARED_SUM,) if shape.model.attention_beside is None else (ATTENTION_SUM,)
 
 
 def norm(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
@@ -363,7 +370,7 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
         plain = shape.fused and not shape.generated and shape.model.gated
         matrix = 0 if shape.frozen else hidden * (shape.model.ffn // shape.tp) * shape.element
         # A norm or factor of what the MLP gives makes a gradient beside the residual stream's.
-        beside = 0 if shape.model.adds_products else shape.hidden
+        beside = 0 if shape.model.adds_product_of("mlp") else shape.hidden
         inside = (2 + plain) * inner + matrix + gathered + beside
     again = 2 * gathered + shape.hidden - inner if gathered else 0
     copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden

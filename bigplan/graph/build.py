@@ -143,7 +143,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     attention = 3.0 * sum(
         doubled_reach(*one.within(length)) * seen.heads * (seen.head_dim + seen.value_width)
         for one, mixer, seen in zip(model.attentions, model.mixers, kinds, strict=True)
-        if mixer == ATTENTION
+        if mixer == ATTENTION or model.attention_beside is not None
     )
     return tokens * (each * matrices + 6.0 * adapted + attention + _rule_flops(model))
 

@@ -13,7 +13,7 @@ from bigplan.graph.operators import Collective, Operator
 from bigplan.graph.shape import RankShape
 from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, MLP, STATE_SPACE, Mixer
-from bigplan.spec.step import StepOp
+from bigplan.spec.step import LayerStep, StepOp
 
 
 def _nothing(shape: RankShape) -> tuple[()]:
@@ -61,14 +61,20 @@ def _into_mixer(shape: RankShape, again: str = "") -> tuple[Collective, ...]:
 
     `again`: a word after the name of that of the backward, which gathers inputs that are kept.
     """
-    first, *_ = shape.steps(StepOp.PRODUCT)
+    first = _first_product(shape)
     return into_matrix(shape, f"{first.name} {again}".strip()) if first.saves or not again else ()
 
 
 def _out_of_mixer(shape: RankShape) -> tuple[Collective, ...]:
     """In the backward: the sum over ranks of the gradient by what was gathered."""
-    first, *_ = shape.steps(StepOp.PRODUCT)
+    first = _first_product(shape)
     return out_of_matrix(shape, first.name, beside=f"{first.name} by weight")
+
+
+def _first_product(shape: RankShape) -> LayerStep:
+    """Of a mixer other than attention, which may stand before it."""
+    name = f"{shape.model.mixer} input"
+    return next(step for step in shape.steps(StepOp.PRODUCT) if step.name == name)
 
 
 _MIXERS: Mapping[Mixer, Mixing] = {
@@ -108,20 +114,50 @@ _MIXERS: Mapping[Mixer, Mixing] = {
 
 
 def mixing(shape: RankShape) -> Mixing:
-    """Of the mixer that all blocks have, as a kind of block sees its model."""
-    return _MIXERS[shape.model.mixer]
+    """Of the mixer that all blocks have, or two, as a kind of block sees its model."""
+    found, *others = (_MIXERS[mixer] for mixer in shape.model.mixers_of_a_block)
+    return _side_by_side(found, *others) if others else found
+
+
+def _side_by_side(first: Mixing, second: Mixing) -> Mixing:
+    """Of two that read the same; the backward of the second comes first.
+
+    Its gradient by what both read lives beside the other's.
+    """
+
+    def core(shape: RankShape) -> Passes:
+        pairs = zip(first.core(shape), second.core(shape), strict=True)
+        ahead, back = ((*one, *two) for one, two in pairs)
+        return ahead, back
+
+    def backward_bytes(shape: RankShape) -> int:
+        beside = first.backward_bytes(shape) + shape.whole_hidden
+        return max(beside, second.backward_bytes(shape))
+
+    return Mixing(
+        lambda shape, again: (*first.into(shape, again), *second.into(shape, again)),
+        lambda shape: (*first.out_of(shape), *second.out_of(shape)),
+        lambda shape: max(first.forward_bytes(shape), second.forward_bytes(shape)),
+        backward_bytes,
+        core,
+        neighbours=lambda shape: (*first.exchanges(shape), *second.exchanges(shape)),
+    )
 
 
 def output_of(shape: RankShape) -> str:
-    """The name of the product that leads from the mixer back to the residual stream."""
+    """The name of the last product that leads from a mixer back to the residual stream."""
     return f"{shape.model.mixer} output"
 
 
 def into_output(shape: RankShape) -> tuple[Collective, ...]:
-    """As `into_matrix` of that product's gradient, where the block mixes tokens."""
-    return () if shape.model.mixer == MLP else into_matrix(shape, output_of(shape))
+    """As `into_matrix` of such products' gradients, where the block mixes tokens."""
+    return tuple(one for name in _outputs(shape) for one in into_matrix(shape, name))
 
 
 def out_of_output(shape: RankShape) -> tuple[Collective, ...]:
-    """As `out_of_matrix` of that product, likewise."""
-    return () if shape.model.mixer == MLP else out_of_matrix(shape, output_of(shape))
+    """As `out_of_matrix` of these products, likewise."""
+    return tuple(one for name in _outputs(shape) for one in out_of_matrix(shape, name))
+
+
+def _outputs(shape: RankShape) -> list[str]:
+    return [f"{mixer} output" for mixer in shape.model.mixers_of_a_block if mixer != MLP]

@@ -48,11 +48,13 @@ def reruns(
     selective = Rerun(saved - (scores or cheap_bytes), core or cheap_streams)
     # The activation's step saves results of products; a run of these products gives them again.
     wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
-    widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
+    makes = StepOp.PRODUCT, StepOp.SCALE
+    widening = tuple(step for step in steps if step.op in makes and wanted & {*step.gives})
     widened = sum(kept[value] for step in widening for value in step.gives if value in kept)
     gathered = (*into_mlp(shape, "mlp input"), *brought_again(shape))
     # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
-    again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
+    made = _of(widening, (*linear, *streams))
+    again = (*gathered, *_copies(streams), *made) if widening else ()
     widened -= sum(map(shape.activation_shape.nbytes, _read_again(steps, widening, kept)))
     if shape.spreads_experts:
         widened += kept_rows(shape) - places_bytes(shape)
@@ -80,7 +82,8 @@ def _read_again(
     routes = [step for step in steps if step.op is StepOp.ROUTE]
     read = {value for step in again for value in step.reads}
     read = {next((r.reads[0] for r in routes if value in r.gives), value) for value in read}
-    return read - {*kept} - {value for step in steps if step.cheap for value in step.gives}
+    given = {value for step in steps if step.cheap or step in again for value in step.gives}
+    return read - {*kept} - given
 
 
 def _copies(streams: Sequence[Stream]) -> tuple[Stream, ...]:

@@ -48,9 +48,9 @@ def out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collectiv
 
 
 def added(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
-    """Its sum with the stream; in the backward, that of gradients by what both it and experts read.
+    """The stream with it or, of two mixers, with attention.
 
-    Autograd adds these up.
+    In the backward, autograd adds up gradients by what the other part reads, too.
     """
     return Stream(step.name, 3 * shape.hidden), Stream(step.name, 3 * shape.hidden)
 
@@ -71,5 +71,5 @@ def shared_workspace(shape: RankShape) -> int:
     plain = shape.fused and not shape.generated and shape.model.gated
     passes = (2 if shape.generated else 4) if shape.model.shared_gate else 2 + plain
     matrix = shape.model.hidden * (shape.model.shared_ffn // shape.tp) * shape.element
-    scaled = 0 if shape.model.adds_products else shape.hidden  # the gradient by the product
-    return passes * inner + matrix + shape.gathered + shape.hidden + scaled
+    by_product = 0 if shape.model.adds_product_of("shared") else shape.hidden
+    return passes * inner + matrix + shape.gathered + shape.hidden + by_product

@@ -105,6 +105,19 @@ SHARED_NORM = _Norm(
 )
 
 
+# Without a norm, a kernel for the gate alone.
+GATE = _Norm(
+    _Kernel("state space's gate", _Each(3)),
+    _Kernel("state space's gate back", _Each(5)),
+    _Each(1),
+    _Each(5, 2, 0, 1, 2 * WIDE),
+)
+# Factors of gates, plain torch: read and written, and so are gradients. Those of filters and time
+# steps, which are few, are kernels more.
+SCALED = _Kernel("state space's factors", _Each(2), 5)
+SCALED_BACK = _Kernel("state space's factors back", _Each(2), 10)
+
+
 def take(shape: RankShape) -> bool:
     """Whether kernels run the state space: they know of no documents."""
     space = Rank.of(shape).space
@@ -117,8 +130,9 @@ def take(shape: RankShape) -> bool:
 def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """The state space between the block's first and last product, forward and backward."""
     rank, norm = Rank.of(shape), _norm(shape)
-    forward = *FORWARD, norm.forward
-    backward = *forward, norm.backward, *BACKWARD, _filtered_back(rank)
+    scaled, scaled_back = ((SCALED,), (SCALED_BACK,)) if rank.space.scales else ((), ())
+    forward = *FORWARD, *scaled, norm.forward
+    backward = *forward, norm.backward, *BACKWARD, _filtered_back(rank), *scaled_back
     first, second = (
         tuple(one for kernel in kernels for one in _operators(kernel, rank, shape.element))
         for kernels in (forward, backward)
@@ -127,6 +141,8 @@ def state_space(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator,
 
 
 def _norm(shape: RankShape) -> _Norm:
+    if not Rank.of(shape).space.norm:
+        return GATE
     return NORM if norms_alone(shape) else SHARED_NORM
 
 

@@ -64,5 +64,6 @@ class Rank(NamedTuple):
 
 
 def norms_alone(shape: RankShape) -> bool:
-    """Whether no other rank has a part of a group, which a norm is over."""
-    return shape.tp == 1 or Rank.of(shape).space.groups > 1
+    """Whether no other rank has a part of a group, which a norm is over, if there is one."""
+    space = Rank.of(shape).space
+    return shape.tp == 1 or space.groups > 1 or not space.norm

@@ -21,10 +21,10 @@ def wide_norms(shape: RankShape, *, back: bool = False) -> tuple[Collective, ...
     nbytes = NUMBER * shape.tokens
     if shape.tp == 1:
         return ()
-    if (space := shape.model.state_space) is not None and shape.model.mixer == STATE_SPACE:
-        name = f"{STATE_SPACE} norm"
-        return (Collective(name, "all_reduce", nbytes, 1 + back),) if space.groups == 1 else ()
-    if not shape.model.qk_norm_whole:
-        return ()
-    wide = (step for step in shape.steps(StepOp.NORM) if step.reads[0].split)
-    return tuple(Collective(step.name, "all_reduce", nbytes) for step in wide)
+    found, space = list[Collective](), shape.model.state_space
+    if STATE_SPACE in shape.model.mixers_of_a_block and space and space.norm and space.groups == 1:
+        found.append(Collective(f"{STATE_SPACE} norm", "all_reduce", nbytes, 1 + back))
+    if shape.model.qk_norm_whole:
+        wide = (step for step in shape.steps(StepOp.NORM) if step.reads[0].split)
+        found += (Collective(step.name, "all_reduce", nbytes) for step in wide)
+    return tuple(found)

@@ -17,6 +17,7 @@ from bigplan.spec.mixers import (
     ATTENTION,
     BESIDE_ATTENTION,
     MLP,
+    AttentionBeside,
     GatedDeltaRule,
     Mixer,
     ShortConvolution,
@@ -97,6 +98,8 @@ class Architecture(Spec):
     """likewise, a gated delta rule"""
     state_space: StateSpace | None = None
     """likewise, a state space"""
+    attention_beside: AttentionBeside | None = None
+    """attention beside the state space in each block (Falcon-H1); null: blocks have one of them"""
     mixer_pattern: tuple[str, ...] = ()
     """runs of blocks by what mixes their tokens, over and over, as [2 convolution, 1 attention]
 
@@ -125,6 +128,10 @@ class Architecture(Spec):
     """what attention and MLP add to the residual stream is multiplied by it, as in Granite"""
     block_scale: bool = False
     """what a block gives is multiplied by a number of its own, which training leaves as it is"""
+    mlp_scale: float = Field(default=1.0, gt=0)
+    """what the MLP adds is multiplied by it, too, as in Falcon-H1"""
+    gate_scale: float = Field(default=1.0, gt=0)
+    """the MLP's gate is multiplied by it before its activation, as in Falcon-H1"""
     logit_scale: float = Field(default=1.0, gt=0)
     """scores of words are multiplied by it, as in Granite and Cohere"""
     mlp: Literal["swiglu", "clamped_swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2"] = (
@@ -291,9 +298,20 @@ class Architecture(Spec):
         return routing.model_copy(update={"scale": routing.scale * self.residual_scale})
 
     @property
-    def adds_products(self) -> bool:
-        """Whether products of attention and MLP are added as they are, not normed or scaled."""
-        return self.norms == "before" and self.residual_scale == 1
+    def mixers_of_a_block(self) -> tuple[Mixer, ...]:
+        """What mixes tokens in each block of a model whose blocks are alike, in turns."""
+        return (self.mixer,) if self.attention_beside is None else (ATTENTION, self.mixer)
+
+    def scale_of(self, part: str) -> float:
+        """Factor of what a part of a block adds to the residual stream: a mixer, or "mlp"."""
+        own = {"mlp": self.mlp_scale}
+        if (beside := self.attention_beside) is not None:
+            own |= {ATTENTION: beside.attention_scale, self.mixer: beside.other_scale}
+        return self.residual_scale * own.get(part, 1.0)
+
+    def adds_product_of(self, part: str) -> bool:
+        """Whether the product of a part of a block is added as it is, not normed or scaled."""
+        return self.norms == "before" and self.scale_of(part) == 1
 
     @property
     def has_mlp(self) -> bool:

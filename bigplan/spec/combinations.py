@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.errors import InputError
+from bigplan.spec.mixers import MLP
 from bigplan.spec.pattern import expanded
 
 
@@ -125,6 +126,7 @@ def check_norms(model: Any) -> None:
             f"`residual_scale` {model.residual_scale:g} with `{alone[0]}`, whose results are "
             "added as they are; remove one"
         )
+    _check_mlp_factors(model)
     if model.head_bias and model.tied_embeddings:
         raise InputError("`head_bias` with `tied_embeddings`, which have none; remove one")
     if model.shared_norm and not model.parallel_residual:
@@ -152,6 +154,25 @@ def check_norms(model: Any) -> None:
         raise InputError(
             f"`{changed[0]}` with `positions: alibi`, whose scores have their own form; remove one"
         )
+
+
+def _check_mlp_factors(model: Any) -> None:
+    """Factors of an MLP, which it has alone and, of its gate, as SwiGLU or GeGLU."""
+    unlike = {
+        f"`experts` {model.experts}": model.experts > 0,
+        "`parallel_residual`": model.parallel_residual,
+        f"`norms: {model.norms}`": model.norms != "before",
+        "blocks without an MLP": not model.has_mlp or MLP in model.mixers,
+    }
+    found = [name for name, there in unlike.items() if there]
+    if model.gate_scale != 1 and model.mlp not in ("swiglu", "geglu"):
+        found.append(f"`mlp: {model.mlp}`")
+    for key in ("mlp_scale", "gate_scale"):
+        if getattr(model, key) != 1 and found:
+            raise InputError(
+                f"`{key}` {getattr(model, key):g} with {' and '.join(found)}, but it is of one MLP "
+                "in every block, behind a norm, and of a gate where it has one; remove one"
+            )
 
 
 def _check_weightless(model: Any) -> None:

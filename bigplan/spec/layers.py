@@ -16,6 +16,7 @@ from bigplan.spec.delta_rule_steps import delta_rule
 from bigplan.spec.grouped_heads import grouped_heads
 from bigplan.spec.latent_heads import latent_heads
 from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, MLP, STATE_SPACE, Mixer
+from bigplan.spec.mlp_steps import entering, mlp
 from bigplan.spec.pattern import GLOBAL
 from bigplan.spec.state_space_steps import state_space
 from bigplan.spec.step import TERMS, LayerStep, Parameter, Split, StepOp, StepValue, product
@@ -43,6 +44,7 @@ SINKS = "attention.sinks"
 BLOCK_SCALE = "block.scale"  # a constant that multiplies what a block gives
 OF_AN_EXPERT = "experts."  # what names of parameters begin with of which each expert has a part
 SHARED_GATE = "shared_gate.weight"
+ATTENTION_SUM = "attention residual"  # with another mixer beside, which is added after it
 # Steps of an MLP beside the experts.
 SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"
 ROUTER = "router.weight"  # which chooses experts
@@ -87,23 +89,27 @@ def _embedding(model: Architecture) -> tuple[LayerStep, ...]:
 def _block(model: Architecture) -> tuple[LayerStep, ...]:
     """Attention and MLP, each added to the residual stream, with norms before or after.
 
-    Another mixer may stand in place of attention. With a parallel residual both read the block's
-    input, normed for each or once for both. A block may be a mixer or an MLP alone.
+    Another mixer may stand in place of attention, or beside it. With a parallel residual attention
+    and MLP read the block's input, normed for each or once for both. A block may be a mixer or an
+    MLP alone.
     """
     x = _hidden(model, "input")
     if model.mixer == MLP:
         return _widening_half(model, x, x)
     first = _opening_norm(model, "input_norm", "input norm", x, "attention input")
     read = first[-1].gives[0] if first else x
-    mixing = _MIXING.get(model.mixer, _attention)(model, read)
-    mixing += _closing(model, "attention", mixing[-1].gives[0])
-    gives = "between" if model.has_mlp else "output"
-    between = _sum(f"{model.mixer} residual", x, mixing[-1].gives[0], gives)
-    half = (*first, *mixing, between)
+    half, stream = [*first], x
+    for mixer in model.mixers_of_a_block:
+        half += _MIXING.get(mixer, _attention)(model, read)
+        half += _closing(model, mixer, half[-1].gives[0])
+        gives = "between" if model.has_mlp else "output"
+        gives = gives if mixer == model.mixer else f"with {mixer}"
+        half.append(_sum(f"{mixer} residual", stream, half[-1].gives[0], gives))
+        stream = half[-1].gives[0]
     if not model.has_mlp:
-        return half
+        return tuple(half)
     read = x if model.parallel_residual and not model.shared_norm else read
-    return (*half, *_widening_half(model, read, between.gives[0]))
+    return (*half, *_widening_half(model, read, stream))
 
 
 def _widening_half(
@@ -117,12 +123,12 @@ def _widening_half(
         read = second[-1].gives[0] if second else read
     shared, stream = _shared(model, read, stream)
     if model.experts:  # whose weights hold the factor of what they add
-        mlp = _experts(model, read)
+        steps = _experts(model, read)
     else:
-        mlp = _mlp(model, read)
-        mlp += _closing(model, "mlp", mlp[-1].gives[0])
-    last = _sum("mlp residual", stream, mlp[-1].gives[0], "output")
-    return (*second, *shared, *mlp, last, *_block_scale(model, last))
+        steps = mlp(model, read)
+        steps += _closing(model, "mlp", steps[-1].gives[0])
+    last = _sum("mlp residual", stream, steps[-1].gives[0], "output")
+    return (*second, *shared, *steps, last, *_block_scale(model, last))
 
 
 def _block_scale(model: Architecture, last: LayerStep) -> list[LayerStep]:
@@ -150,7 +156,7 @@ def _closing(model: Architecture, part: str, given: StepValue) -> list[LayerStep
         norm = _norm(model, module, name, given, f"normed {part}")
         steps.append(replace(norm, cheap=False))
         given = norm.gives[0]
-    if model.residual_scale != 1:
+    if model.scale_of(part) != 1:
         scaled = given._replace(name=f"scaled {part}")
         steps.append(LayerStep(StepOp.SCALE, f"{part} scale", (given,), (scaled,)))
     return steps
@@ -203,28 +209,6 @@ def _gated(first: LayerStep, mixed: StepValue) -> list[LayerStep]:
     return [LayerStep(StepOp.GATE, "attention gate", read, gives, saves=read, cheap=True)]
 
 
-def _mlp(model: Architecture, x: StepValue) -> list[LayerStep]:
-    """A gated MLP, or one with a plain activation. ReLU's derivative needs only its output."""
-    modules = {f"{name}_proj": StepValue(name, model.ffn) for name in _entering(model)}
-    inner, inputs = StepValue("inner", model.ffn), tuple(modules.values())
-    by_output = model.mlp == "relu"
-    saved = (inner,) if by_output else inputs
-    activation = LayerStep(
-        StepOp.ACTIVATION, "activation", inputs, (inner,), saves=saved, cheap=not by_output
-    )
-    output = {"down_proj": _hidden(model, "mlp output")}
-    return [
-        product("mlp up", x, modules, bias=model.mlp_bias),
-        activation,
-        product("mlp down", inner, output, bias=model.mlp_bias),
-    ]
-
-
-def _entering(model: Architecture) -> tuple[str, ...]:
-    """What MLPs make of what they read, by names of matrices."""
-    return ("gate", "up") if model.gated else ("up",)
-
-
 def _shared(
     model: Architecture, x: StepValue, stream: StepValue
 ) -> tuple[list[LayerStep], StepValue]:
@@ -234,7 +218,7 @@ def _shared(
     """
     if not model.shared_ffn:
         return [], stream
-    names = _entering(model)
+    names = entering(model)
     inputs = tuple(StepValue(f"shared {name}", model.shared_ffn) for name in names)
     modules = {f"shared.{name}_proj": v for name, v in zip(names, inputs, strict=True)}
     first = product(SHARED_UP, x, modules, bias=False)
@@ -275,7 +259,7 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     routing = _routing(model, x)
     sent, weights = routing[-1].gives
     each = model.experts_per_token
-    names = _entering(model)
+    names = entering(model)
     *entered, inner = (StepValue(name, model.ffn, each) for name in (*names, "inner"))
     opened, returned = tuple(entered), sent._replace(name="returned")
     first = _of_experts(model, *(f"{name}_proj" for name in names))

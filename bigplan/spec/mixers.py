@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -116,9 +116,18 @@ class StateSpace(Spec):
     """time steps below are raised to it"""
     most_step: float | None = Field(default=None, gt=0)
     """time steps above are lowered to it; null: none are"""
+    norm: bool = True
+    """what heads read is normed behind its gate; false: it is gated alone, as in Falcon-H1 0.5B"""
+    scales: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """factors of a token's gates, values, keys, queries and time steps; empty: none has any"""
 
     @model_validator(mode="after")
     def _check(self) -> StateSpace:
+        if len(self.scales) not in (0, 5):
+            raise InputError(
+                f"`scales` has {len(self.scales)} of five numbers; state those of gates, values, "
+                "keys, queries and time steps, or none"
+            )
         if self.heads % self.groups:
             raise InputError(
                 f"`heads` {self.heads} is not a multiple of `groups` {self.groups}; equally many "
@@ -142,6 +151,18 @@ class StateSpace(Spec):
         return self.groups * self.state
 
 
+class AttentionBeside(Spec):
+    """Attention beside the state space of each block, as in Falcon-H1.
+
+    Both read what one norm gives. What each gives is multiplied, and added to the residual stream.
+    """
+
+    attention_scale: float = Field(default=1.0, gt=0)
+    """factor of what attention adds"""
+    other_scale: float = Field(default=1.0, gt=0)
+    """factor of what the state space adds"""
+
+
 @lru_cache(maxsize=256)
 def mixers_of(pattern: tuple[str, ...], blocks: int, alone: Mixer) -> tuple[Mixer, ...]:
     """The mixer of each block; `alone`: of all of them without a pattern."""
@@ -161,6 +182,7 @@ def check_mixers(model: Any) -> None:
     if model.mixer_pattern:
         _check_pattern(model, others)
     _check_alone(model)
+    _check_beside(model, others)
     if not others:
         return
     if len(others) > 1 and not model.mixer_pattern:
@@ -209,6 +231,17 @@ def _check_alone(model: Any) -> None:
         raise InputError(
             f"{why} with {' and '.join(found)}, but a block that is a mixer or an MLP alone norms "
             "what that reads and adds what it gives; change that, or remove it"
+        )
+
+
+def _check_beside(model: Any, others: list[Mixer]) -> None:
+    """Attention stands beside a state space in all blocks, or in none."""
+    if model.attention_beside is None:
+        return
+    if others != [STATE_SPACE] or model.mixer_pattern or not model.has_mlp:
+        raise InputError(
+            "`attention_beside` is of models whose blocks all have a `state_space` and an MLP; "
+            "state these without `mixer_pattern` and other mixers, or remove it"
         )
 
 

@@ -56,7 +56,7 @@ def _filters(space: StateSpace, convolved: tuple[StepValue, ...]) -> list[Parame
 
 
 def _of_heads(space: StateSpace) -> list[Parameter]:
-    """Numbers of each head, and the weight of the norm."""
+    """Numbers of each head, and the weight of the norm, if any."""
     numbers = (LOG_DECAY, STEP_OFFSET, SKIP)
     found = [Parameter(name, (space.heads,), "rows", False) for name in numbers]
-    return [*found, Parameter(NORM, (space.width,), "rows", False)]
+    return [*found, Parameter(NORM, (space.width,), "rows", False)] if space.norm else found

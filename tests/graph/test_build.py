@@ -129,7 +129,8 @@ def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) ->
         for kind in graph.layers
     )
     triangle = 2.0 * length * length * model.heads * model.head_dim
-    triangle *= model.mixers.count("attention")
+    beside = model.attention_beside is not None
+    triangle *= model.layers if beside else model.mixers.count("attention")
     useful = model_flops(model, training) / training.global_batch
     wasted = NOT_USEFUL[attention] * triangle
     if model.latent_attention is not None:
@@ -146,9 +147,8 @@ def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) ->
         )
     if (space := model.state_space) is not None:
         recurrence = 12.0 * length * space.width * space.state
-        wasted += (_of_chunks(graph.kinds["state_space"]) - recurrence) * model.mixers.count(
-            "state_space"
-        )
+        chunks = _of_chunks(graph.kinds["block" if beside else "state_space"])
+        wasted += (chunks - recurrence) * model.mixers.count("state_space")
     assert done - wasted == pytest.approx(useful, rel=1e-12)
 
 

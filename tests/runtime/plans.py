@@ -193,6 +193,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     if not latent and _convolves(style) and draw(flag):
         dense = "dense_blocks" in style
         mixers = of_lfm2(dense=dense) | of_qwen3_next(dense=dense) | of_granite4(dense=dense)
+        mixers |= of_falcon_h1(style)
         style |= draw(mixers | of_nemotron_h(style) if _stand_alone(style) else mixers)
     several = {"attention_pattern", "dense_blocks", "expert_pattern", "mixer_pattern"} & {*style}
     least = 3 if style.get("mixer_pattern") == _ALONE else 2 if several else 1
@@ -268,6 +269,29 @@ def of_granite4(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
     return st.fixed_dictionaries(
         {"state_space": spaces, "mixer_pattern": st.sampled_from(patterns[: 3 - dense])}
     )
+
+
+def of_falcon_h1(style: dict[str, object]) -> st.SearchStrategy[dict[str, object]]:
+    """A state space with attention beside it; an MLP that is no mixture may have factors."""
+    scales = st.fixed_dictionaries(
+        {"attention_scale": st.sampled_from((1.0, 0.5)), "other_scale": st.sampled_from((1.0, 2.0))}
+    )
+    of_space = st.fixed_dictionaries(
+        {"norm": st.booleans(), "scales": st.sampled_from(((), (0.5, 1.0, 2.0, 0.25, 1.5)))}
+    )
+    whole = st.builds(
+        lambda space, own, beside: {
+            "state_space": {**space["state_space"], **own},
+            "attention_beside": beside,
+        },
+        of_granite4(dense=True).map(lambda one: one | {"mixer_pattern": ()}),
+        of_space,
+        scales,
+    )
+    if style.keys() & {"experts", "dense_blocks"} or style.get("mlp", "swiglu") != "swiglu":
+        return whole
+    factors = st.sampled_from(({}, {"gate_scale": 0.5}, {"gate_scale": 2.0, "mlp_scale": 0.5}))
+    return st.builds(lambda one, more: one | more, whole, factors)
 
 
 _ALONE = ("1 mlp", "1 attention", "1 state_space")

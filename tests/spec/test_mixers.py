@@ -85,6 +85,21 @@ def test_a_block_may_be_one_thing_alone() -> None:
             {"state_space": SPACE | {"least_step": 2, "most_step": 1}},
             "`most_step` 1 is below `least_step` 2",
         ),
+        ({"attention_beside": {}}, "`attention_beside` is of models whose blocks all have a"),
+        (
+            {"convolution": None, "mixer_pattern": [], "attention_beside": {}},
+            "have a `state_space`",
+        ),
+        ({"state_space": SPACE | {"scales": [0.5]}}, "`scales` has 1 of five numbers; state"),
+        (ALONE | {"gate_scale": 0.5}, "`gate_scale` 0.5 with blocks without an MLP"),
+        (
+            {"convolution": None, "mixer_pattern": [], "mlp_scale": 0.5, **EXPERTS},
+            "`mlp_scale` 0.5 with `experts` 4",
+        ),
+        (
+            {"convolution": None, "mixer_pattern": [], "gate_scale": 0.5, "mlp": "gelu"},
+            "`gate_scale` 0.5 with `mlp: gelu`",
+        ),
         ({"delta_rule": RULE | {"value_heads": 3}}, "`value_heads` 3 is not a multiple of"),
         (
             {"convolution": None, "delta_rule": RULE | {"norms_before": True}, "norms": "after"}

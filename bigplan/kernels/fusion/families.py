@@ -146,7 +146,7 @@ class _BlockGraph:
             case StepOp.ACTIVATION:
                 self._activation(step, read)
             case StepOp.SCALE:
-                self.where[step.gives[0].name] = self._scaled(read[0])
+                self.where[step.gives[0].name] = self._scaled(step, read[0])
             case StepOp.SUM:
                 self.where[step.gives[0].name] = self.add(read[0], read[1])
             case _:
@@ -167,7 +167,7 @@ class _BlockGraph:
             case StepOp.ACTIVATION:
                 self._activation_back(step)
             case StepOp.SCALE:
-                self._gives(step.reads[0], self._scaled(self.gradients[step.gives[0].name]))
+                self._gives(step.reads[0], self._scaled(step, self.gradients[step.gives[0].name]))
             case _:
                 for value in step.reads:
                     self._gives(value, self.gradients[step.gives[0].name])
@@ -207,9 +207,11 @@ class _BlockGraph:
         self.where[step.gives[0].name] = made[0]
         self.kept[step.name] = (x, *made[1:], *weights.values())
 
-    def _scaled(self, x: str) -> str:
-        """A block's only factor, of what is added to the residual stream."""
-        return self.one("mul", self.like(x), self=Arg(x), other=self.model.residual_scale)
+    def _scaled(self, step: LayerStep, x: str) -> str:
+        """Times the factor of an MLP's gate, or of what a part adds to the residual stream."""
+        part = step.name.removesuffix(" scale")
+        factor = self.model.gate_scale if part == "gate" else self.model.scale_of(part)
+        return self.one("mul", self.like(x), self=Arg(x), other=factor)
 
     def _plus_one(self) -> dict[str, Argument]:
         """Of a norm that multiplies by 1 + weight, as `single.py` has it."""

@@ -149,9 +149,12 @@ def _block(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, way
         # With one norm for both, or for a mixer alone, the gradient beside it is the caller's.
         over = model.has_mlp and not model.shared_norm
         normed, x = norm_of(p, "input_norm", x, model, ways, over=over)
-    mixed = _MIXERS[model.mixer](p, normed, model, positions, ways)
+    *beside, mixer = model.mixers_of_a_block
+    for one in beside:
+        x = _with_mixer(p, x, one, _MIXERS[one](p, normed, model, positions, ways), model, ways)
+    mixed = _MIXERS[mixer](p, normed, model, positions, ways)
     if not model.has_mlp:
-        return last(p, OUTPUTS[model.mixer], x, mixed)
+        return last(p, OUTPUTS[mixer], x, mixed)
     if model.parallel_residual:
         if not model.shared_norm:
             normed, x = norm_of(p, "post_norm", x, model, ways)
@@ -168,7 +171,7 @@ def _widened(p: Parameters, normed: Tensor, x: Tensor, model: ModelSpec, ways: W
             x = _shared(p, x, normed, model, ways)
         return expert_mlp.mlp(p, x, normed, model, ways.experts)
     inputs = _mlp_inputs(p, normed, model, ways)
-    if not model.adds_products:
+    if not model.adds_product_of("mlp"):
         return _closed_and_added(p, "down_proj", x, inputs, model, ways)
     if ways.gated and model.mlp in ("swiglu", "geglu"):
         return ways.gated(p, "down_proj", x, inputs, model.mlp)
@@ -230,7 +233,14 @@ def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple
     if model.mlp == "relu":
         return ways.linears(p, ("up_proj",), x)  # nobody reads it once its ReLU is there
     names = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
-    return (ways.widening or ways.linears)(p, names, x)
+    inputs = (ways.widening or ways.linears)(p, names, x)
+    if model.gate_scale == 1:
+        return inputs
+    gate, up = inputs
+    scaled = gate * model.gate_scale  # kept in place of the product, or made again of it
+    if ways.widening:
+        ways.forget(scaled, partial(torch.mul, other=model.gate_scale), gate)
+    return scaled, up
 
 
 def _shared(p: Parameters, x: Tensor, normed: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
@@ -244,7 +254,7 @@ def _shared(p: Parameters, x: Tensor, normed: Tensor, model: ModelSpec, ways: Wa
     if model.shared_gate:
         gate, up, score = inputs
         inner = gated_by_score(ways.experts.rows, (gate, up), score, ways.forget)
-    elif not model.adds_products:
+    elif not model.adds_product_of("shared"):
         return _closed_and_added(p, "shared.down_proj", x, inputs, model, ways)
     elif ways.gated and model.gated:
         return ways.gated(p, "shared.down_proj", x, inputs, "swiglu")
@@ -284,6 +294,15 @@ def _alone(p: Parameters, name: str, inner: Tensor, ways: Ways) -> Tensor:
     return ways.alone(p, name, inner) if ways.alone else ways.linears(p, (name,), inner)[0]
 
 
+def _with_mixer(
+    p: Parameters, x: Tensor, mixer: Mixer, mixed: Tensor, model: ModelSpec, ways: Ways
+) -> Tensor:
+    """The sum of x and of what one of several mixers adds."""
+    if model.adds_product_of(mixer):
+        return ways.close(p, OUTPUTS[mixer], x, mixed)
+    return x + _closed(p, mixer, _alone(p, OUTPUTS[mixer], mixed, ways), model, ways)
+
+
 def _closed_and_normed(
     p: Parameters, x: Tensor, mixed: Tensor, model: ModelSpec, ways: Ways
 ) -> tuple[Tensor, Tensor]:
@@ -291,10 +310,10 @@ def _closed_and_normed(
 
     A generated kernel adds and norms in one pass.
     """
-    output = OUTPUTS[model.mixer]
-    if ways.kernels is None and model.adds_products:
-        return norm_of(p, "post_norm", ways.close(p, output, x, mixed), model, ways)
-    added = _closed(p, "attention", _alone(p, output, mixed, ways), model, ways)
+    mixer = model.mixer
+    if ways.kernels is None and model.adds_product_of(mixer):
+        return norm_of(p, "post_norm", ways.close(p, OUTPUTS[mixer], x, mixed), model, ways)
+    added = _closed(p, mixer, _alone(p, OUTPUTS[mixer], mixed, ways), model, ways)
     if model.norms == "after":
         x = x + added
         return x, x
@@ -310,7 +329,8 @@ def _closed(p: Parameters, part: str, x: Tensor, model: ModelSpec, ways: Ways) -
     """What a part of the block adds, of its product x: normed and scaled as the model has it."""
     if model.norms != "before":
         x = norm_alone(p, f"{part}_closing_norm", x, model, ways)
-    return x if model.residual_scale == 1 else x * model.residual_scale
+    scale = model.scale_of(part)
+    return x if scale == 1 else x * scale
 
 
 def _closed_and_added(
@@ -334,6 +354,6 @@ def _closed_and_added(
     else:
         product = _alone(p, down, _activation(inputs, model, ways), ways)
     if idle:
-        return unread_sum(x, product, model.residual_scale)
+        return unread_sum(x, product, model.scale_of("mlp"))
     added = _closed(p, "mlp", product, model, ways)
     return unread_sum(x, added) if ways.unread else x + added

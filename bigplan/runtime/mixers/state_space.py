@@ -24,6 +24,7 @@ nothing of others and of states that are not their document's, as in delta_rule.
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,8 +84,9 @@ def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways
     ]
     numbers = [context.own_heads(p[name]) for name in (LOG_DECAY, STEP_OFFSET, SKIP)]
     norm = Norm(model.norm_epsilon, ways.ranks, ways.kernels)
+    weight = (p[NORM],) if space.norm else ()
     if context.group.size == 1:
-        run, others = partial(gated, space, norm, begins=begins), (*numbers, p[NORM], *filters)
+        run, others = partial(gated, space, norm, begins=begins), (*numbers, *weight, *filters)
         return made_again(run, gates, *inputs, *others)
     heads = []
     for width in (*widths, 1):  # a product is freed once its heads are here
@@ -92,7 +94,7 @@ def mixed(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways
     read = made_again(partial(read_by, ways.kernels, begins, space), *heads, *numbers, *filters)
     del heads
     closed = partial(_gated_and_normed, space, norm)
-    return made_again(closed, gates, context.tokens_of_all_heads(read), p[NORM])
+    return made_again(closed, gates, context.tokens_of_all_heads(read), *weight)
 
 
 class Norm(NamedTuple):
@@ -107,23 +109,40 @@ def gated(space: StateSpace, norm: Norm, *inputs: Tensor, begins: Tensor | None 
     """What heads read, gated and normed, [b, s, heads * head_dim] of this rank's heads.
 
     `inputs`: gates, values, keys, queries and time steps [b, s, .], then A_log, dt_bias, D and the
-    norm's weight, then filters of values, keys and queries, and their biases if any. `begins`: the
-    first token of each token's document, int32 [b, s]; None: a sequence is one.
+    norm's weight if it has one, then filters of values, keys and queries, and their biases if any.
+    `begins`: the first token of each token's document, int32 [b, s]; None: a sequence is one.
     """
-    gates, *given, weight = inputs[:9]
-    read = read_by(norm.kernels, begins, space, *given, *inputs[9:])
-    return _gated_and_normed(space, norm, gates, read, weight)
+    behind = 8 + space.norm
+    gates, *given = inputs[:8]
+    read = read_by(norm.kernels, begins, space, *given, *inputs[behind:])
+    return _gated_and_normed(space, norm, gates, read, *inputs[8:behind])
 
 
 def read_by(
     kernels: Library | None, begins: Tensor | None, space: StateSpace, *inputs: Tensor
 ) -> Tensor:
     """What heads read, by kernels where there are some that take it: they know of no documents."""
+    inputs = _scaled(space, *inputs)
     widths = space.state, space.head_dim
     fits = space_in_kernels(inputs[0].element_size(), widths, space.taps)
     if fits and begins is None and kernels is not None:
         return InKernels.apply(space, *inputs)  # type: ignore[no-any-return, no-untyped-call]
     return in_torch(space, *inputs, begins=begins)
+
+
+def _scaled(space: StateSpace, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """The same with the state space's factors.
+
+    A convolution's filters are multiplied in place of what it reads, of which there is more.
+    """
+    if not space.scales:
+        return inputs
+    _, *of_heads, of_steps = space.scales
+    vectors, steps, numbers, filters, biases = (
+        inputs[a:b] for a, b in pairwise((0, 3, 4, 7, 10, None))
+    )
+    filters = tuple(x * scale for x, scale in zip(filters, of_heads, strict=True))
+    return *vectors, steps[0] * of_steps, *numbers, *filters, *biases
 
 
 class InKernels(Function):
@@ -241,17 +260,24 @@ def _chunked(x: Tensor) -> Tensor:
 
 
 def _gated_and_normed(
-    space: StateSpace, norm: Norm, gates: Tensor, x: Tensor, weight: Tensor
+    space: StateSpace, norm: Norm, gates: Tensor, x: Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    """X [b, s, .] times the SiLU of gates, of which ranks have parts of a group or whole ones."""
+    """X [b, s, .] times the SiLU of gates, normed by `weight` where the state space has a norm.
+
+    Ranks have parts of a group or whole ones.
+    """
+    if space.scales:
+        gates = gates * space.scales[0]
     shared = space.groups == 1 and not norm.ranks.alone
     groups = 1 if shared else space.groups // norm.ranks.group.size
-    if norm.kernels is not None and not shared:
+    if weight is not None and norm.kernels is not None and not shared:
         return GatedNorm.apply(groups, norm.epsilon, x, gates, weight)  # type: ignore[no-any-return, no-untyped-call]
     if norm.kernels is None:
         x = x * F.silu(gates)
     else:
         x = generated.activation(norm.kernels, "swiglu", gates, x)
+    if weight is None:
+        return x
     if shared:
         return wide_norm(x, weight, RmsRule(norm.epsilon), norm.ranks.group)
     parts = wide(torch.unflatten(x, -1, (groups, -1)))

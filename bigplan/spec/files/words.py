@@ -47,7 +47,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "linear_value_head_dim linear_conv_kernel_dim linear_allow_neg_eigval",
     "state_space": "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv "
     "mamba_conv_bias mamba_proj_bias time_step_limit mamba_num_heads mamba_head_dim n_groups "
-    "ssm_state_size state_size conv_kernel use_conv_bias",
+    "ssm_state_size state_size conv_kernel use_conv_bias mamba_rms_norm ssm_multipliers",
     "mixer_pattern": "full_attn_idxs full_attention_interval attn_layer_indices "
     "hybrid_override_pattern layers_block_type",
     "vocab": "vocab_size padded_vocab_size vocabulary_size",
@@ -61,10 +61,12 @@ _OF_OTHERS: Mapping[str, str] = {
     "rotary_fraction": "partial_rotary_factor rotary_pct rotary_percent rotary_dim",
     "local_rope_theta": "rope_local_base_freq",
     "attention_pattern": "layer_types sliding_window_pattern no_rope_layers",
-    "score_scale": "query_pre_attn_scalar attention_multiplier",
+    "score_scale": "query_pre_attn_scalar attention_multiplier key_multiplier",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
+    "gate_scale": "mlp_multipliers",
+    "attention_beside": "attention_out_multiplier ssm_out_multiplier",
+    "logit_scale": "logits_scaling lm_head_multiplier",
     "score_cap": "attn_logit_softcapping attn_logit_softcap",
     "logit_cap": "final_logit_softcapping final_logit_softcap",
     "parallel_residual": "use_parallel_residual parallel_attn",

@@ -83,7 +83,6 @@ def refuse_experts(
 # Dense decoders that people train, and what their blocks have that no block here has.
 _OTHER_BLOCKS = {
     "apertus": "its activation, xIELU, has trained numbers of its own",
-    "falcon_h1": "its blocks have attention and a state space side by side",
     "mamba": "its state space is Mamba's first, with a decay for each channel and state",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
 }
@@ -119,7 +118,8 @@ def refuse_type(config: Mapping[str, Any], where: str) -> None:
 _FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio")
 _RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
 _OF_MAMBA = ("mamba_", "ssm_state_size", "use_mamba_kernels")  # how such keys begin
-_WITH_MAMBA = ("granitemoehybrid", "bamba", "nemotron_h", "mamba2")
+_FACTORS = {"falcon_h1": ("ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier")}
+_WITH_MAMBA = ("granitemoehybrid", "bamba", "nemotron_h", "mamba2", "falcon_h1")
 _WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu")
 _OF_INFERENCE = ("mamba_ssm_dtype",)  # the dtype of states of delta rules, kept between tokens
 _FOREIGN_KEYS = (
@@ -145,6 +145,7 @@ def refuse_foreign(config: Mapping[str, Any], where: str) -> None:
             "not read; take a bf16 copy of the model, or remove the key to plan without its weights"
         )
     read = (*_OF_INFERENCE, *(_RANKS if config["model_type"] in _WITH_RANKS else ()))
+    read += _FACTORS.get(config["model_type"], ())
     mamba = config["model_type"] in _WITH_MAMBA
     for key, value in config.items():
         if key in read or (mamba and key.startswith(_OF_MAMBA)):

@@ -82,7 +82,8 @@ def small(name: str) -> ModelSpec:
         rule = {"key_heads": 4, "value_heads": 8, "key_dim": 8, "value_dim": 6}
         sizes["delta_rule"] = model.delta_rule.model_dump() | rule
     if model.state_space is not None:
-        sizes["state_space"] = {"heads": 8, "head_dim": 6, "state": 8}
+        own = {"norm": model.state_space.norm, "scales": model.state_space.scales}
+        sizes["state_space"] = {"heads": 8, "head_dim": 6, "state": 8, **own}
     if model.latent_attention is not None:
         widths = {"kv_rank": 16, "plain_dim": 8, "rope_dim": 4, "value_dim": 8}
         some = None if model.latent_attention.query_rank is None else 24

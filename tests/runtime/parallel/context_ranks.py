@@ -12,6 +12,7 @@ from tests.runtime.masked import masked_training
 from tests.runtime.parallel.sharded_ranks import (
     DELTA_RULE,
     EXPERTS,
+    FALCON_H1,
     GEMMA4,
     GPT2,
     GPT_OSS,
@@ -78,6 +79,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "mixtral": {**EXPERTS, "router_loss": 0.0},  # the plain loop balances over whole sequences
     "qwen3-next": QWEN3_NEXT | IN_TURNS["delta_rule"] | {"router_loss": 0.0},
     "bamba": IN_GROUPS | IN_TURNS["state_space"],
+    "falcon-h1": FALCON_H1,
 }
 
 

@@ -151,6 +151,17 @@ STATE_SPACE: dict[str, object] = {
 }
 IN_GROUPS = {"state_space": {"heads": 16, "head_dim": 4, "state": 16, "groups": 4, "taps": 3}}
 GRANITE_4 = STATE_SPACE | {"mixer_pattern": ("2 state_space", "1 attention")}
+# Attention beside a state space, with factors: that of one group has no norm.
+FALCON_H1: dict[str, object] = {
+    "state_space": {"heads": 16, "head_dim": 4, "state": 16, "groups": 4}
+    | {"scales": (0.5, 2.0, 0.75, 1.5, 0.25)},
+    "attention_beside": {"attention_scale": 0.5, "other_scale": 2.0},
+    "gate_scale": 0.7,
+    "mlp_scale": 0.6,
+}
+BESIDE_UNNORMED = FALCON_H1 | {
+    "state_space": {"heads": 16, "head_dim": 4, "state": 16, "norm": False}
+}
 # Blocks that are one thing alone, the last of them with experts.
 MIXER_ALONE = IN_GROUPS | {"ffn": 0, "positions": "none"}
 # Heads of two widths; ranks that split the only key head of global blocks have the same one.
@@ -388,7 +399,7 @@ def cases(ranks: int, zero: int, data: str) -> dict[str, Plan]:
         found["latent"] = plan_of(latent, clipped, group, everywhere)
         kinds = (
             *(("beside", BESIDE), ("qwen3-next", QWEN3_NEXT), ("granite-4", GRANITE_4)),
-            *(("nemotron-3", NEMOTRON_3), ("gemma-4", GEMMA4)),
+            *(("nemotron-3", NEMOTRON_3), ("gemma-4", GEMMA4), ("falcon-h1", FALCON_H1)),
         )
         for name, parts in kinds:
             found[name] = anywhere(tiny_model(layers=3, **parts), clipped, group)

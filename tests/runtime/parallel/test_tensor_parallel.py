@@ -41,9 +41,11 @@ from tests.examples import examples
 from tests.runtime.neighbours import ROWS, Called, Turn, in_two_ways, side_by_side
 from tests.runtime.parallel.sharded_ranks import (
     BESIDE,
+    BESIDE_UNNORMED,
     DELTA_RULE,
     EXPERTS,
     EXPERTS_ALONE,
+    FALCON_H1,
     FAMILIES,
     IN_GROUPS,
     LATENT,
@@ -67,6 +69,7 @@ PARTS: dict[str, Mapping[str, object]] = {
     **FAMILIES,
     **{"experts": EXPERTS, "latent": LATENT, "beside": BESIDE, "delta rule": DELTA_RULE},
     **{"state space": STATE_SPACE, "state space in groups": IN_GROUPS},
+    **{"side by side": FALCON_H1, "unnormed": BESIDE_UNNORMED},
     **{"mixer alone": MIXER_ALONE, "MLP alone": MLP_ALONE, "experts alone": EXPERTS_ALONE},
 }
 

@@ -224,6 +224,16 @@ GRANITE_HYBRID = (
     | {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3}
     | {"num_local_experts": 0, "shared_intermediate_size": 112, "tie_word_embeddings": True}
 )
+FALCON_H1 = (
+    {key: value for key, value in LLAMA.items() if key != "attention_bias"}
+    | NO_TOKENS
+    | MAMBA
+    | {"mamba_d_ssm": 96, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
+    | {"attention_in_multiplier": 0.8, "attention_out_multiplier": 0.7, "key_multiplier": 0.6}
+    | {"ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.4, "mlp_multipliers": [0.7, 0.6]}
+    | {"ssm_multipliers": [0.9, 0.6, 1.4, 0.7, 1.2]}
+    | {"embedding_multiplier": 1.5, "lm_head_multiplier": 0.5}
+)
 # transformers 5.23 raises time steps to `time_step_min`, whatever `time_step_limit` is.
 MAMBA_ALONE = {"n_groups": 2, "use_conv_bias": True, "time_step_min": 1e-9}
 NEMOTRON_H = (
@@ -621,6 +631,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | NO_TOKENS
         | MAMBA
         | {"mamba_d_conv": 3, "attention_bias": True, "mlp_bias": True, "attn_layer_indices": [0]},
+    ),
+    "falcon-h1": ("falcon_h1", FALCON_H1),
+    "falcon-h1-gated": (
+        "falcon_h1",
+        FALCON_H1
+        | {"mamba_rms_norm": False, "mamba_n_groups": 1, "tie_word_embeddings": True}
+        | dict.fromkeys(("attention_in_multiplier", "ssm_in_multiplier"), 1.0)
+        | dict.fromkeys(("attention_bias", "mamba_proj_bias", "projectors_bias"), True)
+        | {"mlp_bias": True, "mamba_conv_bias": False, "time_step_limit": [0.5, 1.5]},
     ),
     "nemotron-h": ("nemotron_h", NEMOTRON_H),
     "nemotron-h-bias": (

@@ -44,6 +44,8 @@ _MAMBA2: dict[str, Any] = {
 }
 _MAMBA2 |= {"head_dim": 16, "pad_token_id": None}
 _BAMBA = {"mamba_n_heads": 16, "pad_token_id": None}
+_FALCON_H1: dict[str, Any] = {"mamba_d_ssm": 96, "mamba_n_heads": 6, "pad_token_id": None}
+_FALCON_H1 |= {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
 _DOTS1 = {
     "n_routed_experts": 8,
     "n_shared_experts": 2,
@@ -138,6 +140,14 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("mellum", _SMALL | {"num_experts": 8}),
     ("bamba", _SMALL | _BAMBA),
     ("bamba", _SMALL | _BAMBA | {"attn_layer_indices": [0, 2], "mlp_bias": True}),
+    ("falcon_h1", _SMALL | _FALCON_H1),
+    (
+        "falcon_h1",
+        _SMALL
+        | {"mamba_rms_norm": False, "mamba_d_ssm": None, "mamba_n_heads": 8, "head_dim": 24}
+        | {"projectors_bias": True, "mamba_proj_bias": True, "attention_bias": True}
+        | {"mlp_bias": True, "mamba_n_groups": 2, "pad_token_id": None},
+    ),
     ("nemotron_h", _NEMOTRON_H | {"hybrid_override_pattern": "M-*M-"}),
     (
         "nemotron_h",
@@ -493,19 +503,41 @@ def _of_its_own(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, 
         return "glm", llama
     if spec.name.startswith("seed-oss"):
         return "seed_oss", llama | {"head_dim": spec.head_dim}
-    if spec.state_space is not None:  # whose other sizes are transformers' defaults
+    if spec.state_space is not None:
+        return _with_state_space(spec, llama)
+    if spec.residual_scale != 1:
+        return "granite", llama | _factors(spec)
+    return None
+
+
+def _with_state_space(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Other sizes are transformers' defaults."""
+    space, beside = spec.state_space, spec.attention_beside
+    assert space is not None
+    if beside is None:
         types = ["mamba" if mixer == "state_space" else "attention" for mixer in spec.mixers]
         return "granitemoehybrid", llama | {
             "layer_types": types,
-            "mamba_n_heads": spec.state_space.heads,
-            "mamba_d_state": spec.state_space.state,
+            "mamba_n_heads": space.heads,
+            "mamba_d_state": space.state,
             "shared_intermediate_size": spec.ffn,
             "num_local_experts": 0,
             **_factors(spec),
         }
-    if spec.residual_scale != 1:
-        return "granite", llama | _factors(spec)
-    return None
+    return "falcon_h1", llama | {
+        "head_dim": spec.head_dim,
+        "mamba_d_ssm": space.width,
+        "mamba_n_heads": space.heads,
+        "mamba_rms_norm": space.norm,
+        "mamba_norm_before_gate": False,
+        "ssm_multipliers": list(space.scales),
+        "mlp_multipliers": [spec.gate_scale, spec.mlp_scale],
+        "key_multiplier": spec.scale_of_scores * spec.head_dim**0.5,
+        "attention_out_multiplier": beside.attention_scale,
+        "ssm_out_multiplier": beside.other_scale,
+        "embedding_multiplier": spec.embedding_scale,
+        "lm_head_multiplier": spec.logit_scale,
+    }
 
 
 def _factors(spec: ModelSpec) -> dict[str, Any]:
@@ -590,6 +622,7 @@ _PUBLISHED = {
     "granite-3.3-8b": (8.17e9, 0.005e9),
     "granite-4.0-h-micro": (3e9, 0.5e9),
     "granite-3.0-1b-a400m": (1.3e9, 0.05e9),
+    "falcon-h1-7b": (7.59e9, 0.005e9),  # arXiv 2507.22448
     # arXiv 2601.08584, and 2510.02387
     "ministral-3-8b": (8.4e9, 0.1e9),
     "ministral-3-14b": (13.5e9, 0.05e9),
@@ -698,6 +731,34 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
     assert count == pytest.approx(billions, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("hidden", "ffn", "blocks", "heads", "space", "vocab", "count", "digit"),
+    [
+        # the 0.5 B's file of tensors; arXiv 2507.22448
+        (1024, 2048, 36, (8, 2, 64), (24, 64, 128, 1, False), 32784, 521_411_104, 0),
+        (2560, 6144, 32, (10, 2, 128), (32, 128, 256, 1, True), 65537, 3.15e9, 0.005e9),
+        (5120, 21504, 72, (20, 4, 128), (32, 128, 256, 2, True), 261120, 33.6e9, 0.05e9),
+    ],
+)
+def test_published_counts_of_falcon_h1(
+    hidden: int,
+    ffn: int,
+    blocks: int,
+    heads: tuple[int, int, int],
+    space: tuple[int, int, int, int, bool],
+    vocab: int,
+    count: float,
+    digit: float,
+) -> None:
+    names = ("heads", "head_dim", "state", "groups", "norm")
+    sizes = {"hidden": hidden, "ffn": ffn, "layers": blocks, "vocab": vocab}
+    sizes |= dict(zip(("heads", "kv_heads", "head_dim"), heads, strict=True))
+    changed = find_model("falcon-h1-7b").model_dump() | sizes
+    changed["state_space"] |= dict(zip(names, space, strict=True))
+    found = ModelSpec.model_validate(changed).parameter_count
+    assert found == pytest.approx(count, rel=0, abs=digit)
+
+
 @pytest.mark.parametrize(("name", "billions"), [("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)])
 def test_published_counts_without_the_token_table(name: str, billions: float) -> None:
     """As arXiv 2508.10925, table 1, counts what a token passes."""
@@ -755,7 +816,22 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "`mlp_hidden_act` is 'silu'"),
         ("mamba2", {"hidden_act": "gelu"}, "`hidden_act` is 'gelu'"),
         ("mamba2", {"expand": 3}, "num_heads x head_dim, 8192, over hidden_size 64"),
-        ("falcon_h1", {}, "attention and a state space side by side"),
+        (
+            "falcon_h1",
+            _FALCON_H1 | {"mamba_norm_before_gate": True},
+            "`mamba_norm_before_gate` is True, which is not supported for model_type 'falcon_h1'; "
+            "supported: false beside mamba_rms_norm",
+        ),
+        ("falcon_h1", _FALCON_H1 | {"mlp_multipliers": [0.5]}, "supported: 2 numbers above 0"),
+        ("falcon_h1", _FALCON_H1 | {"ssm_multipliers": [0, 1, 1, 1, 1]}, "5 numbers above 0"),
+        ("falcon_h1", _FALCON_H1 | {"mamba_n_heads": 5}, "mamba_d_ssm, 96, over mamba_d_head 19"),
+        ("falcon_h1", _FALCON_H1 | {"projectors_bias": True}, "as mamba_proj_bias: both products"),
+        (
+            "falcon_h1",
+            _FALCON_H1 | {"attention_bias": True, "attention_in_multiplier": 0.5},
+            "`attention_bias` is True",
+        ),
+        ("bamba", _BAMBA | {"ssm_in_multiplier": 2.0}, "`ssm_in_multiplier` is 2.0: this changes"),
         ("bamba", {"attn_layer_indices": [3]}, "`attn_layer_indices` is [3]"),
         ("bamba", {"attn_layer_indices": [[1]]}, "`attn_layer_indices` is [[1]]"),
         ("bamba", {"attn_layer_indices": [True]}, "`attn_layer_indices` is [True]"),

@@ -29,6 +29,7 @@ from bigplan.spec.model import ModelSpec
         ("starcoder2-7b", "starcoder2"),
         ("lfm2-1.2b", "lfm2"),
         ("granite-4.0-h-micro", "granitemoehybrid"),
+        ("falcon-h1-7b", "falcon_h1"),
         ("nemotron-nano-9b-v2", "nemotron_h"),
     ],
 )

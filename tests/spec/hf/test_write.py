@@ -44,6 +44,7 @@ from bigplan.spec.model import ModelSpec
         ("olmo-hybrid-7b", "olmo_hybrid"),
         ("qwen3.5-35b-a3b", "qwen3_next"),
         ("granite-4.0-h-micro", "granitemoehybrid"),
+        ("falcon-h1-7b", "falcon_h1"),
         ("nemotron-nano-9b-v2", "nemotron_h"),
         ("nemotron-3-nano-30b-a3b", "nemotron_h"),
     ],

@@ -17,6 +17,7 @@ from bigplan.spec.hf.families.exaone import EXAONE4
 from bigplan.spec.hf.families.exaone_moe import EXAONE_MOE
 from bigplan.spec.hf.families.experts import MIXTRAL, QWEN3_MOE
 from bigplan.spec.hf.families.falcon import FALCON
+from bigplan.spec.hf.families.falcon_h1 import FALCON_H1
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.gemma import GEMMA, GEMMA2, GEMMA3
 from bigplan.spec.hf.families.gemma4 import GEMMA4
@@ -130,6 +131,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "qwen3_5_moe_text": QWEN3_5_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
     "bamba": BAMBA,
+    "falcon_h1": FALCON_H1,
     "nemotron_h": NEMOTRON_H,
     "mamba2": MAMBA2,
     "nanochat": NANOCHAT,

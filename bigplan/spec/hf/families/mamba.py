@@ -68,16 +68,17 @@ def mamba_names(within: str) -> Mapping[str, str]:
     }
 
 
-def read_state_space(reader: ConfigReader) -> dict[str, Any]:
-    """Fields of StateSpace."""
+def read_state_space(reader: ConfigReader, width: int | None = None) -> dict[str, Any]:
+    """Fields of StateSpace; `width`: columns of all values, if not those of `mamba_expand`."""
     fields: dict[str, Any] = {field: reader.count(key) for field, key in _COUNTS.items()}
-    width, heads = reader.count("mamba_expand") * reader.count("hidden_size"), fields["heads"]
+    wide, heads = "mamba_d_ssm", fields["heads"]
+    if width is None:
+        width = reader.count("mamba_expand") * reader.count("hidden_size")
+        wide = "mamba_expand x hidden_size"
     told = reader.get("mamba_d_head")
     head_dim = width // heads if told in (None, "auto") else reader.count("mamba_d_head")
     if head_dim * heads != width:
-        reader.refuse(
-            "mamba_n_heads", f"mamba_expand x hidden_size, {width}, over mamba_d_head {head_dim}"
-        )
+        reader.refuse("mamba_n_heads", f"{wide}, {width}, over mamba_d_head {head_dim}")
     flags = {field: reader.flag(key) for field, key in _FLAGS.items()}
     return fields | flags | {"head_dim": head_dim} | _read_limits(reader)
 
