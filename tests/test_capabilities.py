@@ -57,7 +57,10 @@ def test_other_blocks_are_executed(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rope_scaling": {"name": "dynamic"}}, "linear, llama3, yarn and longrope only, not dyn"),
+        (
+            {"rope_scaling": {"name": "dynamic"}},
+            "linear, llama3, yarn, longrope and proportional only, not dyn",
+        ),
     ],
 )
 def test_other_architectures_are_named(changes: dict[str, object], words: str) -> None:
