@@ -30,9 +30,9 @@ NATIVE_PARTS = (
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
     *("attention_sinks", "qk_norm_turned", "convolution", "mixer_pattern"),
-    *("attention_beside", "mlp_scale", "gate_scale"),
     *("attention_gate", "delta_rule", "state_space", "expert_pattern", "attention_chunk"),
-    *("global_heads", "keys_as_values", "value_norm", "block_scale"),
+    *("attention_beside", "mlp_scale", "gate_scale", "global_heads", "keys_as_values"),
+    *("value_norm", "block_scale"),
 )
 # Those of them that Megatron-LM is planned for with.
 MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")

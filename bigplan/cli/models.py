@@ -84,6 +84,11 @@ def _as_yaml(model: ModelSpec) -> str:
     return f"# {model.parameter_count:,} parameters{passed}: {kinds}\n{to_yaml(model)}".rstrip()
 
 
+def _short(size: int) -> str:
+    """Six characters at most, or names would be cut: Llama 4 Scout's 10,485,760 tokens are 10Mi."""
+    return f"{size / 2**20:g}Mi" if size >= 1_000_000 else str(size)
+
+
 def _print_table(found: list[ModelSpec]) -> None:
     from rich.console import Console
 
@@ -94,7 +99,7 @@ def _print_table(found: list[ModelSpec]) -> None:
     whole = [name for name in ("name", *numbers) if name != "kv heads"]  # that one needs two lines
     shown = table("Shipped models", "name", *numbers, right=numbers, whole=whole)
     for model in found:
-        sizes = [str(getattr(model, key)) for key in _SIZES]
+        sizes = [_short(getattr(model, key)) for key in _SIZES]
         if model.experts:
             sizes[list(_SIZES).index("ffn")] = f"{model.experts}x{model.ffn}"
         shown.add_row(model.name, format_count(model.parameter_count), *sizes)

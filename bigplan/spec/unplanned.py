@@ -61,7 +61,9 @@ _PHRASES = {
     "target_parameters": ON_EXPERTS,
 }
 # Fields that one of the words below stands in.
-_PLANNED = ("experts", "experts_per_token", "router_normalised", "router_loss", "lora")
+_PLANNED = (
+    *("experts", "experts_per_token", "expert_pattern", "router_normalised", "router_loss", "lora"),
+)
 _WORDS = {
     "ep": EXPERT_PARALLEL,
     "expert": EXPERTS,

@@ -193,7 +193,7 @@ class PlainLoop:
         moments = self._plan.training.optimizer.kept
         for layer, name in enumerate(self._graph.layers):
             values = [whole_values(first, name, layer, p) for p in self._plan.model.kinds()[name]]
-            flat = torch.cat([value.flatten() for value in values])
+            flat = torch.cat([torch.zeros(0), *(value.flatten() for value in values)])
             empty = tuple(torch.zeros_like(flat) for _ in range(moments))
             state.append(LayerState(flat, empty))
         return tuple(state)
