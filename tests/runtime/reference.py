@@ -334,7 +334,8 @@ class PlainLoop:
                     }
                 )
                 moments.append(mine)
-            self._torch_step(groups, moments)
+            if groups:  # a tied head without weights has none
+                self._torch_step(groups, moments)
             state.append(new)
         return tuple(state)
 

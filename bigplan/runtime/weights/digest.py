@@ -70,7 +70,7 @@ def _as_described(context: Context, layer: int, mine: Tensor) -> Tensor:
                 flat = each[rank][start : start + part.elements]
                 whole[part.in_matrix] = flat.view(part.rows, -1)
         found.append(whole.flatten())
-    return torch.cat(found)
+    return torch.cat([mine[:0], *found])  # a tied head without weights has none
 
 
 def weights_digest(context: Context) -> str:
