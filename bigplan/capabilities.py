@@ -24,18 +24,17 @@ from bigplan.spec.unplanned import (
 
 NATIVE_ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope", "proportional")
 WITH_EXPERTS = ("megatron",)  # other tools that are planned for models with experts
-# Parts of models that bigplan plans for its own runtime alone.
+# Parts of models that Megatron-LM is planned for with, and those of bigplan's own runtime.
+MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
 NATIVE_PARTS = (
+    *MEGATRON_PARTS,
     *("norm_plus_one", "weightless_norms", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
-    *("attention_pattern", "latent_attention", "routing", "shared_ffn", "dense_blocks"),
-    *("attention_sinks", "qk_norm_turned", "convolution", "mixer_pattern"),
-    *("attention_gate", "delta_rule", "state_space", "expert_pattern", "attention_chunk"),
-    *("attention_beside", "mlp_scale", "gate_scale", "global_heads", "keys_as_values"),
-    *("value_norm", "block_scale"),
+    *("attention_pattern", "attention_sinks", "qk_norm_turned", "value_norm", "block_scale"),
+    *("mixer_pattern", "attention_gate", "delta_rule", "state_space", "expert_pattern"),
+    *("attention_chunk", "attention_beside", "mlp_scale", "gate_scale", "global_heads"),
+    *("convolution", "keys_as_values"),
 )
-# Those of them that Megatron-LM is planned for with.
-MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
 NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2")
 # Keys of a training, each with the values that the native runtime executes. Other values can be

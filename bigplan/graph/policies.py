@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Literal
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute, Rerun
-from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
+from bigplan.graph.operators import ALIGNED, Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.reruns import unread
 from bigplan.graph.shape import RankShape
 from bigplan.spec.layers import BLOCK
@@ -61,11 +61,8 @@ def summing_apart(graph: Graph, products: tuple[int, int]) -> Graph:
     return replace(graph, kinds={**graph.kinds, BLOCK: changed})
 
 
-WHOLE_LOADS = 8  # elements of 16 bits in a load of 16 bytes
-
-
 def padding_products(graph: Graph) -> Graph:
-    """The graph where every product's sides are a multiple of 8, as a compiler pads them.
+    """The graph where every product's sides are a multiple of ALIGNED, as a compiler pads them.
 
     Those of torch.compile (`shape_padding` of inductor, `pad_mm.py`) and of XLA do. The copies that
     this takes are left out: they are fused with what writes the inputs, or are a few passes.
@@ -89,7 +86,7 @@ def padding_products(graph: Graph) -> Graph:
 
 
 def _whole(side: int) -> int:
-    return -(-side // WHOLE_LOADS) * WHOLE_LOADS
+    return -(-side // ALIGNED) * ALIGNED
 
 
 def fusing_norms(graph: Graph, model: ModelSpec) -> Graph:
