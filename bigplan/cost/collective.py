@@ -190,7 +190,7 @@ def all_reduce(nbytes: int, group: Group) -> float:
 
     Both move the same bytes; a tree has fewer steps, so its latency is that of 2 log2 n of them.
     """
-    if group.size == 1:
+    if group.size == 1 or not nbytes:  # a tied head whose norm has no weights
         return 0.0
     tree = 2 * log2(group.size) * group.slowest.latency
     moved = 2 * _transfer(nbytes, group, "all_reduce")
@@ -275,7 +275,7 @@ def taken_from_compute(seconds: float, group: Group) -> float:
 
 
 def _once_around(nbytes: int, group: Group, traffic: Traffic) -> float:
-    if group.size == 1:
+    if group.size == 1 or not nbytes:
         return 0.0
     return _transfer(nbytes, group, traffic) + _ring_latency(group)
 

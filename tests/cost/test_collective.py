@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import log2
 from typing import TypeVar
@@ -49,6 +50,13 @@ def _without_latency(link: L) -> L:
 def test_a_ring_inside_a_node() -> None:
     # Three quarters of 400 bytes at 100 bytes/s, three hops of half a second.
     assert reduce_scatter(400, INSIDE) == pytest.approx(3 + 3 * 0.5)
+
+
+@pytest.mark.parametrize("exchange", [all_reduce, reduce_scatter, all_gather, all_to_all])
+def test_no_bytes_take_no_time(exchange: Callable[[int, Group], float]) -> None:
+    """As of a tied head whose norm has no weights; links have a rate of 0 there."""
+    inside, across = (link.model_copy(update={"half_size": 100}) for link in (FAST, SLOW))
+    assert exchange(0, replace(ACROSS, intra=inside, inter=across)) == 0.0
 
 
 def test_one_rank_exchanges_nothing() -> None:
