@@ -55,7 +55,8 @@ def test_a_ring_inside_a_node() -> None:
 @pytest.mark.parametrize("exchange", [all_reduce, reduce_scatter, all_gather, all_to_all])
 def test_no_bytes_take_no_time(exchange: Callable[[int, Group], float]) -> None:
     """As of a tied head whose norm has no weights; links have a rate of 0 there."""
-    inside, across = (link.model_copy(update={"half_size": 100}) for link in (FAST, SLOW))
+    sized = {"half_size": 100}
+    inside, across = FAST.model_copy(update=sized), SLOW.model_copy(update=sized)
     assert exchange(0, replace(ACROSS, intra=inside, inter=across)) == 0.0
 
 
