@@ -91,7 +91,7 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         others = " or megatron" if set(parts) <= set(MEGATRON_PARTS) else ""
         return (
             "bigplan plans experts for its own runtime and for Megatron-LM alone, not for "
-            f"{tool}: {model.name} has {model.experts} in each block; plan with --engine native"
+            f"{tool}: {model.name} has {model.experts} experts; plan with --engine native"
             f"{others}"
         )
     if parts or model.mlp in NATIVE_MLPS:
@@ -114,7 +114,7 @@ def _training_elsewhere_refusal(model: ModelSpec, training: Training, tool: str)
     if training.fp8_gemms and model.experts:
         return (
             f"fp8_gemms: bigplan plans experts in fp8 for its own runtime alone, not for {tool}, "
-            f"and {model.name} has {model.experts} in each block: plan with --engine native, or "
+            f"and {model.name} has {model.experts} experts: plan with --engine native, or "
             "leave it off"
         )
     if training.preference is not None:

@@ -76,10 +76,10 @@ OTHERS = sorted({"deepspeed", *FRAMEWORKS} - {"megatron"})
 @pytest.mark.parametrize("engine", OTHERS)
 def test_other_engines_refuse_experts(engine: str) -> None:
     asked = Request(ROUTED, TRAINING, find_cluster("h200-1x"), engine=engine)
-    with pytest.raises(RefusedError, match="routed has 16 in each block; plan with --engine nat"):
+    with pytest.raises(RefusedError, match="routed has 16 experts; plan with --engine nat"):
         make_plan(asked)
     if engine in ENGINES:
-        assert "16 in each block" in str(ENGINES[engine].refusal(ROUTED, TRAINING, Strategy(dp=1)))
+        assert "16 experts" in str(ENGINES[engine].refusal(ROUTED, TRAINING, Strategy(dp=1)))
 
 
 @pytest.mark.parametrize("tool", sorted({*TOOLS} - {"megatron"}))
@@ -234,7 +234,7 @@ def test_files_of_other_tools_are_not_priced_with_experts(tmp_path: Path) -> Non
     given = ["--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--seq-len", "4096"]
     found = CliRunner().invoke(app, ["import", str(file), "--from", "deepspeed", *given])
     assert isinstance(found.exception, RefusedError)
-    assert "mixtral-8x7b has 8 in each block" in " ".join(str(found.exception).split())
+    assert "mixtral-8x7b has 8 experts" in " ".join(str(found.exception).split())
 
 
 def test_experts_in_fp8_are_planned_where_they_run() -> None:
@@ -319,7 +319,7 @@ def test_shared_experts_are_planned_for_megatron_and_refused_for_others() -> Non
     first = plan.placement.stages[0].kinds
     assert first["dense"].layers == BESIDE.dense_blocks
     with pytest.raises(
-        RefusedError, match=r"beside has 16 in each block; plan with --engine na.*e or megatron$"
+        RefusedError, match=r"beside has 16 experts; plan with --engine na.*e or megatron$"
     ):
         make_plan(replace(asked, engine="deepspeed"))
     capped = replace(asked, model=BESIDE.model_copy(update={"score_scale": 0.1}))

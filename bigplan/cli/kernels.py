@@ -101,7 +101,7 @@ def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
     found = find_model(model)
     if found.experts:
         raise InputError(
-            f"{found.name} has {found.experts} experts in each block, which kernels are not chosen "
+            f"{found.name} has {found.experts} experts, which kernels are not chosen "
             "for; name a dense model"
         )
     if found.latent_attention is not None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from itertools import accumulate
 
 import pytest
@@ -88,21 +89,24 @@ def test_operators_within_a_window_do_the_useful_work(times: int, name: str) -> 
     length = times * window
     training = Training(sequence_length=length, global_batch=4)
     graph = build_graph(model, training, Strategy(dp=1), loss_chunk=None)
-    attention = [op for op in graph.kinds["block"].forward if isinstance(op, Attention)]
-    expected = []
-    for one, part in model.attention_shares.items():
-        within = min(one.window or length, length)
-        whole = sum(min(position, within) for position in range(1, length + 1))
-        seen = whole - within / 2  # the diagonal counts as half
-        expected.append(part * 4 * seen * model.heads * model.head_dim)
-    if times == 1:  # no window hides a token, so all blocks are alike
-        expected = [sum(expected)]
-    assert [kernel.flops for kernel in attention] == pytest.approx(expected, rel=1e-12)
+    again = 0.0  # the backward makes the scores again
+    for kind, blocks in Counter(graph.layers[1:-1]).items():
+        attention = [op for op in graph.kinds[kind].forward if isinstance(op, Attention)]
+        seen_model = model.seen_by(kind)
+        expected = []
+        for one, part in seen_model.attention_shares.items():
+            within = min(one.window or length, length)
+            whole = sum(min(position, within) for position in range(1, length + 1))
+            seen = whole - within / 2  # the diagonal counts as half
+            expected.append(part * 4 * seen * seen_model.heads * seen_model.head_dim)
+        if times == 1:  # no window hides a token, so all blocks are alike
+            expected = [sum(expected)]
+        assert [kernel.flops for kernel in attention] == pytest.approx(expected, rel=1e-12)
+        again += sum(expected) / 2 * blocks
     done = sum(
         _flops(graph.kinds[kind].forward) + _flops(graph.kinds[kind].backward)
         for kind in graph.layers
     )
-    again = sum(expected) / 2 * model.layers  # the backward makes the scores again
     useful = model_flops(model, training) / training.global_batch
     assert done - again == pytest.approx(useful, rel=1e-12)
 
@@ -128,9 +132,12 @@ def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) ->
         _flops(graph.kinds[kind].forward) + _flops(graph.kinds[kind].backward)
         for kind in graph.layers
     )
-    triangle = 2.0 * length * length * model.heads * model.head_dim
     beside = model.attention_beside is not None
-    triangle *= model.layers if beside else model.mixers.count("attention")
+    seen = [model.seen_by(kind) for kind in graph.layers[1:-1]]
+    attending = [
+        one for one, m in zip(seen, model.mixers, strict=True) if beside or m == "attention"
+    ]
+    triangle = 2.0 * length * length * sum(one.heads * one.head_dim for one in attending)
     useful = model_flops(model, training) / training.global_batch
     wasted = NOT_USEFUL[attention] * triangle
     if model.latent_attention is not None:

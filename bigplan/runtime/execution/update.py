@@ -79,9 +79,6 @@ class Update:
         """
         context = self._context
         owned = context.entries.owned(action.reads[0], action, context.gradient_dtype)
-        if not owned:  # a head whose table is the embedding's, and whose norm has no weights
-            self._norms[action.layer] = 0.0
-            return
         both = zip(owned, context.rows[action.layer].part.ranges, strict=True)
         every = [gradients[: own.counted] for gradients, own in both]
         if every[0].is_cuda:  # adds in a tree, which loses nothing to length

@@ -98,11 +98,14 @@ class OwnedPart:
         return sum(own.elements for own in self.ranges)
 
     def within(self, part: slice) -> Iterator[tuple[int, range]]:
-        """Some of the part's elements as ranges of the layer, each with its place in the part."""
+        """Some of the part's elements as ranges of the layer, each with its place in the part.
+
+        A head whose table is the embedding's and whose norm has no weights has a range of none.
+        """
         start = 0
         for own in self.ranges:
             low, high = max(part.start, start), min(part.stop, start + own.elements)
-            if low < high:
+            if low < high or not own.elements:
                 yield low, range(own.first + low - start, own.first + high - start)
             start += own.elements
 

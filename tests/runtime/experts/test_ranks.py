@@ -99,7 +99,7 @@ def test_they_go_on_where_others_stopped(ran: Ran, kind: str, subtests: pytest.S
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_goes_on_where_they_stopped(ran: Ran, kind: str) -> None:
     ranks, folder = ran
-    name = next(iter(layouts(ranks)))
+    name = names(ranks, kind)[0]
     written = [played(folder, f"{kind}-{name}", rank).written for rank in range(ranks)]
     after = course(plan_for(kind), 0, folder / f"{kind}-{name}.saved")
     assert after.first == STEPS - 1

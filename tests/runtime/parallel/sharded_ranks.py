@@ -474,12 +474,17 @@ GPT2 = {
 
 
 def tied_pipelines(ranks: int) -> dict[str, Plan]:
-    """Whose first stage lends its table to the last. Of one micro-batch its sums have one order."""
+    """Whose first stage lends its table to the last. Of one micro-batch its sums have one order.
+
+    Under ZeRO the last stage's head has no parameters of its own.
+    """
     four = [Strategy(dp=2, pp=2, zero=zero) for zero in (0, 2)]
     split = Strategy(dp=max(1, ranks // 4), tp=2, pp=2, zero=int(ranks == 8))
     plans = {}
     for layout in {2: [Strategy(dp=1, pp=2)], 4: [*four, split], 8: [split]}[ranks]:
-        model = tiny_model(layers=4, **GPT2 if layout.tp > 1 else {"tied_embeddings": True})
+        fields = GPT2 if layout.tp > 1 else {"tied_embeddings": True}
+        weightless = {"norm": "layernorm", "norm_bias": False, "weightless_norms": "all"}
+        model = tiny_model(layers=4, **fields | (weightless if layout.zero == 2 else {}))
         both = ranks == 2 or not (layout.zero or layout.tp > 1)
         for micro_batches in (1, 4) if both else (4,):
             exact = micro_batches == 1 and layout.tp == 1
