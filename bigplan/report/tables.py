@@ -268,7 +268,7 @@ def rivals_table(plan: Plan) -> Table:
         rows.add_row(
             strategy_text(other.strategy),
             seconds_text(other.step_seconds),
-            f"{other.step_seconds / plan.predicted.step_seconds - 1:.1%}",
+            f"{round(other.step_seconds / plan.predicted.step_seconds - 1, 3) + 0.0:.1%}",
             why_slower(plan, other),
         )
     return rows
