@@ -75,7 +75,9 @@ def read(path: Path, given: Given) -> Setup:
     setup = replace(setup, training=training, processes=processes)
     for name in _PARTS:
         top.seen.add(name)  # of several sections, accelerate reads the one of its distributed_type
-    return setup.with_told((), [*_unpriced(top), *top.left(_HARMLESS)], top.without_effect(_HARMLESS))
+    return setup.with_told(
+        (), [*_unpriced(top), *top.left(_HARMLESS)], top.without_effect(_HARMLESS)
+    )
 
 
 def _precision(top: Section, given: Given) -> str | None:
@@ -137,7 +139,9 @@ def _fsdp(top: Section, path: Path, given: Given) -> Setup:
     if parallel is not None:
         split["tp"] = parallel.whole("parallelism_config_tp_size", 1) or 1
     setup = Setup("accelerate", split=split, copies=copies, offload=offload, again=again)
-    return setup.with_told((), (*told, *part.left(_HARMLESS_FSDP)), part.without_effect(_HARMLESS_FSDP))
+    return setup.with_told(
+        (), (*told, *part.left(_HARMLESS_FSDP)), part.without_effect(_HARMLESS_FSDP)
+    )
 
 
 def _copies(top: Section, version: int) -> Copies:
