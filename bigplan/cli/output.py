@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -10,6 +11,9 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from bigplan.errors import OutputError
+
+PLAINLY = "bigplan.plainly"
+_PLAIN = {"█": "#", "░": "-", "·": ".", "…": "~"}  # a bar of question marks would tell nothing
 
 
 @contextmanager
@@ -31,9 +35,16 @@ def _checked(stream: Any, *, told: bool) -> Any:
     if stream is None:
         return None
     if isinstance(stream, io.TextIOWrapper):
-        # Tables have line characters that ASCII lacks, and a file's name may be invalid in UTF-8.
-        stream.reconfigure(errors="replace")
+        # Bars have characters that ASCII lacks, and a file's name may be invalid in UTF-8.
+        codecs.register_error(PLAINLY, _plainly)
+        stream.reconfigure(errors=PLAINLY)
     return _Checked(stream, told=told)
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lost = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(character, "?") for character in lost), error.end
 
 
 class _Checked:

@@ -75,8 +75,9 @@ def read(path: Path, given: Given) -> Setup:
     setup = replace(setup, training=training, processes=processes)
     for name in _PARTS:
         top.seen.add(name)  # of several sections, accelerate reads the one of its distributed_type
-    unpriced = [*_unpriced(top), *(f"{k}: bigplan does not know it" for k in top.left(_HARMLESS))]
-    return setup.with_told((), unpriced, top.without_effect(_HARMLESS))
+    return setup.with_told(
+        (), [*_unpriced(top), *top.left(_HARMLESS)], top.without_effect(_HARMLESS)
+    )
 
 
 def _precision(top: Section, given: Given) -> str | None:
@@ -137,9 +138,10 @@ def _fsdp(top: Section, path: Path, given: Given) -> Setup:
     parallel = top.part("parallelism_config")
     if parallel is not None:
         split["tp"] = parallel.whole("parallelism_config_tp_size", 1) or 1
-    left = (f"{key}: bigplan does not know it" for key in part.left(_HARMLESS_FSDP))
     setup = Setup("accelerate", split=split, copies=copies, offload=offload, again=again)
-    return setup.with_told((), (*told, *left), part.without_effect(_HARMLESS_FSDP))
+    return setup.with_told(
+        (), (*told, *part.left(_HARMLESS_FSDP)), part.without_effect(_HARMLESS_FSDP)
+    )
 
 
 def _copies(top: Section, version: int) -> Copies:
@@ -191,7 +193,7 @@ def _deepspeed(top: Section, path: Path, given: Given) -> Setup:
     if given.precision != "fp32":
         enabled = True if given.precision else "auto"
         written[given.precision or "bf16"] = {"enabled": enabled}
-    left = [f"{key}: bigplan does not know it" for key in part.left(_HARMLESS_DEEPSPEED)]
+    left = [*part.left(_HARMLESS_DEEPSPEED)]
     setup = deepspeed.setup_of(written, top.file, given)
     return setup.with_told((), left, part.without_effect(_HARMLESS_DEEPSPEED))
 
@@ -232,7 +234,7 @@ def _megatron(top: Section, path: Path, given: Given) -> Setup:
         told.append("megatron_lm_overlap_cpu_optimizer_d2h_h2d: copies run beside the update")
     if part.text("megatron_lm_attention_backend") == "unfused":
         training["attention"] = "materialised"
-    told += [f"{key}: bigplan does not know it" for key in part.left(_HARMLESS_MEGATRON)]
+    told += part.left(_HARMLESS_MEGATRON)
     batch = BatchSizes(accumulation=whole("num_micro_batches"))
     setup = Setup("megatron", training, batch, split, offload, again)
     return setup.with_told((), told, part.without_effect(_HARMLESS_MEGATRON))

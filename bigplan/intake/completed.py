@@ -76,7 +76,7 @@ def completed(setup: Setup, experiment: Experiment, file: str) -> Completed:
     if why := other_tools_refusal(model, None, "other tools"):
         raise RefusedError(f"{file}: {why}")
     _same_model(setup, model, file)
-    _require(experiment, file)
+    _require(setup, experiment, options, file)
     cluster = _cluster(setup, experiment, file)
     setup, split = _split(setup, model)
     ways = split.get("tp", 1) * split.get("pp", 1)
@@ -141,13 +141,16 @@ def _with_window(setup: Setup, model: ModelSpec, length: int) -> Setup:
     return setup.with_told((), (told,))
 
 
-def _require(experiment: Experiment, file: str) -> None:
-    """Raise InputError for what a plan needs and no default can guess."""
-    options = {"sequence_length": "--seq-len TOKENS", "precision": "--precision bf16|fp16|fp32"}
-    missing = [
-        option for name, option in options.items() if getattr(experiment.training, name) is None
-    ]
-    if missing:
+def _require(setup: Setup, experiment: Experiment, options: Options, file: str) -> None:
+    """Raise InputError for all that a plan needs and no default can guess."""
+    micro, whole, _ = _sizes(setup, experiment, options, dp=1)
+    needed = {
+        "--seq-len TOKENS": experiment.training.sequence_length,
+        "--precision bf16|fp16|fp32": experiment.training.precision,
+        "--set micro_batch=N": micro,
+        "--global-batch N": whole,
+    }
+    if missing := [option for option, value in needed.items() if not value]:
         raise InputError(
             f"{file}: leaves to the command line what the price needs; add {' and '.join(missing)}"
         )
@@ -195,29 +198,27 @@ def _ends(blocks: int, stages: int, less: list[int]) -> Iterator[tuple[str, int]
         yield "last_blocks", last
 
 
-def _batch(
-    setup: Setup, experiment: Experiment, options: Options, dp: int, file: str
-) -> tuple[int, int]:
-    """Sequences of a micro-batch, and of a step."""
+def _sizes(
+    setup: Setup, experiment: Experiment, options: Options, dp: int
+) -> tuple[int | None, int | None, int | None]:
+    """Sequences of a micro-batch and of a step, and micro-batches a step; None: left open."""
     stated, batch = experiment.training.global_batch, setup.batch
     micro, whole, times = options.micro_batch or batch.micro, stated or batch.whole, None
     if not stated:
         times = batch.accumulation or (1 if batch.alone and whole is None else None)
     if micro is None and whole and (batch.alone or times):
-        micro = whole // (dp * (times or 1))
+        micro = max(1, whole // (dp * (times or 1)))
     if whole is None and micro and times:
         whole = micro * times * dp
-    missing = [
-        option
-        for value, option in ((micro, "--set micro_batch=N"), (whole, "--global-batch N"))
-        if not value
-    ]
-    if missing:
-        raise InputError(
-            f"{file}: leaves to the command line how many sequences a GPU takes at a time, or a "
-            f"step all of them; add {' and '.join(missing)}"
-        )
-    assert micro and whole
+    return micro, whole, times
+
+
+def _batch(
+    setup: Setup, experiment: Experiment, options: Options, dp: int, file: str
+) -> tuple[int, int]:
+    """Sequences of a micro-batch, and of a step."""
+    micro, whole, times = _sizes(setup, experiment, options, dp)
+    assert micro and whole  # required above
     product = f"{counted(dp, 'data-parallel rank')} x micro-batches of {micro}"
     if whole % (micro * dp) or (times and whole != micro * times * dp):
         product += f" x {times} of them a step" if times else ""

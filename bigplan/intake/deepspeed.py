@@ -88,8 +88,7 @@ def setup_of(data: object, file: str, given: Given) -> Setup:
     copies, removed = _copies(zero, stage, offload)
     sizes = _sizes(zero, offload)
     unpriced = [*removed, *_unpriced(top, zero), *_parallel(top), *_low_states(top)]
-    unpriced += [f"{key}: bigplan does not know it" for key in top.left(_HARMLESS)]
-    unpriced += [f"{key}: bigplan does not know it" for key in zero.left(_HARMLESS_ZERO)]
+    unpriced += [*top.left(_HARMLESS), *zero.left(_HARMLESS_ZERO)]
     ignored = [*top.without_effect(_HARMLESS), *zero.without_effect(_HARMLESS_ZERO)]
     ignored += _inner(top)
     return Setup(
@@ -246,8 +245,7 @@ def _unpriced(top: Section, zero: Section) -> Iterator[str]:
             yield f"{part.path('super_offload')}: the update runs beside the backward"
         if part.number("cpuadam_cores_perc") is not None:
             yield f"{part.path('cpuadam_cores_perc')}: the update is priced on all cores"
-        known = {"device", "ratio"} | _HARMLESS_OFFLOAD
-        yield from (f"{key}: bigplan does not know it" for key in part.left(known))
+        yield from part.left({"device", "ratio"} | _HARMLESS_OFFLOAD)
     yield from _top_unpriced(top)
 
 

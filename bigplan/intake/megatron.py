@@ -63,7 +63,7 @@ _HARMLESS = (
     *["timing", "tokenizer", "train-", "use-mcore", "use-nsys", "valid-data", "vocab", "wandb"],
     *["weight-decay", "hysteresis", "initial-loss", "loss-scale", "position-embedding", "rotary"],
     *["swiglu", "squared-relu", "normalization", "disable-bias", "add-qkv", "qk-layernorm"],
-    *["untie", "kv-channels", "apply-layernorm", "group-query", "num-query", "use-rotary", "no-"],
+    *["untie", "apply-layernorm", "use-rotary", "no-"],
     *["transformer-impl", "async-save", "auto-detect", "use-dist-ckpt", "calculate-per-token"],
     *["bias-", "cross-entropy", "empty-unused", "use-flash-attn", "openai-gelu", "enable-msc"],
     *["overlap-p2p", "overlap-param-gather", "use-precision-aware", "monitor"],
@@ -103,7 +103,7 @@ def read(path: Path, given: Given) -> Setup:
     _refuse(found)
     pp = found.whole("pipeline-model-parallel-size", 1) or 1
     model = {ours: found.known_whole(theirs) for theirs, ours in _MODEL.items()}
-    model["sliding_window"] = _window(found)
+    model |= {**_heads(found), "sliding_window": _window(found)}
     again, told = _again(found)
     split = _split(found, pp)
     setup = Setup(
@@ -223,6 +223,19 @@ def _window(found: ArgumentLines) -> int | None:
             f"the {after} after it; write {before},0"
         )
     return before + 1 if before >= 0 else None
+
+
+def _heads(found: ArgumentLines) -> dict[str, int | None]:
+    """Their width, and how many have keys: one a group of queries, or each. None: not told."""
+    width, groups = found.known_whole("kv-channels"), found.known_whole("num-query-groups")
+    grouped = found.flag("group-query-attention")
+    if "multi-latent-attention" in found.options:
+        return {}  # heads are made of latents there
+    if not grouped:
+        groups = found.known_whole("num-attention-heads")
+    elif "num-query-groups" not in found.options:
+        groups = 1
+    return {"kv_heads": groups, "head_dim": width}
 
 
 def _offload(found: ArgumentLines) -> Offload:

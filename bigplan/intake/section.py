@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigplan.errors import InputError, quoted
+from bigplan.spec.files.words import did_you_mean
 from bigplan.spec.unplanned import unplanned
 
 AUTO = "auto"  # left to the command line, or to what starts the tool
@@ -102,13 +103,17 @@ class Section:
         return str(word)
 
     def left(self, harmless: Collection[str]) -> Iterator[str]:
-        """Unread keys that may matter. Raises InputError for features that are not planned."""
+        """Unread keys that may matter, each told as unknown.
+
+        Raises InputError for features that are not planned.
+        """
         for key, value in self.data.items():
             if key in self.seen or key in harmless:
                 continue
             if (refusal := unplanned(key)) and value not in (None, False, 0, 1, {}, []):
                 raise InputError(f"{self.file}: {self.path(key)} is {quoted(value)}: {refusal}")
-            yield self.path(key)
+            known = self.seen.union(harmless)
+            yield f"{self.path(key)}: bigplan does not know it{did_you_mean(key, known)}"
 
     def without_effect(self, harmless: Collection[str]) -> Iterator[str]:
         """Keys that change neither time nor memory."""

@@ -71,8 +71,8 @@ def read(path: Path, given: Given) -> Setup:
     more = [*_more(parts), *told, *unpriced]
     for name, part in parts.items():
         if name not in _HARMLESS:
-            more += [f"{key}: bigplan does not know it" for key in part.left(_HARMLESS_KEYS)]
-    more += [f"{key}: bigplan does not know it" for key in top.left(_NAMES)]
+            more += part.left(_HARMLESS_KEYS)
+    more += top.left(_NAMES)
     return setup.with_told((), more, [name for name in top.data if name in _HARMLESS])
 
 

@@ -232,7 +232,10 @@ def _cell(stages: Sequence[StageShares], tensor: str, tier: str) -> str:
     homes = [stage.homes[tensor][tier] for stage in stages if tier in stage.homes[tensor]]
     if not homes:
         return "-"
-    told = f"{_amount(stages[0], tensor, homes[0])}: {_range([home.nbytes for home in homes])}"
+    told = _amount(stages[0], tensor, homes[0])
+    if tensor == "parameters" and not any(home.nbytes for home in homes):
+        return f"{told}: the optimizer's fp32 copies"  # FSDP2 has no others between uses
+    told += f": {_range([home.nbytes for home in homes])}"
     streamed = [home.streamed_bytes for home in homes]
     if any(streamed):
         told += f", {_range(streamed)} streamed"
@@ -268,7 +271,7 @@ def rivals_table(plan: Plan) -> Table:
         rows.add_row(
             strategy_text(other.strategy),
             seconds_text(other.step_seconds),
-            f"{other.step_seconds / plan.predicted.step_seconds - 1:.1%}",
+            f"{round(other.step_seconds / plan.predicted.step_seconds - 1, 3) + 0.0:.1%}",
             why_slower(plan, other),
         )
     return rows

@@ -1,12 +1,17 @@
 """What is printed: no commands to a terminal, no long values, JSON with its format's version."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from bigplan.cli.app import app
 from bigplan.cli.as_json import FORMAT
 from bigplan.cli.options import ExperimentOptions
 from bigplan.spec.experiment import Experiment
@@ -124,3 +129,18 @@ def test_a_byte_order_mark_is_accepted(bigplan: Run, mark: bytes) -> None:
     Path("e.yaml").write_bytes(mark + b"model: config.json\ncluster: nowhere\n")
     assert bigplan("models", "config.json")[0] == 0
     assert "no cluster is called 'nowhere'" in bigplan("plan", "e.yaml")[2]
+
+
+def _helps(command: Any) -> Iterator[str]:
+    yield command.help or ""
+    yield from (getattr(parameter, "help", None) or "" for parameter in command.params)
+    if isinstance(command, TyperGroup):
+        for inner in command.commands.values():
+            yield from _helps(inner)
+
+
+def test_no_word_of_help_is_taken_for_markup() -> None:
+    """Rich swallows what stands in brackets, such as the name of an extra."""
+    texts = [*_helps(get_command(app))]
+    assert len(texts) > 100
+    assert [text for text in texts if Text.from_markup(text).plain != text] == []

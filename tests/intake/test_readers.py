@@ -23,6 +23,7 @@ from tests.intake.files import (
     priced,
     setup,
 )
+from tests.wording import tells
 
 
 def test_deepspeeds_own_parser_takes_the_sample() -> None:
@@ -98,7 +99,7 @@ def test_auto_is_left_to_options_and_the_error_names_them(tmp_path: Path) -> Non
         text = text.replace(f'{key}": {value}', f'{key}": "auto"')
     found = setup(tmp_path, "ds_config.json", text)
     assert found.unpriced == ()
-    with pytest.raises(InputError, match="--seq-len TOKENS and --precision"):
+    with pytest.raises(InputError, match=r"TOKENS and --precision .* and --set micro_batch=N"):
         priced(found)
     told = setup(tmp_path, "ds_config.json", text, Given(precision="bf16"))
     with pytest.raises(InputError, match="--set micro_batch=N and --global-batch N"):
@@ -165,7 +166,7 @@ def test_accelerate_with_megatron(tmp_path: Path) -> None:
 def test_a_megatron_script_is_read_with_its_variables(tmp_path: Path) -> None:
     found = setup(tmp_path, "pretrain.sh", SCRIPT)
     assert found.processes == 8
-    assert found.model == {"layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32}
+    assert found.model == {"layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8}
     assert found.split == {"tp": 2, "pp": 2, "zero": 1, "sequence_parallel": 1}
     assert (found.batch.micro, found.batch.whole) == (2, 32)
     assert found.again is not None
@@ -223,6 +224,33 @@ def test_another_model_than_the_files_is_refused(tmp_path: Path) -> None:
     found = setup(tmp_path, "pretrain.sh", SCRIPT.replace("--num-layers 32", "--num-layers 80"))
     with pytest.raises(InputError, match="layers is 80"):
         priced(found)
+
+
+@pytest.mark.parametrize(
+    ("heads", "told"),
+    [
+        ("--group-query-attention --num-query-groups 4", "kv_heads is 4"),
+        ("--group-query-attention", "kv_heads is 1;"),  # Megatron's default
+        ("--num-query-groups 8", "kv_heads is 32"),  # it counts with the flag beside it alone
+        ("--group-query-attention --num-query-groups 8 --kv-channels 64", "head_dim is 64"),
+    ],
+)
+def test_other_heads_of_keys_are_another_model(tmp_path: Path, heads: str, told: str) -> None:
+    script = SCRIPT.replace("--group-query-attention --num-query-groups 8", heads)
+    with pytest.raises(InputError, match=told):
+        priced(setup(tmp_path, "pretrain.sh", script))
+
+
+def test_an_unknown_key_is_told_with_the_one_that_is_meant(tmp_path: Path) -> None:
+    text = DEEPSPEED.replace('"zero_optimization"', '"zero_optimisation"')
+    (told,) = setup(tmp_path, "ds_config.json", text).unpriced
+    assert tells(told, "zero_optimisation", "does not know it", "'zero_optimization'")
+
+
+def test_fewer_sequences_than_ranks_are_no_step(tmp_path: Path) -> None:
+    found = setup(tmp_path, "ds_config.json", '{"train_batch_size": 4, "bf16": {"enabled": true}}')
+    with pytest.raises(InputError, match="step of 4 sequences is not made of 8 data-parallel"):
+        priced(found, training__sequence_length=4096)
 
 
 def test_torchtitan(tmp_path: Path) -> None:

@@ -62,3 +62,8 @@ def test_what_is_streamed_is_told_in_bytes_of_host_memory() -> None:
 
 def test_a_tier_that_nobody_uses_has_no_column() -> None:
     assert "NVMe" not in shown(homes_table(stages_of(tiny_plan())))
+
+
+def test_parameters_without_bytes_of_their_own_are_the_optimizers() -> None:
+    text = shown(homes_table([stage(parameters={"gpu": Home(4, 0, {})})]))
+    assert "all: the optimizer's fp32 copies" in row(text, "parameters")

@@ -52,3 +52,10 @@ def test_the_table_says_by_how_much(plan: Plan) -> None:
     assert "20.0%" in text
     assert "12 s" in text
     assert "data parallel 2" in text
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_sign(plan: Plan) -> None:
+    plan = plan.model_copy(update={"alternatives": (rival(compute=7.999),)})
+    text = shown(rivals_table(plan))
+    assert " 0.0%" in text
+    assert "-0.0%" not in text
