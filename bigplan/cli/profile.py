@@ -54,7 +54,7 @@ class ProfileOptions:
         typer.Option(
             "--address",
             help="Measure all nodes of the Ray cluster there, side by side, and collectives "
-            "across them. Every node needs bigplan[launch].",
+            "across them. Every node needs bigplan\\[launch].",
         ),
     ] = None
     interface: Annotated[

@@ -53,7 +53,7 @@ def report(
     """Show a plan, a run, a cluster or an experiment: in the terminal, as a page, as a picture.
 
     Of a run the terminal has predicted against measured, by resource, by action and by memory tier.
-    Exit codes: 0, 2 bad input, also where pages and pictures need bigplan[report].
+    Exit codes: 0, 2 bad input, also where pages and pictures need bigplan\\[report].
     """
     from bigplan.page.subject import find_subject
 
