@@ -221,7 +221,7 @@ class Journal:
 
     def _summary(self, status: Status) -> Summary:
         steady = self._seconds[1:] or self._seconds
-        spent = time.perf_counter() - self._started
+        spent = sum(took for step, took in self._progress.items() if step > self.first)
         return Summary(
             status=status,
             steps=self.done,

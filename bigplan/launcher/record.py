@@ -130,7 +130,7 @@ Status = Literal["running", "finished", "interrupted", "failed"]
 
 
 class Summary(Spec):
-    """Totals of a run. `seconds` is the wall time of its steps, those before a resumption too.
+    """Totals of a run. `seconds` are those of its steps on record, of all launches.
 
     A run that was killed, or goes on, has status "running".
     """
