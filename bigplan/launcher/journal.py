@@ -264,7 +264,9 @@ class Journal:
                 tier=str(use.tier),
                 scope=use.scope,
                 predicted=use.used_bytes,
-                measured=self._measured(use, ranks) if ranks else None,
+                measured=self._measured(use, ranks)
+                if any(str(use.tier) in rank for rank in ranks)
+                else None,
                 capacity=use.capacity_bytes,
             )
             for use in self.plan.predicted.memory

@@ -115,7 +115,7 @@ class PlanRun(Spec):
 class MemoryRow(Spec):
     """Bytes of one tier per GPU or per node: promised, measured at most, and there.
 
-    `measured` is None where the run ended before it was known.
+    `measured` is None where the run ended before it was known, or no rank can tell.
     """
 
     stage: int = 0
