@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Trains a plan over the nodes of a Slurm job: sbatch launch/slurm.sh plan.yaml [options of bigplan launch]
+# Of several nodes bigplan has to be told where ranks listen: --interface NAME, such as ib0 or eth0.
 # Needs on every node: bigplan[launch] in PATH, and this folder (where the run goes, unless --run-dir says otherwise).
 #SBATCH --job-name=bigplan
 #SBATCH --nodes=2
@@ -23,7 +24,11 @@ export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${hosts[0]}
 on_head=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head") # no function: signals have to reach srun itself
-read -r ip _ < <("${on_head[@]}" hostname --ip-address)
+ip=127.0.0.1 # of one node without a network
+# A name may mean 127.0.1.1 on its own machine (Debian), or an IPv6 address first.
+for each in $("${on_head[@]}" sh -c 'hostname --ip-address; hostname --all-ip-addresses'); do
+    case $each in 127.* | *:*) ;; *) ip=$each && break ;; esac
+done
 address=$ip:$port
 
 ray_steps=()

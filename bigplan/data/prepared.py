@@ -31,6 +31,7 @@ BYTE_VOCABULARY = 256
 PARTS = ("train", "validation")  # folders of a prepared split
 ENDS = 1 << 20  # bytes of a plain file's beginning and end that are in its fingerprint
 UNPREPARED = (".jsonl", ".ndjson", ".parquet")
+LOOKED_AT = 8192  # bytes of a file's beginning, among which a text has no zero
 
 Dtype = Literal["uint8", "uint16", "uint32"]
 WIDTHS: dict[Dtype, int] = {"uint8": 1, "uint16": 2, "uint32": 4}
@@ -139,8 +140,15 @@ def open_tokens(path: Path) -> Tokens:
         )
     if path.exists():
         require_regular(path)
-    # All 256 bytes may occur; a check would read the whole file.
-    return Tokens(path, _mapped(path, "uint8"), None, BYTE_VOCABULARY - 1)
+    ids = _mapped(path, "uint8")
+    if not ids[:LOOKED_AT].all():
+        raise InputError(
+            f"data {path} has a zero byte among its first {LOOKED_AT:,}, so it is no text (tokens "
+            "of another tool, an archive, weights?): name a text file, or a folder that "
+            "`bigplan data prepare` made of one"
+        )
+    # All other bytes may occur; a check would read the whole file.
+    return Tokens(path, ids, None, BYTE_VOCABULARY - 1)
 
 
 def _mapped(path: Path, dtype: Dtype) -> NDArray[Any]:

@@ -214,9 +214,12 @@ def accuracy_text(outcome: StudyOutcome) -> str:
         and row.tokens_per_step
     ]
     if not pairs:
-        return (
-            "Nothing was measured yet: `bigplan experiment run FILE --launch` launches the points."
-        )
+        command = "`bigplan experiment run FILE --launch`"
+        failed = sum(bool(found.reason) for found in outcome.measured.values())
+        if failed:
+            told = counted(failed, "launch", "launches")
+            return f"Nothing was measured: {told} failed; {command} tries again."
+        return f"Nothing was measured yet: {command} launches the points."
     off = sum(abs(before / after - 1) for before, after in pairs) / len(pairs)
     text = f"{counted(len(pairs), 'point')} measured, predictions off by {off:.1%} on average"
     orders = [(a[0] - b[0]) * (a[1] - b[1]) > 0 for i, a in enumerate(pairs) for b in pairs[:i]]
@@ -233,7 +236,7 @@ def failures(outcome: StudyOutcome) -> Iterator[str]:
             reasons.setdefault(row.reason, []).append(number)
     for number, found in sorted(outcome.measured.items()):
         if found.reason:
-            reasons.setdefault(f"launched: {found.reason}", []).append(number)
+            reasons.setdefault(f"launch failed: {found.reason}", []).append(number)
     for reason, numbers in reasons.items():
         named = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
         yield f"Point{'s' * (len(numbers) > 1)} {named}: {reason}"

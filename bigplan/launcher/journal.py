@@ -221,7 +221,7 @@ class Journal:
 
     def _summary(self, status: Status) -> Summary:
         steady = self._seconds[1:] or self._seconds
-        spent = time.perf_counter() - self._started
+        spent = sum(took for step, took in self._progress.items() if step > self.first)
         return Summary(
             status=status,
             steps=self.done,
@@ -264,7 +264,9 @@ class Journal:
                 tier=str(use.tier),
                 scope=use.scope,
                 predicted=use.used_bytes,
-                measured=self._measured(use, ranks) if ranks else None,
+                measured=self._measured(use, ranks)
+                if any(str(use.tier) in rank for rank in ranks)
+                else None,
                 capacity=use.capacity_bytes,
             )
             for use in self.plan.predicted.memory

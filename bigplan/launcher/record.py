@@ -115,7 +115,7 @@ class PlanRun(Spec):
 class MemoryRow(Spec):
     """Bytes of one tier per GPU or per node: promised, measured at most, and there.
 
-    `measured` is None where the run ended before it was known.
+    `measured` is None where the run ended before it was known, or no rank can tell.
     """
 
     stage: int = 0
@@ -130,7 +130,7 @@ Status = Literal["running", "finished", "interrupted", "failed"]
 
 
 class Summary(Spec):
-    """Totals of a run. `seconds` is the wall time of its steps, those before a resumption too.
+    """Totals of a run. `seconds` are those of its steps on record, of all launches.
 
     A run that was killed, or goes on, has status "running".
     """

@@ -235,11 +235,19 @@ def _write_token(path: Path) -> None:
         os.link(file.name, path)
 
 
+def _remedy(reason: str) -> str:
+    if "AF_UNIX" in reason:
+        return "set RAY_TMPDIR to a shorter path, such as /tmp"
+    if "timed out" in reason:  # Ray gives its raylet 30 s
+        return "launch again when other programs leave the machine more of its cores and memory"
+    return "`bigplan doctor` looks at memory, ports and other Rays of this machine"
+
+
 def _unreachable(address: str | None, error: Exception) -> InputError | WorkerError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if address is None:
-        shorter = "; set RAY_TMPDIR to a shorter path, such as /tmp" if "AF_UNIX" in reason else ""
-        return WorkerError(f"no local Ray could be started: {reason}{shorter}")
+        what = reason.rstrip(".")
+        return WorkerError(f"no local Ray could be started: {what}; {_remedy(reason)}")
     return InputError(
         f"no Ray cluster can be used at {address}: {reason}. Check the address, that "
         "`ray status` works there, and that both sides have RAY_AUTH_MODE=token and the same "

@@ -125,8 +125,8 @@ def _steps(record: Record) -> str:
 
 
 def _seconds_of(record: Record) -> float:
-    """Seconds of the run. While it runs, its summary is older than its last steps."""
-    return max(record.summary.seconds, sum(metric.seconds for metric in record.metrics))
+    """Seconds of the run's steps. While it runs, its summary is older than its last ones."""
+    return sum(metric.seconds for metric in record.metrics)
 
 
 def _loss(loss: float | None) -> str:
@@ -139,10 +139,9 @@ def _training_lines(record: Record) -> Iterator[str]:
     validated = [metric for metric in metrics if metric.validation_loss is not None]
     if validated:
         first, last = validated[0], validated[-1]
-        yield (
-            f"validation loss {_loss(last.validation_loss)} after step {last.step} "
-            f"({_loss(first.validation_loss)} after step {first.step})"
-        )
+        told = f"validation loss {_loss(last.validation_loss)} after step {last.step}"
+        before = f" ({_loss(first.validation_loss)} after step {first.step})"
+        yield told + (before if first is not last else "")
     waited = [metric for metric in metrics[1:] if metric.data_seconds is not None]
     if waited:
         seconds = sum(metric.data_seconds or 0.0 for metric in waited)

@@ -84,6 +84,8 @@ def test_predicted_beside_measured_with_error_and_ranks() -> None:
     assert "2 3 4 s 5 s -20.0% 3 3 1 GiB" in text
     assert tells(accuracy_text(shown), "3 points", "31.7%", "2 of 3 pairs")
     assert "Nothing was measured yet" in accuracy_text(outcome(points, *rows))
+    failed = outcome(points, *rows, p1=MeasuredPoint(reason="a worker died"))
+    assert "Nothing was measured: 1 launch failed" in accuracy_text(failed)
 
 
 def test_every_reason_once() -> None:
@@ -91,7 +93,7 @@ def test_every_reason_once() -> None:
     failed = StudyRow.failed("does not fit; take more")
     text = words(outcome(points, failed, failed, row(), p2=MeasuredPoint(reason="a worker died")))
     assert "Points 0, 1: does not fit; take more" in text
-    assert "Point 2: launched: a worker died" in text
+    assert "Point 2: launch failed: a worker died" in text
     assert "3 points, 1 planned." in text
 
 

@@ -49,6 +49,7 @@ def test_the_kubernetes_job() -> None:
     assert cluster["rayVersion"] == pinned("ray")
     assert cluster["authOptions"] == {"mode": "token"}  # the operator sets both variables
     options_are_known(spec["entrypoint"])
+    assert option(spec["entrypoint"], "--interface")  # a launch over two nodes is refused without
     (workers,) = cluster["workerGroupSpecs"]
     assert workers["minReplicas"] == workers["replicas"] == workers["maxReplicas"]
     pods = [cluster["headGroupSpec"]["template"]["spec"], workers["template"]["spec"]]
@@ -97,7 +98,7 @@ def option(command: str, flag: str) -> str:
 # Slurm's commands for one machine: srun runs what it is told, on every node that it is told.
 STUBS = {
     "scontrol": "printf 'node1\\nnode2\\n'",
-    "hostname": "echo 10.0.0.1 fe80::1",
+    "hostname": '[ "$1" = --ip-address ] && echo 127.0.1.1 || echo fe80::1 10.0.0.1',
     "srun": """
         while case "$1" in --*) ;; *) false ;; esac; do
             case "$1" in --nodelist=*|--exclude=*) where="$1" ;; esac; shift

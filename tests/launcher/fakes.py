@@ -83,7 +83,8 @@ class Fake:
 
     def finish(self) -> Finished:
         threads = os.environ["OMP_NUM_THREADS"]
-        return Finished({"gpu": 10 + self.rank, "host": 100}, (f"{threads} thread",), "same")
+        memory = {"gpu": 10 + self.rank, "host": 100, "nvme": 0}
+        return Finished(memory, (f"{threads} thread",), "same")
 
     def progress(self) -> Progress:
         return Progress(self.steps, ("counting",))

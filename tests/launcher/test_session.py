@@ -65,12 +65,22 @@ def test_no_process_outlasts_a_ray_whose_raylet_takes_its_time(
     assert not list(_writing_to(folder))
 
 
-def test_a_ray_that_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(*_: object) -> None:
-        raise Exception("The current node timed out during startup")
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("The current node timed out during startup.", "startup; launch again when"),
+        ("AF_UNIX path length cannot exceed 107 bytes", "bytes; set RAY_TMPDIR"),
+        ("No space left on device", "device; `bigplan doctor`"),
+    ],
+)
+def test_a_ray_that_cannot_start_is_told(
+    monkeypatch: pytest.MonkeyPatch, reason: str, remedy: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise Exception(reason)
 
-    monkeypatch.setattr(session, "_start_local", late)
-    with pytest.raises(WorkerError, match="no local Ray could be started: The current node timed"):
+    monkeypatch.setattr(session, "_start_local", fails)
+    with pytest.raises(WorkerError, match=f"no local Ray could be started: .*{remedy}"):
         session.ray_session(None, 1, cuda=False).__enter__()
 
 

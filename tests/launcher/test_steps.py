@@ -13,13 +13,17 @@ pytest.importorskip("torch")
 from bigplan.errors import DivergedError
 from bigplan.launcher.checkpoints import FOLDER, Pace, checkpoints, step_of
 from bigplan.launcher.journal import Journal
-from bigplan.launcher.record import Metric, read_metrics
+from bigplan.launcher.record import Metric, read_metrics, read_summary
 from bigplan.launcher.skipped import idle_since, told
 from bigplan.launcher.steps import Steps
+from bigplan.placement import Tier
+from bigplan.runtime.result import Finished, StepResult
 from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.optimizer import Optimizer
+from bigplan.timeline import Timeline
 from tests.runtime.checkpoints import resident, running
 from tests.runtime.execution.test_update import _inject
+from tests.tiny import tiny_plan
 
 
 class Alone:
@@ -85,6 +89,31 @@ def test_one_bad_step_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         journal.start(done)
         Steps(Alone(worker), journal, 0, Pace(0), lambda: False, 2).run(Quiet())
     assert [metric.skipped for metric in read_metrics(tmp_path)] == [False, True, False]
+
+
+def test_a_run_takes_the_seconds_of_its_steps_whatever_was_lost_and_resumed(
+    tmp_path: Path,
+) -> None:
+    def run(journal: Journal, done: int, *seconds: float) -> None:
+        journal.start(done)
+        for each in seconds:
+            took = StepResult(journal.done + 1, 1.0, each, Timeline((), each))
+            journal.record([took], None, None)
+
+    plan = tiny_plan()
+    first = Journal(plan, tmp_path, 3, tensorboard=False)
+    run(first, 0, 8.0, 4.0)
+    run(first, 1, 2.0)  # a rank was lost in the third step
+    first.close("interrupted")
+    assert read_summary(tmp_path).seconds == 10.0
+    second = Journal(plan, tmp_path, 3, tensorboard=False)
+    run(second, 2, 1.0)
+    second.finished = [Finished({Tier.NVME: 0}, (), "")]
+    second.close("finished")
+    summary = read_summary(tmp_path)
+    assert summary.seconds == 11.0
+    measured = {row.tier: row.measured for row in summary.memory}
+    assert measured == {"gpu": None, "host": None, "nvme": 0}  # of what no rank can tell
 
 
 @pytest.mark.parametrize(("scales", "idle"), [((4.0, 2.0), 0), ((2.0, 1.0, 1.0), 2)])

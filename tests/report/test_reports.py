@@ -180,7 +180,7 @@ def test_a_run_shows_how_the_training_went(plan: Plan) -> None:
     more = {"data_seconds": 0.25, "validation_loss": 4.125, "skipped": True}
     metrics = (*run.metrics, run.metrics[1].model_copy(update={"step": 3, "loss": None, **more}))
     summary = run.summary.model_copy(
-        update={"target_steps": 9, "checkpoint": 2, "resumed": (1, 2), "seconds": 0.5}
+        update={"target_steps": 9, "checkpoint": 2, "resumed": (1, 2), "seconds": 50.0}
     )
     text = shown(run_report(replace(run, metrics=metrics, summary=summary)))
     for part in (
@@ -193,3 +193,4 @@ def test_a_run_shows_how_the_training_went(plan: Plan) -> None:
         f"MFU {100 * plan.predicted.mfu * plan.predicted.step_seconds:.3g}%",
     ):
         assert part in text
+    assert text.count("4.1250") == 1  # of the only validation

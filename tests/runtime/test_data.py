@@ -25,7 +25,7 @@ from tests.examples import examples
 
 LENGTH = 7
 WINDOWS = 24
-TEXT = bytes((37 * i + i // 256) % 256 for i in range(LENGTH * WINDOWS + 3))
+TEXT = bytes(1 + (37 * i + i // 255) % 255 for i in range(LENGTH * WINDOWS + 3))
 PAIRS = [(f"prompt {i}: ", f"response {i * i}" * (i % 3)) for i in range(12)]
 SPLITS = ((1, 1), (1, 12), (2, 3), (3, 2), (4, 1), (6, 2))  # ranks, samples a micro-batch
 
@@ -170,11 +170,11 @@ def test_every_window_is_seen_once_a_pass(size: int, length: int, samples: int, 
     """Passes begin anywhere in a step."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.txt"
-        path.write_bytes(bytes(range(size)))
+        path.write_bytes(bytes(range(1, size + 1)))
         source = BatchSource(path, length, samples, 0, 1, seed)
         steps = range(2 * source.windows)
         starts = [tokens[0] for step in steps for tokens, _ in _samples(source, step)]
-    windows = [length * window for window in range(source.windows)]
+    windows = [1 + length * window for window in range(source.windows)]
     for turn in range(2 * samples):
         seen = starts[turn * source.windows : (turn + 1) * source.windows]
         assert sorted(seen) == windows
@@ -239,6 +239,13 @@ def test_a_missing_or_empty_file_is_refused(tmp_path: Path, content: bytes | Non
 def test_an_unprepared_file_is_refused(tmp_path: Path) -> None:
     path = write_pairs(tmp_path / "a.jsonl", PAIRS)
     with pytest.raises(InputError, match=r"is JSONL.*bigplan data prepare .*a\.jsonl --out"):
+        BatchSource(path, LENGTH, 1, 0, 1, 0)
+
+
+def test_tokens_of_another_tool_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "train.bin"
+    path.write_bytes(b"".join(token.to_bytes(2, "little") for token in range(300)))
+    with pytest.raises(InputError, match=r"train\.bin has a zero byte .*bigplan data prepare"):
         BatchSource(path, LENGTH, 1, 0, 1, 0)
 
 

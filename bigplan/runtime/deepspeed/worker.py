@@ -41,7 +41,7 @@ from bigplan.runtime.deepspeed.model import LayerModule, Model, Values, with_par
 from bigplan.runtime.deepspeed.passes import DrivenEngine, Whole
 from bigplan.runtime.deepspeed.saving import write_checkpoint
 from bigplan.runtime.deepspeed.values import values_of
-from bigplan.runtime.memory.host_memory import HostMemory, resident_bytes
+from bigplan.runtime.memory.host_memory import HostMemory
 from bigplan.runtime.parallel.apart import Apart
 from bigplan.runtime.parallel.groups import COLLECTIVE_TIMEOUT, Groups, store_of
 from bigplan.runtime.result import Finished, Progress, Saved, StepResult
@@ -331,13 +331,14 @@ class DeepSpeedWorker:
         return digest_of_all(parts.groups, mine)
 
     def _memory(self) -> dict[str, int]:
-        sharing = self._plan.cluster.group.shared_by(self._plan.strategy.ranks)
-        device, host = 0, resident_bytes() - self._host.before
-        if self._device.type == "cuda":
-            device = torch.cuda.max_memory_allocated(self._device)
-            host = sharing.bytes_of_rank(self._host.lost())
+        """On a CPU device a process's bytes are those of both tiers, and of libraries: none's."""
         swapped = sum(path.stat().st_size for path in self._scratch.rglob("*") if path.is_file())
-        return {Tier.GPU: device, Tier.HOST: host, Tier.NVME: swapped}
+        found: dict[str, int] = {Tier.NVME: swapped}
+        if self._device.type == "cuda":
+            sharing = self._plan.cluster.group.shared_by(self._plan.strategy.ranks)
+            found[Tier.GPU] = torch.cuda.max_memory_allocated(self._device)
+            found[Tier.HOST] = sharing.bytes_of_rank(self._host.lost())
+        return found
 
     def _running(self) -> _EngineParts:
         assert self._parts is not None, "start() comes first"
@@ -366,6 +367,4 @@ class DeepSpeedWorker:
 def _notes(device: torch.device) -> tuple[str, ...]:
     if device.type == "cuda":
         return ()
-    return (
-        "on this CPU device GPU memory is not measured, and host memory is all that a process took",
-    )
+    return ("on this CPU device memory of GPU and host is not measured",)

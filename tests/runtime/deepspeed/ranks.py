@@ -93,7 +93,8 @@ def train(case: Case, rank: int, scratch: Path, meeting: Path) -> dict[str, obje
     found["groups"] = [int(n) for n in getattr(optimizer, "fp16_partitioned_groups_flat_numel", ())]
     found["ended"] = worker.progress().ended  # of all steps
     found |= {"losses": losses, "norms": norms, "events": events}
-    found["digest"] = worker.finish().digest
+    finished = worker.finish()
+    found |= {"digest": finished.digest, "measured": [str(tier) for tier in finished.memory]}
     worker.close()
     return found
 

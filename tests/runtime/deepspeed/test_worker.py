@@ -201,6 +201,7 @@ def test_ranks_agree_on_losses_and_weights(ran: list[dict[str, Any]]) -> None:
         assert len({tuple(found["losses"]) for found in results}) == 1
         assert len({found["digest"] for found in results}) == 1
         assert results[0]["digest"]
+        assert results[0]["measured"] == ["nvme"]  # a process tells no tensors from libraries
 
 
 def test_validation_is_that_of_the_native_engine(
