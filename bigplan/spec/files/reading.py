@@ -33,12 +33,12 @@ TOO_DEEP: Final = f"nested too deeply: more than {DEEPEST} values inside of each
 LONGEST_NUMBER: Final = 100
 """characters; a float's shortest exact text has up to 24"""
 
-# Strings, brackets, colons and numbers, in order. A string without an end reaches to the end of the
-# text, so that no character is scanned twice.
 # What a folder may hold that is meant where a file is wanted.
 _HELD = ("plan.yaml", "config.json", "manifest.json")
+# Strings, brackets, colons and numbers, in order. A string without an end reaches to the end of the
+# text, so that no character is scanned twice. Digits within a word are no number.
 _TOKEN = re.compile(
-    r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}\[\]:]|-?Infinity|NaN|-?\d[\d.eE+-]*', re.DOTALL
+    r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}\[\]:]|-?Infinity|NaN|-?(?<!\w)\d[\d.eE+-]*', re.DOTALL
 )
 
 

@@ -1178,6 +1178,9 @@ def test_files(tmp_path: Path) -> None:
     path.write_text('{\n"a": 1,\n}')
     with pytest.raises(InputError, match=r"config\.json:3: not JSON"):
         load_hf_config(path)
+    path.write_text("commit: b9e2857\n")
+    with pytest.raises(InputError, match=r"config\.json:1: not JSON"):
+        load_hf_config(path)
     path.write_text("[]")
     with pytest.raises(InputError, match="no JSON object"):
         load_hf_config(path)
