@@ -23,6 +23,7 @@ def warm_whole(server: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def warm(warm_whole: None) -> Iterator[None]:
+    """Ray without a dashboard and its agents."""
     with pytest.MonkeyPatch.context() as patch:
         without_dashboard(patch)
         yield

@@ -1,7 +1,7 @@
 """Ray workers that have torch imported when they start: they fork from one server.
 
 To import Ray twice, torch and the package takes a worker 4 s of a core, and the tests of launches
-start about a hundred.
+start about a hundred. Their Rays have no dashboard, either.
 """
 
 import os
