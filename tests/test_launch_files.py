@@ -1,6 +1,7 @@
 """The experiments in launch/: each is read whole, and a few of its points are planned."""
 
 import csv
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from bigplan.experiment.planning import Task, plan_task
 from bigplan.experiment.row import StudyRow
 from bigplan.experiment.running import check
+from bigplan.spec.experiment import Experiment
 from bigplan.spec.files.document import parse_document
 from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.sweep import Studied, load_study
@@ -29,20 +31,24 @@ def study(name: str) -> Studied:
     return load_study(LAUNCH / f"{name}.yaml")
 
 
-def planned(studied: Studied, *numbers: int) -> list[StudyRow]:
-    """Rows of some points."""
-    points = [studied.points[number] for number in numbers]
-    rows = [plan_task(Task("key", point.experiment)).row for point in points]
+def planned(studied: Studied, *numbers: int, **pins: int | str) -> list[StudyRow]:
+    """Rows of some points, with what a file leaves open pinned where nothing is asked of it."""
+    found = [pinned(studied.points[number].experiment, pins) for number in numbers]
+    rows = [plan_task(Task("key", experiment)).row for experiment in found]
     assert [row.status for row in rows] == ["planned"] * len(rows), rows
     return rows
 
 
-def fits(studied: Studied, number: int, value: int) -> bool:
+def pinned(experiment: Experiment, pins: Mapping[str, int | str]) -> Experiment:
+    return experiment.model_copy(update={"set": {**experiment.set, **pins}})
+
+
+def fits(studied: Studied, number: int, value: int, **pins: int | str) -> bool:
     """Whether a point has a plan with that value of what is to be the largest."""
     find = studied.study.find
     assert find is not None
     only = find.model_copy(update={"least": value, "most": value})
-    row = plan_task(Task("key", studied.points[number].experiment, only)).row
+    row = plan_task(Task("key", pinned(studied.points[number].experiment, pins), only)).row
     assert (row.found == value) is (row.status == "planned")
     return row.status == "planned"
 
@@ -113,13 +119,14 @@ def test_cheapest_within_a_month_of_a_smaller_model() -> None:
 
 
 def test_a_drive_more_pays() -> None:
-    one, two = planned(study("drives-workstation"), 0, 1)
+    one, two = planned(study("drives-workstation"), 0, 1, micro_batch=4)
     assert speed(two) > 1.1 * speed(one)
     assert one.drive_life_days is not None
 
 
 def test_larger_steps_hide_offload() -> None:
-    small, large = planned(study("batch-against-offload"), 6, 9)
+    pins: dict[str, int | str] = {"micro_batch": 4, "recompute": "full"}
+    small, large = planned(study("batch-against-offload"), 6, 9, **pins)
     assert small.bottleneck == "nvme write"
     assert speed(large) > 3 * speed(small)
 
@@ -139,7 +146,8 @@ def test_recomputation_makes_room_for_longer_sequences() -> None:
 
 def test_drives_make_room_for_deeper_models() -> None:
     studied = study("largest-model")
-    without, one = (fits(studied, number, 20) for number in (0, 1))
+    least: dict[str, int | str] = {"micro_batch": 1, "recompute": "full"}  # of memory
+    without, one = (fits(studied, number, 20, **least) for number in (0, 1))
     assert (without, one) == (False, True)
 
 

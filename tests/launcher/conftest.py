@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.warm import warm_server, warm_workers
+from tests.launcher.warm import warm_server, warm_workers, without_dashboard
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +15,15 @@ def server() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def warm(server: Path) -> Iterator[None]:
+def warm_whole(server: Path) -> Iterator[None]:
+    """Ray with all of its own processes."""
     with warm_workers(server):
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm(warm_whole: None) -> Iterator[None]:
+    """Ray without a dashboard and its agents."""
+    with pytest.MonkeyPatch.context() as patch:
+        without_dashboard(patch)
         yield

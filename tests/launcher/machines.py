@@ -5,11 +5,12 @@ the launch is connected to it, and would end with it.
 """
 
 import os
+import pickle
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 from unittest import mock
+
+import torch
 
 from bigplan.engines import make_plan
 from bigplan.plan import Plan
@@ -31,6 +34,8 @@ from bigplan.spec.cluster import Cluster
 from bigplan.spec.link import Network
 from bigplan.spec.training import Training
 from tests.launcher.warm import forked
+from tests.runtime.harness import Run, execute
+from tests.runtime.processes import start
 from tests.tiny import small_cluster
 
 CORES = 2  # of a node
@@ -61,7 +66,7 @@ class Machines:
     cluster: Any  # ray.cluster_utils.Cluster
     nodes: dict[str, Any] = field(default_factory=dict)
     # What a node's processes find in their environment, by its name.
-    variables: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     # Ray lets the kernel end a node's processes with the thread that started them.
     starter: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1))
@@ -111,9 +116,31 @@ def children(process: int) -> list[int]:
     return found
 
 
+def train(rank: int, folder: str) -> None:
+    """A rank without Ray: the plan in the folder, once for each of its numbers of steps."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    path = Path(folder)
+    plan, lengths = pickle.loads((path / "asked").read_bytes())
+    runs = [
+        execute(plan, rank=rank, meeting=path / f"{steps}.meeting", steps=steps, looks=False)
+        for steps in lengths
+    ]
+    if rank == 0:
+        (path / "runs").write_bytes(pickle.dumps(runs))
+
+
+def uninterrupted(folder: Path, plan: Plan, lengths: Sequence[int]) -> list[Run]:
+    """What a plan computes in so many steps, and in so many others, by ranks without Ray."""
+    (folder / "asked").write_bytes(pickle.dumps((plan, lengths)))
+    start(train, folder, plan.strategy.ranks)
+    runs: list[Run] = pickle.loads((folder / "runs").read_bytes())
+    return runs
+
+
 @contextmanager
-def machines() -> Iterator[Machines]:
-    """A head, and the nodes a and b.
+def machines(variables: Mapping[str, Mapping[str, str]] | None = None) -> Iterator[Machines]:
+    """A head, and the nodes a and b with these variables.
 
     The head has a list of launches of its own: on the tests' are those that others kill.
     """
@@ -125,10 +152,11 @@ def machines() -> Iterator[Machines]:
         "node_ip_address": "127.0.0.2",
         "num_cpus": 0,
         "include_dashboard": False,
+        "no_monitor": True,
         "object_store_memory": 80 << 20,
         "env_vars": {"XDG_STATE_HOME": state},
     }
-    made = Machines(Nodes(initialize_head=True, head_node_args=head))
+    made = Machines(Nodes(initialize_head=True, head_node_args=head), variables=variables or {})
     try:
         made.add("a")
         made.add("b")

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -26,39 +25,67 @@ from bigplan.plan import Plan, save_plan
 from bigplan.planner import Request
 from bigplan.report.decision import strategy_text
 from bigplan.report.run_report import run_report
+from bigplan.runtime.worker import NativeWorker
 from bigplan.solve.search import unwatched
 from bigplan.spec.catalog import find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.mixed import choices
-from bigplan.spec.training import ValidationSpec
+from bigplan.spec.training import Training, ValidationSpec
 from tests.launcher import machines as module
 from tests.launcher.fakes import quiet
-from tests.launcher.machines import Machines, Scripted, happening, machines, plan_of, two_nodes
-from tests.runtime.harness import started
+from tests.launcher.machines import (
+    Machines,
+    Scripted,
+    happening,
+    machines,
+    plan_of,
+    two_nodes,
+    uninterrupted,
+)
+from tests.runtime.harness import Run, started
 from tests.tiny import small_cluster
 from tests.wording import tells
 
 ray = pytest.importorskip("ray")
 
-STEPS = 16
+STEPS, FIRST = 12, 8  # of the longest runs, and of one that another plan goes on with
 Pins = dict[str, str | int | float]
-PINS: Pins = {"dp": 4, "micro_batch": 1}
+PINS: Pins = {"dp": 4, "zero": 1, "micro_batch": 1}
 # Sums of gradients in another order are an ulp or two of fp32 apart, 1e-7, and AdamW carries it on.
 OTHER_LAYOUT = 1e-6
 
 
 @pytest.fixture(scope="module")
-def nodes(warm: None) -> Iterator[Machines]:
+def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By node, a folder of its own for its files of all runs."""
+    folder = tmp_path_factory.mktemp("own")
+    return {name: folder / name for name in "ab"}
+
+
+def listed(own: Mapping[str, Path], name: str) -> Path:
+    """A node's own list of the launches on it."""
+    return own[name].with_name(f"{name}-state")
+
+
+@pytest.fixture(scope="module")
+def nodes(warm: None, own: dict[str, Path]) -> Iterator[Machines]:
+    """They share no folder."""
     ray.cloudpickle.register_pickle_by_value(module)
-    with machines() as made:
+    variables = {
+        name: {RUN_DIR: str(folder), "XDG_STATE_HOME": str(listed(own, name))}
+        for name, folder in own.items()
+    }
+    with machines(variables) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def whole(nodes: Machines, tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """The uninterrupted run."""
-    return read_record(run(nodes, tmp_path_factory.mktemp("whole")))
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
+    """Uninterrupted runs by numbers of steps."""
+    lengths = (FIRST, STEPS)
+    runs = uninterrupted(tmp_path_factory.mktemp("whole"), plan_of(STEPS, **PINS), lengths)
+    return dict(zip(lengths, runs, strict=True))
 
 
 @pytest.fixture
@@ -70,11 +97,7 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(
-    nodes: Machines,
-    folder: Path,
-    out: Console | None = None,
-    pins: Pins = PINS,
-    **how: object,
+    nodes: Machines, folder: Path, out: Console | None = None, pins: Pins = PINS, **how: object
 ) -> Path:
     told = {"run_dir": str(folder), "address": nodes.address, "checkpoint_every": 2, **how}
     options = LaunchOptions(LaunchSpec.model_validate(told), asked=Asked(set=pins, nodes=2))
@@ -85,37 +108,33 @@ def losses(record: Record) -> list[float | None]:
     return [metric.loss for metric in record.metrics]
 
 
-@pytest.mark.parametrize("under_way", [False, True], ids=["written", "under way"])
-def test_a_lost_node_is_planned_around_and_taken_in_again(
-    nodes: Machines,
-    whole: Record,
-    tmp_path: Path,
-    scripted: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    under_way: bool,
-) -> None:
-    """A checkpoint that is under way is lost with the node: the run goes on from the one before."""
-    monkeypatch.setattr(Scripted, "script", ((6, 4, "lose"), (9, 2, "add")))
-    back_to = 2 if under_way else 4
-    if under_way:
-        monkeypatch.setattr(Scripted, "held_up", (5,))
-    acts = {"lose": lambda _: nodes.lose("b"), "add": lambda _: nodes.add("b")}
-    out = Console(file=StringIO(), width=300)
-    with happening(scripted, acts):
-        record = read_record(run(nodes, tmp_path / "runs", out, elastic=True))
-    assert record.summary.status == "finished"
-    assert losses(record)[:back_to] == losses(whole)[:back_to]
-    assert losses(record) == pytest.approx(losses(whole), rel=OTHER_LAYOUT)
-    (lost,) = record.summary.restarts
-    assert tells(lost.reason, "node b", "127.0.0.4", "2, 3", "step 6")
-    assert (lost.done, lost.back_to) == (5, back_to)
-    assert [(p.nodes, p.strategy.dp) for p in record.summary.plans] == [(2, 4), (1, 2), (2, 4)]
-    # The last one once a checkpoint is complete, which step 9 begins.
-    assert [p.after for p in record.summary.plans] == [0, back_to, 9]
-    screen = Console(record=True, width=300, file=StringIO())
-    screen.print(run_report(record))
-    alone = strategy_text(record.summary.plans[1].strategy)
-    assert f"planned for 1 node: {alone}; " in screen.export_text()
+def stored(own: Mapping[str, Path], step: str) -> tuple[Path, Path]:
+    """Where each node has the newest run's checkpoint of a step."""
+    newest = (max(place.iterdir(), key=lambda path: path.stat().st_mtime) for place in own.values())
+    first, second = (run / "checkpoints" / step for run in newest)
+    return first, second
+
+
+def gathered(own: Mapping[str, Path], step: str, folder: Path) -> Path:
+    """The newest run's checkpoint of a step with the files of both nodes."""
+    for each in stored(own, step):
+        shutil.copytree(each, folder / step, dirs_exist_ok=True)
+    return folder / step
+
+
+def by_one_process(training: Training) -> Plan:
+    model = find_model("tiny-llama-test")
+    return make_plan(Request(model, training, small_cluster(1), engine="native"))
+
+
+def gone_on(plan: Plan, checkpoint: Path, steps: int, folder: Path) -> list[float]:
+    """Losses of so many steps after a checkpoint, by one process."""
+    worker = NativeWorker(plan, 0, folder)
+    try:
+        worker.start(folder / "meeting", checkpoint)
+        return [worker.step().loss for _ in range(steps)]
+    finally:
+        worker.close()
 
 
 def shared_out() -> Plan:
@@ -136,61 +155,22 @@ def shared_out() -> Plan:
     return planned(request, groups, (2, 1), unwatched)
 
 
-def test_groups_of_nodes_share_a_batch_out_unequally(nodes: Machines, tmp_path: Path) -> None:
-    """As one process trains; a plan with equal work goes on from there."""
+def test_groups_of_nodes_share_a_batch_out_unequally(
+    nodes: Machines, own: dict[str, Path], tmp_path: Path
+) -> None:
+    """As one process trains, which goes on from there with equal work."""
     plan = shared_out()
     assert [member.name for member in plan.cluster.members or ()] == ["b", "a"]
     assert [group.number for group in plan.strategy.replicas] == [2, 2]
     how = {"run_dir": str(tmp_path / "runs"), "address": nodes.address, "checkpoint_every": 2}
     options = LaunchOptions(LaunchSpec.model_validate({**how, "steps": 3}))
     record = read_record(launch(plan, options, quiet()))
-    request = Request(plan.model, plan.training, small_cluster(1), engine="native")
-    with started(make_plan(request), poison=False) as worker:
+    one = by_one_process(plan.training)
+    with started(one, poison=False) as worker:
         alone = [worker.step().loss for _ in range(5)]
     assert losses(record) == pytest.approx(alone[:3], rel=OTHER_LAYOUT)
-    before = read_resumable(record.folder)
-    more = LaunchOptions(before.how.model_copy(update={"steps": 5}), before)
-    equal = make_plan(replace(request, cluster=two_nodes()))
-    resumed = read_record(launch(equal, more, quiet()))
-    assert losses(resumed) == pytest.approx(alone, rel=OTHER_LAYOUT)
-
-
-def test_two_faults_at_once_and_one_while_it_starts_again(
-    nodes: Machines, whole: Record, tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node is lost and a rank of the other killed; of the next crew a rank dies as it starts."""
-    monkeypatch.setattr(Scripted, "script", ((6, 4, "both"), (-4, 4, "start")))
-
-    def both(processes: Mapping[int, int]) -> None:
-        os.kill(processes[0], signal.SIGKILL)
-        nodes.lose("b")
-        nodes.add("b")
-
-    def start(processes: Mapping[int, int]) -> None:
-        os.kill(processes[1], signal.SIGKILL)
-
-    with happening(scripted, {"both": both, "start": start}):
-        record = read_record(run(nodes, tmp_path / "runs"))
-    assert losses(record) == losses(whole)
-    faults = [(lost.done, lost.back_to) for lost in record.summary.restarts]
-    assert faults == [(5, 4)]  # the second one is before the crew has started
-    assert record.summary.digest == whole.summary.digest
-    assert len(record.summary.plans) == 1
-
-
-@pytest.fixture(scope="module")
-def own(nodes: Machines, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Both nodes started again, each with a folder of its own for its files of all runs.
-
-    And with a list of its own of the launches on it.
-    """
-    folder = tmp_path_factory.mktemp("own")
-    for name in "ab":
-        nodes.lose(name)
-        listed = {"XDG_STATE_HOME": str(folder / f"{name}-state")}
-        nodes.variables[name] = {RUN_DIR: str(folder / name), **listed}
-        nodes.add(name)
-    return {name: folder / name for name in "ab"}
+    saved = gathered(own, "step-000003", tmp_path)
+    assert gone_on(one, saved, 2, tmp_path) == pytest.approx(alone[3:], rel=OTHER_LAYOUT)
 
 
 def left_on(own: Mapping[str, Path], name: str) -> ListedLaunch:
@@ -198,31 +178,42 @@ def left_on(own: Mapping[str, Path], name: str) -> ListedLaunch:
     run = own[name].with_name("killed")
     (run / "scratch").mkdir(parents=True)
     entry = ListedLaunch(host=socket.gethostname(), run=str(run), scratch=str(run / "scratch"))
-    listed = own[name].with_name(f"{name}-state") / "bigplan" / "launches" / "one.json"
-    listed.parent.mkdir(parents=True)
-    listed.write_text(entry.model_dump_json())
+    launches = listed(own, name) / "bigplan" / "launches"
+    launches.mkdir(parents=True, exist_ok=True)
+    (launches / "one.json").write_text(entry.model_dump_json())
     return entry
-
-
-def stored(own: Mapping[str, Path], step: str) -> tuple[Path, Path]:
-    """Where each node has the newest run's checkpoint of a step."""
-    newest = (max(place.iterdir(), key=lambda path: path.stat().st_mtime) for place in own.values())
-    first, second = (run / "checkpoints" / step for run in newest)
-    return first, second
 
 
 def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
     nodes: Machines,
-    whole: Record,
+    whole: dict[int, Run],
     own: dict[str, Path],
     tmp_path: Path,
+    scripted: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both nodes' ranks write their parts of the state; then one node goes on alone."""
+    """A node is lost with the checkpoint under way and a rank of the other killed; it comes back.
+
+    Both nodes' ranks write their parts of the state; then one node goes on alone.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(Scripted, "script", ((6, 4, "both"),))
+    monkeypatch.setattr(Scripted, "held_up", (5,))
+
+    def both(processes: Mapping[int, int]) -> None:
+        os.kill(processes[0], signal.SIGKILL)
+        nodes.lose("b")
+        nodes.add("b")
+
     told, killed = StringIO(), left_on(own, "b")
     out = Console(file=told, width=300)
-    folder = run(nodes, tmp_path / "runs", out, pins={**PINS, "zero": 1}, steps=8)
+    with happening(scripted, {"both": both}):
+        folder = run(nodes, tmp_path / "runs", out, steps=FIRST)
+    record = read_record(folder)
+    assert losses(record) == whole[FIRST].losses
+    assert [(lost.done, lost.back_to) for lost in record.summary.restarts] == [(5, 2)]
+    assert record.summary.digest == whole[FIRST].finished.digest
+    assert len(record.summary.plans) == 1
     assert tells(told.getvalue(), "node b (127.0.0.4)", "killed", str(killed.run))
     looked = CliRunner().invoke(app, ["clean", "--address", nodes.address, "--json"])
     assert looked.exit_code == 0, (looked.output, looked.exception)
@@ -244,33 +235,9 @@ def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
         before.how.model_copy(update={"steps": STEPS, "checkpoint_keep": 9}), before
     )
     record = read_record(launch(alone, options, quiet()))
-    assert record.summary.resumed == (8,)
-    assert losses(record) == pytest.approx(losses(whole), rel=OTHER_LAYOUT)
+    assert record.summary.resumed == (2, FIRST)
+    assert losses(record) == pytest.approx(whole[STEPS].losses, rel=OTHER_LAYOUT)
     assert second <= {path.name for path in here.iterdir()}
-
-
-def test_a_zero_group_on_each_node_outlives_the_loss_of_the_other(
-    nodes: Machines,
-    whole: Record,
-    own: dict[str, Path],
-    tmp_path: Path,
-    scripted: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each node has all files of a checkpoint, so the one that is left goes on without any other.
-
-    Its two ranks are one zero group, which is ZeRO over all of them.
-    """
-    monkeypatch.setattr(Scripted, "script", ((6, 4, "lose"),))
-    pins: Pins = {**PINS, "zero": 3, "zero_group": 2}
-    with happening(scripted, {"lose": lambda _: nodes.lose("b")}):
-        record = read_record(run(nodes, tmp_path / "runs", pins=pins, elastic=True, steps=8))
-    nodes.add("b")
-    (lost,) = record.summary.restarts
-    assert (lost.done, lost.back_to) == (5, 4)
-    plans = [(p.strategy.dp, p.strategy.zero_group) for p in record.summary.plans]
-    assert plans == [(4, 2), (2, 0)]
-    assert losses(record) == pytest.approx(losses(whole)[:8], rel=OTHER_LAYOUT)
 
 
 def piped() -> Plan:
@@ -286,36 +253,66 @@ def evaluated(steps: int, weights: str | None = None) -> float:
     """What the native engine's validation says after so many steps, from these weights on."""
     checks = ValidationSpec(data="bundled", every=1, batches=1)
     training = plan_of(STEPS).training.model_copy(update={"validation": checks, "weights": weights})
-    request = Request(find_model("tiny-llama-test"), training, small_cluster(1), engine="native")
-    with started(make_plan(request), poison=False) as worker:
+    with started(by_one_process(training), poison=False) as worker:
         for _ in range(steps):
             worker.step()
         return worker.evaluate()
 
 
 def test_deepspeeds_pipeline_over_nodes_that_share_no_folder_computes_what_the_native_engine_does(
-    nodes: Machines, whole: Record, own: dict[str, Path], tmp_path: Path
+    nodes: Machines, whole: dict[int, Run], own: dict[str, Path], tmp_path: Path
 ) -> None:
-    """As from a shell: launched, exported, and gone on with by the native engine on one node."""
+    """As from a shell: launched, exported, and gone on with by the native engine."""
     pytest.importorskip("deepspeed", reason="the deepspeed extra is not installed")
     save_plan(piped(), tmp_path / "plan.yaml")
     where = ["--address", nodes.address, "--run-dir", str(tmp_path / "runs"), "--steps", "3"]
     done = CliRunner().invoke(app, ["launch", str(tmp_path / "plan.yaml"), *where])
     assert done.exit_code == 0, done.output
     assert tells(done.output, "a, b each keep the checkpoint files")
-    folder, name = tmp_path / "runs" / "tiny-llama-test-1", "step-000003"
-    here, there = stored(own, name)
-    first, second = ({path.name for path in each.iterdir()} for each in (here, there))
+    name = "step-000003"
+    first, second = ({path.name for path in each.iterdir()} for each in stored(own, name))
     assert first & second == {"manifest.json"}  # each stage has layers of its own
-    for each in (here, there):
-        shutil.copytree(each, tmp_path / name, dirs_exist_ok=True)
-    exported = str(tmp_path / "exported")
-    done = CliRunner().invoke(app, ["export", str(tmp_path / name), "--to", exported])
+    saved, exported = gathered(own, name, tmp_path), str(tmp_path / "exported")
+    done = CliRunner().invoke(app, ["export", str(saved), "--to", exported])
     assert done.exit_code == 0, done.output
     assert evaluated(0, exported) == pytest.approx(evaluated(3), rel=OTHER_LAYOUT)
-    before = read_resumable(folder)
-    alone, how = plan_of(STEPS, nodes=1, dp=2, micro_batch=1), {"steps": 4}
-    options = LaunchOptions(before.how.model_copy(update=how), before)
-    record = read_record(launch(alone, options, quiet()))
-    assert losses(record) == pytest.approx(losses(whole)[:4], rel=OTHER_LAYOUT)
-    assert second <= {path.name for path in here.iterdir()}  # fetched from the other node
+    record = read_record(tmp_path / "runs" / "tiny-llama-test-1")
+    one = by_one_process(plan_of(STEPS).training)
+    found = [*losses(record), *gone_on(one, saved, 1, tmp_path)]
+    assert found == pytest.approx(whole[STEPS].losses[:4], rel=OTHER_LAYOUT)
+
+
+def test_a_lost_node_is_planned_around_and_taken_in_again(
+    nodes: Machines,
+    whole: dict[int, Run],
+    tmp_path: Path,
+    scripted: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each node is a zero group and has all files, so the one that is left goes on alone.
+
+    Of its first crew a rank dies as it starts. A group of its two ranks is ZeRO over all of them.
+    """
+    script = ((6, 4, "lose"), (-4, 2, "start"), (9, 2, "add"))
+    monkeypatch.setattr(Scripted, "script", script)
+    acts = {
+        "lose": lambda _: nodes.lose("b"),
+        "start": lambda processes: os.kill(processes[1], signal.SIGKILL),
+        "add": lambda _: nodes.add("b"),
+    }
+    pins: Pins = {**PINS, "zero": 3, "zero_group": 2}
+    with happening(scripted, acts):
+        record = read_record(run(nodes, tmp_path / "runs", pins=pins, elastic=True))
+    assert record.summary.status == "finished"
+    assert losses(record) == pytest.approx(whole[STEPS].losses, rel=OTHER_LAYOUT)
+    (lost,) = record.summary.restarts  # what dies later is of a crew that has not started
+    assert tells(lost.reason, "node b", "127.0.0.4", "2, 3", "step 6")
+    assert (lost.done, lost.back_to) == (5, 4)
+    plans = [(p.nodes, p.strategy.dp, p.strategy.zero_group) for p in record.summary.plans]
+    assert plans == [(2, 4, 2), (1, 2, 0), (2, 4, 2)]
+    # The last one once a checkpoint is complete, which step 9 begins.
+    assert [p.after for p in record.summary.plans] == [0, 4, 9]
+    screen = Console(record=True, width=300, file=StringIO())
+    screen.print(run_report(record))
+    alone = strategy_text(record.summary.plans[1].strategy)
+    assert f"planned for 1 node: {alone}; " in screen.export_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bigplan.errors import WorkerError
+from bigplan.errors import PreflightError, WorkerError
 from bigplan.launcher import session
 from bigplan.launcher.driver import launch
 from bigplan.launcher.head import RayHead
@@ -23,7 +23,7 @@ ray = pytest.importorskip("ray")
 
 
 def test_a_local_ray_listens_on_loopback_alone_and_a_lost_one_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_whole: None
 ) -> None:
     """Ray itself ends the driver, with exit code 1, when its GCS has been gone for 60 s."""
     ray.cloudpickle.register_pickle_by_value(fakes)
@@ -52,16 +52,28 @@ def test_a_local_ray_listens_on_loopback_alone_and_a_lost_one_is_replaced(
 
 
 def test_no_process_outlasts_a_ray_whose_raylet_takes_its_time(
-    warm: None, monkeypatch: pytest.MonkeyPatch
+    warm_whole: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray kills a raylet after a second, and the raylet's agents would stay for a minute."""
-    with ray_session(None, 1, cuda=False) as started:
-        folder = str(started.folder)
-        node = ray._private.worker._global_node
-        at_once = partial(node.kill_all_processes, check_alive=False, allow_graceful=False)
-        monkeypatch.setattr(node, "kill_all_processes", lambda **_: at_once())
-        raylet = node.all_processes["raylet"][0].process.pid
-        assert set(_writing_to(folder)) > {raylet}
+    """Ray kills a raylet after a second, and the raylet's agents would stay for a minute.
+
+    Nor does Ray outlast a launch that is refused.
+    """
+    folder = ""
+
+    def refused() -> None:
+        nonlocal folder
+        with ray_session(None, 1, cuda=False) as started:
+            folder = str(started.folder)
+            node = ray._private.worker._global_node
+            at_once = partial(node.kill_all_processes, check_alive=False, allow_graceful=False)
+            monkeypatch.setattr(node, "kill_all_processes", lambda **_: at_once())
+            raylet = node.all_processes["raylet"][0].process.pid
+            assert set(_writing_to(folder)) > {raylet}
+            raise PreflightError("there is less host memory than the plan promises")
+
+    with pytest.raises(PreflightError):
+        refused()
+    assert not ray.is_initialized()
     assert not list(_writing_to(folder))
 
 

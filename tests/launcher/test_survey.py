@@ -37,7 +37,7 @@ def cluster(warm: None) -> Iterator[Any]:
     from ray.cluster_utils import Cluster as Nodes
 
     kept = {"object_store_memory": 80 << 20, "include_dashboard": False}
-    head = {"node_ip_address": "127.0.0.2", "num_cpus": 0, **kept}
+    head = {"node_ip_address": "127.0.0.2", "num_cpus": 0, "no_monitor": True, **kept}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         made = Nodes(head_node_args=head, initialize_head=True)
