@@ -105,7 +105,7 @@ def test_where_memory_is_ample_nothing_leaves_the_gpu(model: str, cluster: str) 
 
 def with_host_memory(gib: int) -> Plan:
     cluster = find_cluster("rtx-4090-workstation").with_caps(host=gib * GIB)
-    training = Training(sequence_length=4096, global_batch=64)
+    training = Training(sequence_length=4096, global_batch=16)
     return planned("llama-3-8b", cluster, training, micro_batch=4)
 
 
@@ -115,10 +115,9 @@ def test_more_host_memory_never_slows_a_step_down() -> None:
     assert after.lower_bound_seconds <= before.step_seconds
 
 
-@pytest.mark.parametrize("gpu", [16, 24])
-def test_streaming_state_through_the_gpu_never_slows_a_step_down(gpu: int) -> None:
+def test_streaming_state_through_the_gpu_never_slows_a_step_down() -> None:
     """With micro-batches of any size the searches take twice as long."""
-    cluster = find_cluster("h200-1x").with_caps(gpu=gpu * GIB)
+    cluster = find_cluster("h200-1x").with_caps(gpu=16 * GIB)
     training = Training(sequence_length=4096, global_batch=16)
     free, without = (
         planned("llama-like-5.5b", cluster, training, micro_batch=2, **pins)

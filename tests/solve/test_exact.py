@@ -268,4 +268,4 @@ def _equal(
 
 def test_too_many_placements_are_refused() -> None:
     with pytest.raises(InputError, match="it is for small problems of at most 200000"):
-        decisions(stage_classes(toy_graph(blocks=8)))
+        decisions(stage_classes(toy_graph(blocks=4)))

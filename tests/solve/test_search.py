@@ -40,6 +40,9 @@ def _workload(gpu: int = 100, layers: int = 8) -> Workload:
     return Workload(model, Training(sequence_length=256, global_batch=64), nodes)
 
 
+ONE_BY_ONE = Scope({"micro_batch": 1})  # a third of all strategies
+
+
 def _found(settings: Mapping[str, str | int | float], gpu: int = 100) -> Found:
     fixed, pins = parse_pins(settings)
     return search(_workload(gpu), Scope(fixed, pins, idling=False))
@@ -60,13 +63,13 @@ def test_the_bound_that_is_told_is_the_least_of_what_is_left() -> None:
         told.append((bound, min(entry.bound for entry in state._entries)))
         return True
 
-    state = _State(Choice.of(_workload(), Scope()), watch)
+    state = _State(Choice.of(_workload(), ONE_BY_ONE), watch)
     assert state.explore()
     assert state.certify()
     assert all(bound == least for bound, least in told)
     bounds = [bound for bound, _ in told]
     assert bounds == sorted(bounds)
-    assert len(set(bounds)) > 10
+    assert len(set(bounds)) > 2
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-7b"])
@@ -137,7 +140,7 @@ def _watched() -> tuple[Found, Told]:
         told.append((best, bound, left))
         return True
 
-    return search(_workload(), Scope(), watch), told
+    return search(_workload(), ONE_BY_ONE, watch), told
 
 
 def test_a_watched_search_is_told_where_it_stands() -> None:
@@ -159,7 +162,7 @@ def test_a_stopped_search_answers_with_its_best(how: str) -> None:
             raise KeyboardInterrupt
         return False
 
-    found, (whole, _) = search(_workload(), Scope(), watch), _watched()
+    found, (whole, _) = search(_workload(), ONE_BY_ONE, watch), _watched()
     assert found.stopped
     # A search that ends takes the simplest plan of those about as fast.
     assert found.bound <= whole.best.seconds <= found.best.seconds * (1 + WITHIN)
