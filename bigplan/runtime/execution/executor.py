@@ -142,9 +142,14 @@ class Executor:
             done.check()
 
     def close(self) -> None:
-        """Join the lanes, and give the memory of graphs back."""
+        """Join the lanes, and give the memory of graphs back. Nothing plays any more.
+
+        Methods of this object in its own table and in its lanes are cycles: communicators, with
+        three threads each, would wait for Python's collector.
+        """
         self._lanes.close()
         self._graphs.close()
+        del self._does, self._lanes
 
     def _run(self, action: Action) -> None:
         self._does[action.op](action)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,3 +58,17 @@ def test_progress_is_told_from_another_thread(monkeypatch: pytest.MonkeyPatch) -
         after = worker.progress()
         assert 0 < during.ended < after.ended
         assert not after.doing
+
+
+def test_a_closed_worker_leaves_nothing_to_the_collector_of_cycles() -> None:
+    """Communicators end with the context; of gloo's each has three threads."""
+    gc.disable()
+    try:
+        with started(_plan()) as worker:
+            worker.step()
+            executor = weakref.ref(worker._running().executor)
+            compute = weakref.ref(worker._running().compute)
+        assert executor() is None
+        assert compute() is None
+    finally:
+        gc.enable()

@@ -71,10 +71,11 @@ def layouts(ranks: int) -> dict[str, tuple[Strategy, Recompute]]:
 
 
 # Layouts of four ranks of a model with more than experts, by what they do to the rest of it:
-# nothing, a first stage without experts, all of ZeRO, and no rank with experts of its own. Blocks
-# of several kinds are told by stages, by all of ZeRO and by what splits a layer in every way.
+# a first stage without experts, all of ZeRO, and matrices that are split. Two ranks have it with
+# experts spread alone and with all everywhere. Blocks of several kinds are told by stages, by all
+# of ZeRO and by what splits a layer in every way.
 FEW = {
-    "beside": ("ep4", "ep2-pp2", "ep2-zero3", "ep2-tp2", "ep2-tp2-cp2-zero2", "dp4"),
+    "beside": ("ep2-pp2", "ep2-zero3", "ep2-tp2", "ep2-tp2-cp2-zero2"),
     "llama4": ("ep2-pp2", "ep2-zero3", "ep2-tp2-cp2-zero2"),
 }
 

@@ -60,7 +60,8 @@ def expert_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     for layout in layouts(ranks):
         model = tiny_model(layers=3 if layout.pp == 1 else 4, **WITH_EXPERTS)
         strategy = layout.model_copy(update={"accumulation_group": 2})
-        # Two groups of micro-batches on two ranks, one on more.
+        # Two groups of micro-batches on two ranks, one on more and of families.
+        once = masked_training(2 * layout.dp, data, clip_norm=0.5)
         training = masked_training((8 // ranks) * layout.dp, data, clip_norm=0.5)
         where = all_resident(build_graph(model, training, strategy))
         if layout.pp == 1 and layout.zero:
@@ -69,9 +70,9 @@ def expert_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
         found[name] = plan_of(model, training, strategy, where)
         if layout.zero in {2: (0, 3), 4: (3,) if layout.tp > 1 else ()}[ranks]:
             biased = tiny_model(layers=3, **GPT_OSS)
-            found[f"{name}-gpt-oss"] = plan_of(biased, training, strategy, where)
+            found[f"{name}-gpt-oss"] = plan_of(biased, once, strategy, where)
         if ranks == 2 and layout.zero == 3:
             alone = tiny_model(layers=3, **NEMOTRON_3)
-            resident = all_resident(build_graph(alone, training, strategy))
-            found[f"{name}-nemotron-3"] = plan_of(alone, training, strategy, resident)
+            resident = all_resident(build_graph(alone, once, strategy))
+            found[f"{name}-nemotron-3"] = plan_of(alone, once, strategy, resident)
     return found

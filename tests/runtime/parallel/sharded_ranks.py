@@ -354,9 +354,11 @@ def cases(ranks: int, zero: int, data: str) -> dict[str, Plan]:
     """By name. Sums of `same` ones have the plain loop's order on two ranks.
 
     Stages of ZeRO cut a layer's elements, whatever tensors these are. So parts of families are with
-    the last one alone, which gathers parameters, too; experts and a tied table with each. Groups of
-    micro-batches pass whatever is in a block, too: of families and experts there is one.
+    the last one alone, which gathers parameters, too, and only those whose blocks or heads are of
+    several kinds or have biases; experts and a tied table with each. Groups of micro-batches pass
+    whatever is in a block, too: of families and experts there is one, of more than two ranks, too.
     """
+    many = 4 * ranks if ranks == 2 else 2 * ranks
     group = Strategy(dp=ranks, zero=zero, accumulation_group=2)
     one = Strategy(dp=ranks, zero=zero, micro_batch=2)
     resident = placed(embedding=kind_placement(1), block=kind_placement(3), head=kind_placement(1))
@@ -375,8 +377,11 @@ def cases(ranks: int, zero: int, data: str) -> dict[str, Plan]:
         "same-everywhere": plan_of(model, tiny_training(2 * ranks), group, everywhere),
         "same-streamed": plan_of(model, tiny_training(2 * ranks), group, streaming),
         "same-bf16": plan_of(model, tiny_training(2 * ranks, **mixed), one, everywhere),
-        "clipped": plan_of(model, tiny_training(4 * ranks, clip_norm=0.5), one, everywhere),
-        "fp16": plan_of(model, tiny_training(4 * ranks, **scaled), group, streaming),
+        "clipped": plan_of(model, tiny_training(many, clip_norm=0.5), one, everywhere),
+        # Two groups where gradients are shared out and parameters not: by itself with stage 2.
+        "fp16": plan_of(
+            model, tiny_training((4 if zero == 2 else 2) * ranks, **scaled), group, streaming
+        ),
         "tied": plan_of(
             tied,
             tiny_training(4 * ranks, **mixed, seed=1),
@@ -389,19 +394,14 @@ def cases(ranks: int, zero: int, data: str) -> dict[str, Plan]:
             group,
             everywhere,
         ),
-        MASKED: plan_of(model, masked_training(4 * ranks, data), group, everywhere),
+        MASKED: plan_of(model, masked_training(many, data), group, everywhere),
     }
     if zero == 3:
         clipped, where = tiny_training(2 * ranks, clip_norm=0.5), placed_everywhere(3, tied=True)
-        for name, parts in FAMILIES.items():
-            found[name] = plan_of(tiny_model(layers=3, **parts), clipped, group, where)
-        latent = tiny_model(layers=3, **LATENT)
-        found["latent"] = plan_of(latent, clipped, group, everywhere)
-        kinds = (
-            *(("beside", BESIDE), ("qwen3-next", QWEN3_NEXT), ("granite-4", GRANITE_4)),
-            *(("nemotron-3", NEMOTRON_3), ("gemma-4", GEMMA4), ("falcon-h1", FALCON_H1)),
-        )
-        for name, parts in kinds:
+        biased = tiny_model(layers=3, **FAMILIES["gpt-oss"])
+        found["gpt-oss"] = plan_of(biased, clipped, group, where)
+        kinds = (("nemotron-3", NEMOTRON_3), ("gemma-4", GEMMA4), ("falcon-h1", FALCON_H1))
+        for name, parts in (("beside", BESIDE), *kinds):
             found[name] = anywhere(tiny_model(layers=3, **parts), clipped, group)
     return found
 
@@ -435,16 +435,14 @@ def pipelines(ranks: int) -> dict[str, Plan]:
         if ranks == 2 and layout.vpp == 1:
             balanced = tiny_model(layers=blocks, **EXPERTS)
             found[f"experts-{name}"] = plan_of(balanced, training, layout, resident)
-            for part, fields in (("beside", BESIDE), ("qwen3-next", QWEN3_NEXT)):
-                other = tiny_model(layers=3, **fields)
-                found[f"same-{part}-{name}"] = anywhere(other, training, layout)
+            other = tiny_model(layers=3, **QWEN3_NEXT)
+            found[f"same-qwen3-next-{name}"] = anywhere(other, training, layout)
         if ranks == 2 and layout.vpp > 1:  # chunks of unlike blocks
-            unlike = ("beside", BESIDE), ("lfm2", LFM2), ("gemma-4", GEMMA4)
-            more = ("nemotron-h", NEMOTRON_H), ("qwen3-next", QWEN3_NEXT)
-            for part, fields in (*unlike, *more):
+            unlike = ("beside", BESIDE), ("gemma-4", GEMMA4), ("nemotron-h", NEMOTRON_H)
+            for part, fields in unlike:
                 other = tiny_model(layers=5, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
-        if ranks > 2 and (layout.zero or layout.tp * layout.vpp > 2 or layout.first_blocks):
+        if ranks > 2 and (layout.zero or layout.tp * layout.vpp > 2 or layout.pp > 2):
             continue
         clipped = tiny_training(batch, clip_norm=0.5, precision="bf16")
         found[f"clipped-{name}"] = plan_of(model, clipped, layout, resident)
@@ -536,7 +534,7 @@ def split_cases(ranks: int, data: str) -> dict[str, Plan]:
     for part, fields in (("experts", EXPERTS), ("latent", LATENT)):
         other = tiny_model(layers=3, **fields)
         found[f"tp2-{part}"] = plan_of(other, once, two, everywhere)
-    for part, fields in (("beside", BESIDE), ("qwen3-next", QWEN3_NEXT), ("gemma-4", GEMMA4)):
+    for part, fields in (("beside", BESIDE), ("gemma-4", GEMMA4)):
         found[f"tp2-{part}"] = anywhere(tiny_model(layers=3, **fields), once, two)
     found["tp2-olmo-hybrid"] = anywhere(tiny_model(layers=3, **OLMO_HYBRID), once, two)
     apart = masked_training(4, data, clip_norm=0.5, isolate_documents=True)

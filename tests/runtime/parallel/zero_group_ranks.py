@@ -31,14 +31,15 @@ EIGHT = [
 
 
 def zero_group_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
-    """By name: gradients of two accumulation groups (of eight ranks, one) on every tier, or all on
-    the GPU.
+    """By name: gradients of two accumulation groups (of eight ranks, and of stage 1, which shares
+    none out, one) on every tier, or all on the GPU.
     """
     found: dict[str, Plan] = {}
     for layout in FOUR if ranks == 4 else EIGHT:
         model = tiny_model(layers=3 if layout.pp == 1 else 4)
         strategy = layout.model_copy(update={"accumulation_group": 2})
-        training = masked_training(16 // ranks * layout.dp, data, clip_norm=0.5)
+        groups = 2 if ranks == 4 and (layout.zero > 1 or layout.cp > 1) else 1
+        training = masked_training(2 * groups * layout.dp, data, clip_norm=0.5)
         where = all_resident(build_graph(model, training, strategy))
         if layout.pp == layout.cp == 1:
             where = placed_everywhere(layout.zero, SHORT)
@@ -57,9 +58,8 @@ def _more() -> dict[str, Plan]:
         "gradient_precision": "fp16",
         "loss_scale": LossScale(initial=2.0**20),  # with which the first steps overflow
     }
-    for zero in (1, 2, 3):
-        one = Strategy(dp=4, zero=zero, zero_group=2)
-        found[f"resident-z{zero}"] = plan_of(model, tiny_training(8), one, resident)
+    two, one = (Strategy(dp=4, zero=zero, zero_group=2) for zero in (2, 3))
+    found["resident-z2"] = plan_of(model, tiny_training(8), two, resident)  # others: beside cp
     for name, changes in (("narrow", narrow), ("overflowing", overflowing)):
         training = tiny_training(8, clip_norm=0.5, **changes)
         found[name] = plan_of(model, training, one, placed_everywhere(3, SHORT))
