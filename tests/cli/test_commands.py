@@ -274,15 +274,6 @@ def test_usage_errors_and_information(bigplan: Run) -> None:
     assert json.loads(bigplan("schema")[1])["properties"]["training"]
 
 
-@pytest.mark.parametrize(
-    ("command", "extra"), [("launch", "launch"), ("report", "report"), ("profile", "launch")]
-)
-def test_help_names_extras_that_rich_would_take_for_styles(
-    bigplan: Run, command: str, extra: str
-) -> None:
-    assert f"bigplan[{extra}]" in bigplan(command, "--help")[1]
-
-
 def test_help_states_the_defaults(bigplan: Run) -> None:
     code, out, _ = bigplan("plan", "--help")
     assert code == 0
