@@ -22,6 +22,7 @@ from bigplan.spec.lora import trained_count
 from bigplan.units import format_bytes
 
 FOLDER = "checkpoints"
+BEYOND = 2  # more than are kept are there at once, at worst
 SECONDS = 600.0  # between checkpoints where nobody says: at most ten minutes are lost
 _NAME = re.compile(r"step-(\d+)")
 
@@ -126,7 +127,7 @@ def more_at_once(run: Path, plan: Plan, how: LaunchSpec) -> int:
         written = int(steps * plan.predicted.step_seconds_high / SECONDS) + 1
     else:
         written = 1 if every == 0 else -(-steps // every)
-    return min(written, max(1, keep + 2 - len(checkpoints(run))))
+    return min(written, max(1, keep + BEYOND - len(checkpoints(run))))
 
 
 def require_space(run: Path, plan: Plan, scratch: Path, number: int) -> None:
@@ -142,11 +143,14 @@ def require_space(run: Path, plan: Plan, scratch: Path, number: int) -> None:
     free = shutil.disk_usage(run).free
     if needed and needed + offloaded > free:
         beside = f" beside {format_bytes(offloaded)} of offloaded tensors" if offloaded else ""
+        fewer = "none: --checkpoint-keep 0"
+        with_one = 1 + BEYOND
+        if with_one < number and with_one * each + offloaded <= free:
+            fewer = "fewer: --checkpoint-keep 1, or 0 for none"
         raise PreflightError(
             f"checkpoints of {format_bytes(each)} each, {number} more at once, need "
             f"{format_bytes(needed)}{beside} at {run.parent}, and {format_bytes(free)} is free; "
-            "free some, use --run-dir on a larger drive, or keep fewer: --checkpoint-keep 1, or 0 "
-            "for none"
+            f"free some, use --run-dir on a larger drive, or keep {fewer}"
         )
 
 

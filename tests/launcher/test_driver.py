@@ -467,11 +467,17 @@ def test_a_run_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_too_little_disk_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage:
-        free = 1_500_000
+        free = 4_000_000
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage())
-    with pytest.raises(PreflightError, match=r"1\.222 MiB each, 4 more at once.*--checkpoint-keep"):
-        launch(tiny_plan(), told(tmp_path, steps=9, checkpoint_every=2), quiet(), Fake)
+    every = told(tmp_path, steps=9, checkpoint_every=2)
+    with pytest.raises(
+        PreflightError, match=r"1\.222 MiB each, 4 more at once.*--checkpoint-keep 1"
+    ):
+        launch(tiny_plan(), every, quiet(), Fake)
+    Usage.free = 1_500_000  # for three, as where one is kept, it is too little
+    with pytest.raises(PreflightError, match="or keep none: --checkpoint-keep 0"):
+        launch(tiny_plan(), every, quiet(), Fake)
     assert not list(tmp_path.iterdir())
     launch(tiny_plan(), told(tmp_path, steps=9, checkpoint_every=0), quiet(), Fake)  # one fits
 
