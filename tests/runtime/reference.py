@@ -366,7 +366,7 @@ class PlainLoop:
             terms = uses * self._graph.micro_batches * self._graph.strategy.shards
             exact = same_order(self._graph, layer, self._layers[layer])
             split = self._graph.strategy.tp * self._graph.strategy.cp > 1
-            within = self.rounding * magnitude.max() if split else 0.0
+            within = self.rounding * magnitude.max() if split and len(magnitude) else 0.0
             errors.append(magnitude * (0.0 if exact else 2 * terms * unit) + 2 * within)
         return errors
 

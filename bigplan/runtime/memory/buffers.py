@@ -154,13 +154,17 @@ class Memory:
 
     def read(self, key: Key, into: Tensor, start: int = 0) -> None:
         """An extent from byte `start` on to host memory, whole pages; the shorter of both."""
-        assert self.disk is not None
-        self.disk.read(self._extents[key] + start, into[: self._moved(key, into, start)])
+        into = into[: self._moved(key, into, start)]
+        if len(into):  # a head without parameters may be all on the drive, which has no file then
+            assert self.disk is not None
+            self.disk.read(self._extents[key] + start, into)
 
     def write(self, key: Key, source: Tensor) -> None:
         """Host memory to an extent, whole pages; the shorter of both."""
-        assert self.disk is not None
-        self.disk.write(self._extents[key], source[: self._moved(key, source)])
+        source = source[: self._moved(key, source)]
+        if len(source):
+            assert self.disk is not None
+            self.disk.write(self._extents[key], source)
 
     def _moved(self, key: Key, tensor: Tensor, start: int = 0) -> int:
         return min(align_up(self.buffers[key[0]].nbytes, PAGE) - start, tensor.numel())

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -288,6 +288,7 @@ def _saved(layer: _Layer) -> Counter[int]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
 @given(shipped_and_random, st.sampled_from(((4, 1), (2, 18), (3, 64), (1, 520))), splits)
+@example(small("olmo-7b"), (2, 18), WHOLE)  # no norm has weights
 @settings(max_examples=examples(40), derandomize=True, deadline=None)
 def test_every_saved_value_is_described(
     device: str, dtype: torch.dtype, model: ModelSpec, size: tuple[int, int], split: Split

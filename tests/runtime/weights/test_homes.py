@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -16,6 +16,7 @@ import torch
 from bigplan.content import ADAPTERS
 from bigplan.cost.process import FIRST_VALUES
 from bigplan.graph.strategy import Strategy
+from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.rectangle import Rectangle
 from bigplan.runtime.memory.pieces import LayerRows
@@ -26,11 +27,22 @@ from tests.examples import examples
 from tests.runtime.harness import context_of, started, state_of
 from tests.runtime.linear.lora_ranks import LORA, frozen
 from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
+from tests.toys import kind_placement
 
 BLOCK = 300  # elements: a few rows of most matrices, less than one of some
 
 
+def _empty_head_on_the_drive() -> Plan:
+    """Nothing else is there: the table is the embedding's, and no norm has weights."""
+    weightless = {"norm": "layernorm", "norm_bias": False, "weightless_norms": "all"}
+    model = tiny_model(layers=1, tied_embeddings=True, **weightless)
+    here, away = kind_placement(1), kind_placement(1, Tier.NVME, optimizer=Tier.NVME)
+    placement = placed(embedding=here, block=here, head=away)
+    return plan_of(model, tiny_training(1), Strategy(dp=1), placement)
+
+
 @settings(max_examples=examples(20))
+@example(_empty_head_on_the_drive())
 @given(plans())
 def test_every_element_is_made_once_and_no_more_than_a_block_at_a_time(plan: Plan) -> None:
     """Each has its own place as its value: so it is also seen where it went."""
