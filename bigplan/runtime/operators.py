@@ -145,7 +145,7 @@ def _fp32_on_cpu(x: Tensor, weight: Tensor) -> Tensor:
 def _factors(x: Tensor, weight: Tensor | None, plus_one: bool) -> Tensor | None:
     """By which it multiplies: without a weight by ones where the CPU would keep 16 bits."""
     if weight is None:
-        in_fp32 = x.is_cuda or x.dtype is torch.float32
+        in_fp32 = x.is_cuda or x.element_size() >= 4
         return None if in_fp32 else torch.ones(x.shape[-1])
     wide = _fp32_on_cpu(x, weight)
     return wide + 1.0 if plus_one else wide
