@@ -271,6 +271,7 @@ def rivals_table(plan: Plan) -> Table:
         rows.add_row(
             strategy_text(other.strategy),
             seconds_text(other.step_seconds),
+            # Rounded first, so that 0.0 takes the sign from a rest below zero.
             f"{round(other.step_seconds / plan.predicted.step_seconds - 1, 3) + 0.0:.1%}",
             why_slower(plan, other),
         )

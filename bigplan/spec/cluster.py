@@ -166,7 +166,8 @@ class NodeGroup(Spec):
         if self.nodes > 1 and self.inter_node is None:
             raise InputError(
                 f"node group {self.name!r} has {self.nodes} nodes but no inter_node link; "
-                "describe the network in `inter_node`, or use 1 node"
+                "describe the network in `inter_node`, or name one, such as ethernet-10g, or use 1 "
+                "node"
             )
         return self
 

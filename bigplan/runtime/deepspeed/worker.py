@@ -331,7 +331,7 @@ class DeepSpeedWorker:
         return digest_of_all(parts.groups, mine)
 
     def _memory(self) -> dict[str, int]:
-        """On a CPU device a process's bytes are those of both tiers, and of libraries: none's."""
+        """Bytes by tier; on a CPU device one process holds both GPU and host: neither is known."""
         swapped = sum(path.stat().st_size for path in self._scratch.rglob("*") if path.is_file())
         found: dict[str, int] = {Tier.NVME: swapped}
         if self._device.type == "cuda":
