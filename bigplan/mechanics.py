@@ -151,6 +151,26 @@ HEADS_TOGETHER = 8
 # gradient, which is then added up.
 GATED_NORM_ROWS = 16
 CAPPED_BLOCK = 128  # queries whose capped scores are in memory at a time, where it does not
+WIDEST_FLASH = 256  # of the widest heads that FlashAttention-2 takes
+# Queries whose scores are in memory at a time, of wider heads, and scores beyond which they are as
+# few as products still run well with.
+WIDE_QUERIES, WIDE_SCORES = (256, 512), 2**27
+
+
+def by_products(element_bytes: int, head_dim: int) -> bool:
+    """Whether products and kernels between them attend (runtime/attention/by_products.py)."""
+    return element_bytes == 2 and head_dim > WIDEST_FLASH
+
+
+def wide_queries(scores: int) -> int:
+    """Queries that they have at a time, where one query of each sequence has so many scores.
+
+    On an H200 512 took 2.3 and 4.6 ms forward and backward with 4,096 tokens of 32 heads, 1,024 as
+    long, and 256 a seventh longer. With 16,384 tokens 256 took 2% longer, and 3.9 GiB in place of
+    5.8 (benchmarks/results/2026-11-28-h200-wide-heads).
+    """
+    least, most = WIDE_QUERIES
+    return min(most, max(least, WIDE_SCORES // scores))
 
 
 def caps_in_kernel(element_bytes: int, head_dim: int) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil, gcd, inf
 
 from bigplan.graph.operators import ALIGNED, Attention, Gemm, Operator, Stream, doubled_reach
+from bigplan.mechanics import WIDEST_FLASH
 from bigplan.spec.gpu import Divisor, FlashKernel, Gpu
 
 # Tiles that GEMM libraries choose from, [rows, columns], and the rate each reaches beside the
@@ -53,7 +54,7 @@ FLASH2_OF_STAND_IN = 0.6
 # so many times the price of FlashAttention-2, forward and backward. Measured on an H100, torch
 # 2.11, 16 heads of 264 columns: 3.0 and 8.9 for four sequences of 2,048 tokens, 3.2 and 9.8 for one
 # of 8,192 (benchmarks/results/2026-11-25-h100-alibi/wide.txt).
-WIDEST_FLASH, EFFICIENT_FORWARD, EFFICIENT_BACKWARD = 256, 3.1, 9.3
+EFFICIENT_FORWARD, EFFICIENT_BACKWARD = 3.1, 9.3
 # The kernel that adds linear biases is FlashAttention-2's algorithm, and priced as that where a GPU
 # has no figure of it. Its backward has seven products for five
 # (bigplan/kernels/handwritten/attention.py).

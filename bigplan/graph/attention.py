@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bigplan.graph import attention_kernels
+from bigplan.graph import attention_kernels, wide_heads
 from bigplan.graph.exchanged_heads import Columns
 from bigplan.graph.operators import (
     Attention,
@@ -63,6 +63,11 @@ def attention(shape: RankShape) -> Passes:
     forward: list[Operator] = []
     backward: list[Operator] = []
     for seen, part in parts.items():
+        if attention_kernels.by_products(shape):
+            wide, wide_back = wide_heads.attention(shape, seen, part)
+            forward += wide
+            backward += wide_back
+            continue
         kernel = _flash(shape, seen, part)
         named = "" if len(parts) == 1 else "global " if seen == (length, None) else "local "
         kernel = replace(kernel, name=f"{named}attention", launches=int(not forward))
@@ -243,6 +248,8 @@ def flash_gradients(shape: RankShape) -> int:
     gradients = (heads + key_values) * (model.head_dim + model.value_width) * element
     if attention_kernels.is_generated(shape):
         return tokens * (gradients + 4 * heads)
+    if attention_kernels.by_products(shape):
+        return tokens * gradients + wide_heads.buffers(shape)
     if attention_kernels.in_blocks(shape):
         # Three fp32 copies of the scores of some queries, two in 16 bits, and fp32 sums.
         block = shape.strategy.micro_batch * heads * CAPPED_BLOCK * tokens

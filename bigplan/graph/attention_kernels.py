@@ -32,6 +32,14 @@ def caps_in_kernel(shape: RankShape) -> bool:
     return ours and mechanics.caps_in_kernel(shape.element, shape.model.head_dim)
 
 
+def by_products(shape: RankShape) -> bool:
+    """Whether wide heads attend by products, with generated kernels between them."""
+    model = shape.model
+    plain = model.score_cap is None and not (model.latent_attention or model.attention_sinks)
+    ours = plain and model.positions != "alibi" and shape.training.attention == "flash"
+    return ours and shape.generated and mechanics.by_products(shape.element, model.head_dim)
+
+
 def isolates_in_kernel(shape: RankShape) -> bool:
     """Whether a generated kernel keeps documents apart, which takes biases and caps as well."""
     ours = shape.generated and shape.training.isolate_documents
@@ -46,13 +54,14 @@ def is_generated(shape: RankShape) -> bool:
 def in_blocks(shape: RankShape) -> bool:
     """Whether plain torch has scores of some queries at a time (runtime/attention/in_blocks.py)."""
     if shape.training.isolate_documents:
-        return not isolates_in_kernel(shape)
+        return not (isolates_in_kernel(shape) or by_products(shape))
     return caps_scores(shape) and not caps_in_kernel(shape)
 
 
 def attended_length(shape: RankShape) -> int:
     """Tokens of sequences in which attention has as much to do, windows aside."""
-    if in_blocks(shape) and shape.fused:  # the host cuts keys off, and knows no documents
+    # The host cuts keys off, and knows no documents.
+    if (in_blocks(shape) and shape.fused) or by_products(shape):
         return shape.training.sequence_length
     return shape.training.attended_length
 

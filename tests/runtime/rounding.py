@@ -112,7 +112,7 @@ def adamw_weights(
     of_layer = rules(optimizer, plan.model, layer)
     parameters = plan.model.kinds()[plan.model.layer_sequence()[layer]]
     of_each = [of_layer[p.name] for p in parameters]
-    counts = torch.tensor([torch.Size(p.shape).numel() for p in parameters])
+    counts = torch.tensor([torch.Size(p.shape).numel() for p in parameters], dtype=torch.int64)
 
     def every(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64).repeat_interleave(counts)

@@ -13,20 +13,32 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan import mechanics
+from bigplan.runtime.attention import by_products
 from bigplan.runtime.attention import window as windowed
+from bigplan.runtime.attention.in_blocks import Scores
 
 aten = torch.ops.aten
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, window: int | None = None, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None = None,
+    scale: float | None = None,
+    *,
+    generated: bool = False,
 ) -> Tensor:
     """Causal attention of q [b, s, heads, d], k and v [b, s, kv heads, d]: [b, s, heads, d].
 
     With a window of fewer than s tokens, a token sees so many: itself and those just before it.
-    `scale`: factor of products of queries and keys; None: 1 / root of d.
+    `scale`: factor of products of queries and keys; None: 1 / root of d. `generated`: heads that no
+    flash kernel takes by products and kernels between them.
     """
     within = narrower(window, q.shape[1])
+    if generated and mechanics.by_products(q.element_size(), q.shape[-1]):
+        return by_products.attention(q, k, v, Scores(scale or q.shape[-1] ** -0.5, within))
     if within is not None or _without_flash(q):
         return _Windowed.apply(q, k, v, within, scale or q.shape[-1] ** -0.5)  # type: ignore[no-any-return, no-untyped-call]
     # The transposes stay views: the kernels answer in q's layout, [b, s, heads, d] in memory, so

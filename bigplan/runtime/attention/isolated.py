@@ -2,10 +2,11 @@
 
 Documents of any number and length are told by a tensor of one shape, `bounds` int32 [b, 2, s]
 (bigplan/data/documents.py). On CUDA the kernel of biased and capped scores takes 16-bit heads
-(bigplan/kernels/handwritten/attention.py); it skips tiles of scores that documents hide. Elsewhere
-plain torch takes some queries at a time (in_blocks.py). Both know linear biases, caps and windows.
-Sinks are counted in the result, as in sinks.py. The kernel's values are as wide as its keys: those
-of latent attention are padded for it. Saved are queries, keys, values, the result and the sums of
+(bigplan/kernels/handwritten/attention.py); it skips tiles of scores that documents hide. Wider
+heads are products with kernels between them (by_products.py). Elsewhere plain torch takes some
+queries at a time (in_blocks.py). The first and the last know linear biases, caps and windows. Sinks
+are counted in the result, as in sinks.py. The kernel's values are as wide as its keys: those of
+latent attention are padded for it. Saved are queries, keys, values, the result and the sums of
 softmax.
 """
 
@@ -19,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.mechanics import isolates_in_kernel
-from bigplan.runtime.attention import fused, in_blocks
+from bigplan import mechanics
+from bigplan.runtime.attention import by_products, fused, in_blocks
 from bigplan.runtime.attention.in_blocks import Heads, Scores
 
 
@@ -34,7 +35,11 @@ def attention(
     """
     assert scores.bounds is not None, "one document needs no bounds"
     q = heads[0]
-    by_kernel = generated and isolates_in_kernel(q.element_size(), q.shape[-1])
+    plain = sinks is None and scores.cap is None and scores.slopes is None
+    plain = plain and heads[2].shape[-1] == q.shape[-1]
+    if generated and plain and mechanics.by_products(q.element_size(), q.shape[-1]):
+        return by_products.attention(*heads, scores)
+    by_kernel = generated and mechanics.isolates_in_kernel(q.element_size(), q.shape[-1])
     how = _InKernel if by_kernel else _InBlocks
     return _Attention.apply(*heads, sinks, how(scores))  # type: ignore[no-any-return, no-untyped-call]
 

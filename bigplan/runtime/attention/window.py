@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bigplan.mechanics import WIDEST_FLASH
+
 aten = torch.ops.aten
 
 # Queries that pass the CPU's kernel together: of the keys of their band, each query sees all but
@@ -28,7 +30,6 @@ aten = torch.ops.aten
 BLOCK = 128
 ALIGNED = 8  # columns: CUDA's kernels load 16 bytes at a time
 FLASH_SINCE = (8, 0)  # compute capability of FlashAttention-2
-FLASH_COLUMNS = 256  # of its widest heads
 CAUSAL = 1  # custom_mask_type of the memory-efficient kernel: the diagonal begins at the top left
 
 
@@ -86,7 +87,7 @@ def has_flash(q: Tensor) -> bool:
     """Whether FlashAttention-2 takes these queries of a CUDA device."""
     return (
         q.dtype in (torch.bfloat16, torch.float16)
-        and q.shape[-1] <= FLASH_COLUMNS
+        and q.shape[-1] <= WIDEST_FLASH
         and torch.cuda.get_device_capability(q.device) >= FLASH_SINCE
     )
 

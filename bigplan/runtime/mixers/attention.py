@@ -63,7 +63,7 @@ def mixed(
     elif model.latent_attention is not None:
         output = narrow_values.attention(q, k, v, model.scale_of_scores)
     else:
-        output = attention(q, k, v, window, model.score_scale)
+        output = attention(q, k, v, window, model.score_scale, generated=by_kernel)
     output = output.reshape(-1, length, *output.shape[2:])  # chunks beside each other again
     output = ways.context.own_tokens(output).flatten(2)
     return gated_by(gates[0], output, ways.forget) if gates else output

@@ -15,7 +15,9 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.runtime.attention import capped
 from bigplan.runtime.attention.in_blocks import Scores
+from tests.runtime.experts import courses
 from tests.runtime.harness import execute
+from tests.runtime.parallel import sharded_ranks as ranks
 from tests.runtime.parallel.sharded_ranks import FAMILIES
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.runtime.rounding import check_within_rounding
@@ -62,4 +64,23 @@ def test_an_fp32_run_is_the_plain_loop(family: str, recompute: Recompute) -> Non
         placement,
         "cuda",
     )
+    check_within_rounding(plan, execute(plan))
+
+
+UNLIKE: dict[str, dict[str, object]] = {
+    "falcon-h1": ranks.FALCON_H1,
+    "gemma-4": ranks.GEMMA4,
+    "llama-4": ranks.EXPERTS | courses.LLAMA_4 | {"router_loss": 0.0},
+    "nemotron-3": ranks.NEMOTRON_3,
+    "olmo-1": {"norm": "layernorm", "norm_bias": False, "weightless_norms": "all"},
+    "qwen3-next": ranks.QWEN3_NEXT,
+    "unnormed state space": ranks.BESIDE_UNNORMED,
+}
+
+
+@pytest.mark.parametrize("family", UNLIKE)
+def test_an_fp32_run_of_unlike_blocks_is_the_plain_loop(family: str) -> None:
+    model = tiny_model(layers=3, **UNLIKE[family])
+    found = ranks.anywhere(model, tiny_training(2, clip_norm=0.5), Strategy(dp=1))
+    plan = plan_of(model, found.training, found.strategy, found.placement, "cuda")
     check_within_rounding(plan, execute(plan))
