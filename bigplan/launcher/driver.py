@@ -45,6 +45,7 @@ from bigplan.launcher.patience import Patience
 from bigplan.launcher.placing import Layout, require_gpus
 from bigplan.launcher.progress import Promise, progress
 from bigplan.launcher.record import (
+    MEASURED,
     PLAN,
     SUMMARY,
     Asked,
@@ -175,6 +176,7 @@ def _write_down(launched: Launched) -> None:
         return
     if (folder / PLAN).exists() and load_plan(folder / PLAN) != plan:
         keep_plan(folder, launched.journal.done)
+        (folder / MEASURED).unlink(missing_ok=True)  # of the plan before
     write_start(folder, plan, launched.how, launched.asked, engine_of(plan).timeline(plan))
     launched.written = plan
 
