@@ -44,13 +44,14 @@ def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError
 
 
 def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> None:
-    """What the workers of a launch check too, seconds earlier. `weights`: they are read as well.
+    """What the workers of a launch check too, seconds earlier.
 
+    `weights`: they are read as well. Frozen ones always are.
     Raises InputError, and RefusedError for weights that are not read.
     """
     for error in unreadable_data(model, training):
         raise error
-    if weights and training.weights is not None:
+    if training.weights is not None and (weights or training.lora is not None):
         from bigplan.runtime.weights.hf import HfFolder
 
         HfFolder.open(user_path(training.weights), model)

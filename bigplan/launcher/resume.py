@@ -48,6 +48,8 @@ def refuse_other_training(before: Plan, model: ModelSpec, training: Training) ->
     free = {*FREE_IN_A_RUN, "optimizer.moments"}  # which a checkpoint's are converted to
     if not (_steps_matter(before.training) or _steps_matter(training)):
         free.add("steps")
+    if training.lora is not None and None not in (before.training.weights, training.weights):
+        free.add("weights")  # its place: a checkpoint knows the content of frozen weights
     for what, now in (("model", model), ("training", training)):
         old, new = (one.model_dump(mode="json") for one in (getattr(before, what), now))
         changes = [text for key, text in _changes(old, new) if key not in free]

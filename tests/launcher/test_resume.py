@@ -8,6 +8,7 @@ from bigplan.launcher.resume import read_resumable, refuse_other_training, resum
 from bigplan.plan import Plan
 from bigplan.planner import simulate_plan
 from bigplan.spec.experiment import LaunchSpec
+from bigplan.spec.lora import Lora
 from bigplan.spec.schedule import Schedule
 from tests.tiny import tiny_plan
 from tests.wording import tells
@@ -69,3 +70,12 @@ def test_the_way_on_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_how_long_the_whole_training_is_may_change() -> None:
     refuse_other(tiny_plan(), changed(tokens=10**12))
+
+
+def test_the_folder_of_frozen_weights_may_move() -> None:
+    lora = {"weights": "a", "lora": Lora(rank=2)}
+    refuse_other(changed(**lora), changed(**lora | {"weights": "b"}))
+    with pytest.raises(RefusedError, match="weights was a and is None"):
+        refuse_other(changed(**lora), changed(**lora | {"weights": None}))
+    with pytest.raises(RefusedError, match="weights was a and is b"):  # which would not be read
+        refuse_other(changed(weights="a"), changed(weights="b"))
