@@ -11,6 +11,7 @@ import typer
 
 from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import require_there
+from bigplan.cli.interrupts import unwound
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.lora import trained_count
 from bigplan.units import format_bytes, format_count
@@ -66,7 +67,8 @@ def export(
             print(f"passed over: {problem}")
     if weights is not None:
         found = _moved(found, weights)
-    dtype, count = _exported(found, to.expanduser(), precision, merged=merged)
+    with unwound():
+        dtype, count = _exported(found, to.expanduser(), precision, merged=merged)
     _tell(found, to, dtype, count, as_json=as_json)
 
 
