@@ -72,6 +72,10 @@ def launch(
 
     require_packages()
     run = None if resume is None else read_resumable(Path(resume).expanduser())
+    if run is not None and "run_dir" in keys:
+        raise InputError(
+            f"bigplan.launch: run_dir: a resumed run stays in its folder, {run.folder}"
+        )
     if isinstance(plan, str | Path):
         plan = Plan.load(plan)
     if plan is None:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import require_there
+from bigplan.cli.interrupts import unwound
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError
 from bigplan.units import counted
@@ -125,7 +126,7 @@ def prepare(
         limit=_limit(options.model),
         longest_pair=options.longest_pair,
     )
-    with _shown() as progress:
+    with unwound(), _shown() as progress:
         indices = prepare_folder(wanted, out, force=options.force, progress=progress)
     if as_json:
         found = {str(out / part): index.model_dump() for part, index in indices.items()}

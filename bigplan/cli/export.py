@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,6 +11,7 @@ import typer
 
 from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import require_there
+from bigplan.cli.interrupts import unwound
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.lora import trained_count
 from bigplan.units import format_bytes, format_count
@@ -39,6 +41,13 @@ def export(
             "--merged", help="Of a run that trained adapters, the whole model with these added."
         ),
     ] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--weights",
+            help="Where the Hugging Face folder that the run started from is now, if it has moved.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face folder, which transformers loads.
@@ -52,16 +61,18 @@ def export(
         raise RefusedError(
             "exporting needs torch and safetensors; run: pip install 'bigplan[launch]'"
         )
-    from bigplan.runtime.checkpoint import latest
-
-    run = what.expanduser()
-    require_there(run, "the folder of a run, such as runs/my-model-1, or of one checkpoint")
-    inside = run / "checkpoints"
-    found = latest(inside if inside.is_dir() else run)
+    found = _found(what.expanduser())
     for problem in found.skipped:
         if not as_json:
             print(f"passed over: {problem}")
-    dtype, count = _exported(found, to.expanduser(), precision, merged=merged)
+    if weights is not None:
+        found = _moved(found, weights)
+    with unwound():
+        dtype, count = _exported(found, to.expanduser(), precision, merged=merged)
+    _tell(found, to, dtype, count, as_json=as_json)
+
+
+def _tell(found: FoundCheckpoint, to: Path, dtype: str, count: int, *, as_json: bool) -> None:
     nbytes = sum(path.stat().st_size for path in to.expanduser().iterdir())
     if as_json:
         told = {"folder": str(to), "step": found.manifest.step, "dtype": dtype}
@@ -72,6 +83,26 @@ def export(
         f"Wrote {found.manifest.model.name} after step {found.manifest.step} to {to}: "
         f"{format_count(count)} parameters in {dtype}, {format_bytes(nbytes)}"
     )
+
+
+def _found(run: Path) -> FoundCheckpoint:
+    from bigplan.runtime.checkpoint import latest
+
+    require_there(run, "the folder of a run, such as runs/my-model-1, or of one checkpoint")
+    inside = run / "checkpoints"
+    return latest(inside if inside.is_dir() else run)
+
+
+def _moved(found: FoundCheckpoint, weights: Path) -> FoundCheckpoint:
+    """The checkpoint, with the first weights' folder where it is now. Raises InputError."""
+    training = found.manifest.training
+    if training.weights is None:
+        raise InputError(
+            f"--weights {weights}: this run started from random weights; leave --weights out"
+        )
+    require_there(weights.expanduser(), "the Hugging Face folder that the run started from")
+    moved = training.model_copy(update={"weights": str(weights)})
+    return replace(found, manifest=found.manifest.model_copy(update={"training": moved}))
 
 
 def _exported(

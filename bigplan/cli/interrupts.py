@@ -1,39 +1,58 @@
-"""SIGTERM, and SIGHUP of a terminal that closes, where a command has nothing to save.
-
-Unlike KeyboardInterrupt, this works while modules are imported: Python drops exceptions in the
-import system's callbacks.
-"""
+"""SIGTERM, and SIGHUP of a terminal that closes, for commands that do not run a training."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 INTERRUPTED = 130
+
+_Handler = Callable[[int, FrameType | None], None]
 
 
 @contextmanager
 def ended_by(*numbers: signal.Signals) -> Iterator[None]:
     """Let these signals end the process with a sentence, for the length of the block.
 
-    What is ignored stays so: `nohup` ignores SIGHUP. KeyboardInterrupt is told, and passes.
+    Unlike KeyboardInterrupt, which is told and passes, this works while modules are imported:
+    Python drops exceptions in the import system's callbacks.
     """
+    with _handled(numbers, _end):
+        try:
+            yield
+        except KeyboardInterrupt:
+            _tell(signal.SIGINT)
+            raise
+
+
+@contextmanager
+def unwound() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, for a block that removes what it wrote."""
+    with _handled((signal.SIGTERM, signal.SIGHUP), _unwind):
+        yield
+
+
+@contextmanager
+def _handled(numbers: Iterable[signal.Signals], handler: _Handler) -> Iterator[None]:
+    """What is ignored stays so: `nohup` ignores SIGHUP."""
     before: dict[signal.Signals, signal._HANDLER] = {}
     if threading.current_thread() is threading.main_thread():
         taken = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, _end) for number in taken}
+        before = {number: signal.signal(number, handler) for number in taken}
     try:
         yield
-    except KeyboardInterrupt:
-        _tell(signal.SIGINT)
-        raise
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def _unwind(number: int, frame: FrameType | None) -> None:
+    _tell(number)
+    raise KeyboardInterrupt
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from bigplan.cli.as_json import AsJson, print_json
+from bigplan.cli.interrupts import unwound
 from bigplan.cli.spread import takes
 from bigplan.cli.targets import CLUSTER, require_target
 from bigplan.errors import InputError, RefusedError
@@ -192,7 +193,8 @@ def _measure(wish: Wish, console: Console) -> tuple[Sequence[Profile], Cluster]:
     def warn(text: str) -> None:
         Console(stderr=True).print(f"warning: {text}", highlight=False)
 
-    found = profile_machine(wish, tell, warn)
+    with unwound():
+        found = profile_machine(wish, tell, warn)
     return (found,), found.after
 
 

@@ -92,6 +92,7 @@ def _wanted(
     With it what the plan was asked for with; None: only the plan knows.
     """
     from bigplan.launcher.record import PLAN, Asked
+    from bigplan.launcher.resume import refuse_other_training
 
     asked: Asked | None = None
     how = {} if run is None else run.how.model_dump()
@@ -108,9 +109,11 @@ def _wanted(
         plan, asked = checked_plan(run.folder / PLAN, run.plan), run.asked
     else:
         experiment = _experiment(what, options, run)
+        model, training = experiment.model_spec(), experiment.resolved_training()
+        if run is not None:  # a search may take minutes
+            refuse_other_training(run.plan, model, training)
         how |= experiment.launch.model_dump(include=experiment.launch.model_fields_set)
         if validate(how | changed, LaunchSpec, "command line").address in (None, "local"):
-            model, training = experiment.model_spec(), experiment.resolved_training()
             require_inputs(model, training, weights=run is None)
         plan = _planned(experiment, console)
         nodes = plan.cluster.nodes

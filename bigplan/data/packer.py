@@ -59,6 +59,7 @@ class Packer:
 
     paired = False  # documents are pairs (pairs.py)
     left_out = 0  # such pairs that were too long
+    shortest = 0  # tokens of the shortest of these
 
     def __init__(
         self, folder: Path, tokenizer: Tokenizer, *, masked: bool, limit: tuple[str, int] | None

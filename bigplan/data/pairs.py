@@ -108,6 +108,7 @@ class WholePairs:
         tokens = sum(len(part) + end for part, _, end in self._parts)
         if self._longest is not None and tokens > self._longest:
             self._packer.left_out += 1
+            self._packer.shortest = min(tokens, self._packer.shortest or tokens)
         else:
             for part, target, end in self._parts:
                 self._packer.add(part, counts=target, ends=end)

@@ -223,7 +223,8 @@ def _finished(packers: list[Packer], parts: tuple[str, ...]) -> list[PreparedInd
             if packer.left_out:
                 raise InputError(
                     f"all {counted(packer.left_out, 'pair')} for {part or 'training'} are longer "
-                    "than --longest-pair: give a larger one, and as long sequences"
+                    f"than --longest-pair: give {packer.shortest} at least, the tokens of the "
+                    "shortest one, and as long sequences"
                 )
             raise InputError(
                 f"no document is left for {part or 'training'}: give more text, or change "

@@ -217,6 +217,15 @@ def check_length(tokens: Tokens, sequence_length: int) -> None:
         )
 
 
+def check_targets(tokens: Tokens, first: int) -> None:
+    """Raise InputError where the loss counts none of the first so many targets."""
+    if tokens.bits is not None and not tokens.counted(1, min(first + 1, len(tokens))).any():
+        raise InputError(
+            f"data {tokens.path}: the loss counts none of its first {first:,} tokens (they are a "
+            "prompt's), so it would be 0: read more of it (`batches`), or name other data"
+        )
+
+
 def check_folder(folder: Path) -> PreparedIndex:
     """The index, after every byte was compared with its checksum. Raises InputError."""
     index = read_index(folder)

@@ -45,6 +45,7 @@ from bigplan.launcher.patience import Patience
 from bigplan.launcher.placing import Layout, require_gpus
 from bigplan.launcher.progress import Promise, progress
 from bigplan.launcher.record import (
+    MEASURED,
     PLAN,
     SUMMARY,
     Asked,
@@ -105,7 +106,7 @@ def launch(
     target, resumes = options.how.steps or plan.training.steps, options.resume is not None
     if options.resume is not None:
         folder = options.resume.folder.absolute()
-        refuse_other_training(options.resume.plan, plan)
+        refuse_other_training(options.resume.plan, plan.model, plan.training)
         _refuse_done(folder, target)
         refuse_without_rate(plan, target)
     else:
@@ -175,6 +176,7 @@ def _write_down(launched: Launched) -> None:
         return
     if (folder / PLAN).exists() and load_plan(folder / PLAN) != plan:
         keep_plan(folder, launched.journal.done)
+        (folder / MEASURED).unlink(missing_ok=True)  # of the plan before
     write_start(folder, plan, launched.how, launched.asked, engine_of(plan).timeline(plan))
     launched.written = plan
 

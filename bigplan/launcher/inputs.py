@@ -27,7 +27,12 @@ def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError
         elif data != "bundled":
             from bigplan.data.documents import check_documents
             from bigplan.data.pairs import PackedPairs, check_unpaired
-            from bigplan.data.prepared import check_length, check_vocabulary, open_tokens
+            from bigplan.data.prepared import (
+                check_length,
+                check_targets,
+                check_vocabulary,
+                open_tokens,
+            )
 
             try:
                 tokens = open_tokens(user_path(data))
@@ -39,18 +44,21 @@ def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError
                 check_length(tokens, training.sequence_length)
                 if training.isolate_documents:
                     check_documents(tokens)
+                if key == "training.validation" and training.validation is not None:
+                    check_targets(tokens, training.tokens_per_step * training.validation.batches)
             except InputError as error:
                 yield InputError(f"{key}: {error}")
 
 
 def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> None:
-    """What the workers of a launch check too, seconds earlier. `weights`: they are read as well.
+    """What the workers of a launch check too, seconds earlier.
 
+    `weights`: they are read as well. Frozen ones always are.
     Raises InputError, and RefusedError for weights that are not read.
     """
     for error in unreadable_data(model, training):
         raise error
-    if weights and training.weights is not None:
+    if training.weights is not None and (weights or training.lora is not None):
         from bigplan.runtime.weights.hf import HfFolder
 
         HfFolder.open(user_path(training.weights), model)

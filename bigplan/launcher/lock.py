@@ -14,6 +14,7 @@ from typing import IO
 
 from bigplan.errors import RefusedError
 
+LAUNCH = ".lock"  # the file that a launch holds locked
 PATIENCE = 60.0  # seconds: Ray's workers end within a few of their driver
 _PAUSE = 0.05
 
@@ -38,7 +39,7 @@ def only_experiment(folder: Path) -> Iterator[None]:
 @contextmanager
 def _only(folder: Path, what: str) -> Iterator[None]:
     try:
-        file = _locked(folder / ".lock", 0.0)
+        file = _locked(folder / LAUNCH, 0.0)
     except OSError as error:
         raise RefusedError(
             f"{folder} cannot be written to: {error.strerror}; make it writable, or copy it to a "
@@ -51,6 +52,18 @@ def _only(folder: Path, what: str) -> Iterator[None]:
         )
     with file:
         yield
+
+
+def in_use(run: Path) -> bool | None:
+    """Whether a launch has the run's folder; None where that cannot be told."""
+    try:
+        with (run / LAUNCH).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a copy without the file, or a file system without locks
+        return None
+    return False
 
 
 def rank_lock(run: Path, rank: int) -> Path:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bigplan.launcher.lock import in_use
 from bigplan.launcher.record import Record
 from bigplan.plan import mfu_of
 from bigplan.program import Lane, Op
@@ -80,7 +81,7 @@ def headline_lines(record: Record) -> Iterator[str]:
     """What ran, how many steps it did, its loss and speed, and events such as restarts."""
     summary, metrics = record.summary, record.metrics
     versions = ", ".join(f"{name} {number}" for name, number in summary.versions.items())
-    state = "" if summary.status == "finished" else f", {_STATES.get(summary.status)}"
+    state = "" if summary.status == "finished" else f", {_state(record)}"
     ranks = counted(summary.ranks, "rank")
     yield f"{record.folder.name}: {record.plan.model.name}, {ranks}, {versions}"
     if not metrics:
@@ -111,11 +112,14 @@ _BESIDE = (
     "waiting for the forward's kernels."
 )
 
-_STATES = {
-    "running": "running, or killed",
-    "interrupted": "interrupted",
-    "failed": "failed",
-}
+# Of a run whose record is not closed, by whether a launch has its folder.
+_NOT_CLOSED = {True: "running", False: "killed", None: "running, or killed"}
+
+
+def _state(record: Record) -> str:
+    """How a run that has not finished stands."""
+    status = record.summary.status
+    return _NOT_CLOSED[in_use(record.folder)] if status == "running" else status
 
 
 def _steps(record: Record) -> str:

@@ -120,6 +120,9 @@ class Manifest(Spec):
     """SHA-256 of the plan that wrote it"""
     data: str = ""
     """fingerprint of the training's data; empty in checkpoints that are older"""
+    frozen: str = Field(default="", exclude_if=lambda frozen: not frozen)
+    """fingerprint of the folder that frozen weights are read from; empty where there is none, and
+    in checkpoints that are older"""
     state: Mapping[str, float]
     """the loss scale and what else is no tensor"""
     files: tuple[StoredFile, ...]

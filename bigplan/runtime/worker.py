@@ -42,7 +42,7 @@ from bigplan.runtime.parallel.apart import Apart
 from bigplan.runtime.parallel.groups import Groups
 from bigplan.runtime.result import Evaluated, Finished, PairData, Progress, StepResult
 from bigplan.runtime.weights.digest import weights, weights_digest
-from bigplan.runtime.weights.first_values import stored_values
+from bigplan.runtime.weights.first_values import frozen_fingerprint, stored_values
 from bigplan.runtime.weights.homes import fill_first
 from bigplan.spec.lora import trained_count
 
@@ -95,7 +95,7 @@ class NativeWorker:
         self._backend = backend or ("nccl" if gpu.device == "cuda" else "gloo")
         self._host = HostMemory()
         self._steps = 0
-        self._data = ""  # fingerprint, once it is open
+        self._data = self._frozen = ""  # fingerprints, once they are open
         self._pending = False  # updates that wait for the next step
         self._parts: _RunningParts | None = None
 
@@ -144,16 +144,15 @@ class NativeWorker:
         `apart`: where the ranks' machines share no folder.
         """
         plan = self._plan
-        source = BatchSource.of(
-            plan, self._at.data
-        )  # too short a text fails before memory is taken
+        source = BatchSource.of(plan, self._at.data)  # too short a text fails before memory goes
         self._data = source.data.fingerprint()
+        self._frozen = frozen_fingerprint(plan.model, plan.training)
         if resume is None or self._graph.frozen:
             # And so do weights of another model.
             values = stored_values(plan.model, plan.training, resumed=resume is not None)
         if resume is not None:
             found = latest(resume, place=apart.place if apart else None)
-            check_same(found, plan, self._data)
+            check_same(found, plan, self._data, self._frozen)
             self._steps = found.manifest.step
         sys.setswitchinterval(SWITCH_SECONDS)
         self._set_device()
@@ -268,6 +267,7 @@ class NativeWorker:
             training=plan.training,
             plan=digest(plan),
             data=self._data,
+            frozen=self._frozen,
             state=parts.update.scaling.state(),
             files=(),
         )

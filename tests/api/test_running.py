@@ -34,6 +34,8 @@ def test_a_run_goes_on(run: bigplan.Run) -> None:
     longer = bigplan.launch(resume=run.folder, steps=5, quiet=True)
     assert longer.folder == run.folder
     assert [metric.step for metric in longer.metrics] == [1, 2, 3, 4, 5]
+    with pytest.raises(InputError, match="run_dir: a resumed run stays in its folder"):
+        bigplan.launch(resume=run.folder, steps=7, run_dir="elsewhere")
 
 
 def test_a_plan_by_its_file(tmp_path: Path) -> None:

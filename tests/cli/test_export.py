@@ -10,9 +10,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+import torch
 from safetensors.torch import load_file
 
 from bigplan.graph.strategy import Strategy
+from bigplan.spec.hf.config import load_hf_config
 from tests.cli.conftest import Run
 from tests.runtime.harness import started
 from tests.runtime.linear.lora_ranks import frozen
@@ -61,6 +63,26 @@ def test_adapters_or_the_model_with_them(bigplan: Run, run: Path, tmp_path: Path
     assert (code, told["parameters"], told["dtype"]) == (0, model.parameter_count, "bf16")
     code, _, err = bigplan("export", run, "--to", "out", "--merged")
     assert (code, "leave --merged out" in err) == (2, True)
+
+
+def test_the_model_of_adapters_that_has_moved(bigplan: Run, run: Path, tmp_path: Path) -> None:
+    assert bigplan("export", run, "--to", "base")[0] == 0
+    model = load_hf_config(tmp_path / "base" / "config.json")
+    training = tiny_training(2, weights=str(tmp_path / "base"), lora={"rank": 2})
+    placement = placed(embedding=frozen(1), block=frozen(2), head=frozen(1))
+    with started(plan_of(model, training, Strategy(dp=1), placement)) as worker:
+        worker.save(tmp_path / "adapted" / "checkpoints")
+    (tmp_path / "base").rename(tmp_path / "moved")
+    for more in ((), ("--merged",)):
+        code, _, err = bigplan("export", "adapted", "--to", "out", *more)
+        assert (code, "--weights names its new place" in err) == (2, True)
+        assert bigplan("export", "adapted", "--to", f"o{more}", "--weights", "moved", *more)[0] == 0
+    merged, before = (
+        load_file(tmp_path / name / "model.safetensors") for name in (f"o{more}", "moved")
+    )
+    assert all(torch.equal(merged[name], value.float()) for name, value in before.items())
+    code, _, err = bigplan("export", run, "--to", "out", "--weights", "moved")
+    assert (code, "leave --weights out" in err) == (2, True)
 
 
 def test_one_checkpoint_in_another_dtype(bigplan: Run, run: Path, tmp_path: Path) -> None:

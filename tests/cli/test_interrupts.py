@@ -1,4 +1,6 @@
-"""Signals that ask a launch to end before its first step: a sentence and exit code 130, always."""
+"""Signals that ask a launch to end before its first step, or another command: a sentence and exit
+code 130, always.
+"""
 
 import os
 import subprocess
@@ -43,11 +45,11 @@ finally:
 """
 
 
-def stopped(folder: Path, script: str) -> str:
-    """What a launch prints that a signal stops."""
+def stopped(folder: Path, script: str, *command: str) -> str:
+    """What a command prints that a signal stops; a launch, if none is named."""
     save_plan(tiny_plan(), folder / "plan.yaml")
     process = subprocess.run(
-        [sys.executable, "-c", script, "launch", "plan.yaml"],
+        [sys.executable, "-c", script, *(command or ("launch", "plan.yaml"))],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,
@@ -82,3 +84,13 @@ def test_when_ray_has_just_started(tmp_path: Path) -> None:
     line, within = told
     assert tells(line, "before the first step", "nothing")
     assert within == "aborts in 0.0"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_what_is_half_written_does_not_stay(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    before = {"a.txt", "plan.yaml"}
+    script = AT.format(event="open", name="tokens.bin", signal=name)
+    told = stopped(tmp_path, script, "data", "prepare", "a.txt", "--out", "out")
+    assert told == f"bigplan: interrupted by {name}\n"
+    assert {path.name for path in tmp_path.iterdir()} == before

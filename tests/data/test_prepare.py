@@ -18,8 +18,11 @@ from bigplan.data.prepared import INDEX, MASK, TOKENS, Tokens, check_folder, ope
 from bigplan.data.sources import Fields
 from bigplan.data.tokenizer import BYTE_END
 from bigplan.errors import InputError
+from bigplan.launcher.inputs import unreadable_data
+from bigplan.spec.training import ValidationSpec
 from tests.data.texts import documents, write_pairs, write_texts
 from tests.examples import examples
+from tests.runtime.plans import tiny_model, tiny_training
 
 TEXTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=40), min_size=1, max_size=12)
 PAIRS = Fields(prompt="prompt", response="response")
@@ -209,6 +212,18 @@ def test_a_full_disk_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InputError, match=r"cannot be created: .*; name another folder"):
         prepare(Preparation((folder / "a.txt",)), folder / "a.txt" / "out")
     assert [path.name for path in folder.iterdir()] == ["a.txt"]
+
+
+def test_validation_that_would_count_nothing_is_refused(folder: Path) -> None:
+    out = _prepared(write_pairs(folder / "a.jsonl", [("q" * 100, "yes")]), fields=PAIRS)
+
+    def told(batches: int) -> list[str]:
+        validation = ValidationSpec(data=str(out), every=1, batches=batches)
+        training = tiny_training(2, validation=validation)
+        return [str(each) for each in unreadable_data(tiny_model(), training)]
+
+    assert "counts none of its first 96 tokens" in "".join(told(3))  # of 2 x 16 each
+    assert told(4) == []
 
 
 def test_damage_is_found(folder: Path) -> None:

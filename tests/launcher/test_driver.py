@@ -24,10 +24,16 @@ from bigplan.errors import (
 from bigplan.launcher.checkpoints import checkpoints, newest_step, step_of
 from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.lock import only_launch
-from bigplan.launcher.record import Record, read_launch, read_record
+from bigplan.launcher.record import (
+    Record,
+    read_launch,
+    read_record,
+    read_summary,
+    write_summary,
+)
 from bigplan.launcher.resume import read_resumable
 from bigplan.plan import Plan
-from bigplan.report.run_report import run_report
+from bigplan.report.run_report import headline_lines, run_report
 from bigplan.runtime.result import Finished, Saved, StepResult
 from bigplan.spec.schedule import Schedule
 from bigplan.spec.training import ValidationSpec
@@ -436,6 +442,20 @@ def test_another_plan_of_the_same_training_goes_on_in_the_run(tmp_path: Path) ->
     assert (folder / "plan-until-step-000004.yaml").exists()
 
 
+def test_no_step_of_another_plan_is_compared_with_a_promise(tmp_path: Path) -> None:
+    folder, seen = died(tmp_path), list[Record]()
+
+    class Reported(Fake):
+        def step(self, checkpoint: Path | None = None) -> StepResult:
+            seen.append(read_record(folder))
+            return super().step(checkpoint)
+
+    assert read_record(folder).measured is not None
+    record = read_record(launch(tiny_plan(1), again(folder), quiet(), Reported))
+    assert (seen[0].plan, seen[0].measured) == (tiny_plan(1), None)
+    assert record.measured is not None
+
+
 class TooSmall(Fake):
     """A machine that has less than the plan promises."""
 
@@ -463,6 +483,15 @@ def test_a_run_in_use_is_refused(tmp_path: Path) -> None:
     folder = died(tmp_path)
     with only_launch(folder), pytest.raises(RefusedError, match="still running"):
         launch(tiny_plan(), again(folder), quiet(), Fake)
+
+
+def test_a_report_tells_a_running_run_from_a_killed_one(tmp_path: Path) -> None:
+    folder = launch(tiny_plan(), told(tmp_path), quiet(), Fake)
+    summary = read_summary(folder).model_copy(update={"status": "running"})
+    write_summary(folder, summary)  # as it is until a launch closes it
+    with only_launch(folder):
+        assert ", running;" in "".join(headline_lines(read_record(folder)))
+    assert ", killed;" in "".join(headline_lines(read_record(folder)))
 
 
 def test_too_little_disk_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

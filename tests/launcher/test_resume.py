@@ -8,6 +8,7 @@ from bigplan.launcher.resume import read_resumable, refuse_other_training, resum
 from bigplan.plan import Plan
 from bigplan.planner import simulate_plan
 from bigplan.spec.experiment import LaunchSpec
+from bigplan.spec.lora import Lora
 from bigplan.spec.schedule import Schedule
 from tests.tiny import tiny_plan
 from tests.wording import tells
@@ -16,6 +17,10 @@ from tests.wording import tells
 def changed(**training: object) -> Plan:
     plan = tiny_plan()
     return plan.model_copy(update={"training": plan.training.model_copy(update=training)})
+
+
+def refuse_other(before: Plan, now: Plan) -> None:
+    refuse_other_training(before, now.model, now.training)
 
 
 def test_a_run_reads_back(tmp_path: Path) -> None:
@@ -38,21 +43,21 @@ def test_every_difference_is_named() -> None:
     before = tiny_plan()
     optimizer = before.training.optimizer.model_copy(update={"learning_rate": 0.5})
     with pytest.raises(RefusedError) as caught:
-        refuse_other_training(before, changed(optimizer=optimizer, clip_norm=None))
+        refuse_other(before, changed(optimizer=optimizer, clip_norm=None))
     assert "optimizer.learning_rate was 0.0003 and is 0.5" in str(caught.value)
     assert "clip_norm was 1.0 and is None" in str(caught.value)
     other = before.model_copy(update={"model": before.model.model_copy(update={"layers": 3})})
     with pytest.raises(RefusedError, match="with that model: layers was 2 and is 3"):
-        refuse_other_training(before, other)
+        refuse_other(before, other)
 
 
 def test_steps_may_change_unless_the_learning_rate_follows_them() -> None:
-    refuse_other_training(changed(steps=5), changed(steps=50))
+    refuse_other(changed(steps=5), changed(steps=50))
     cosine = Schedule(name="cosine")
     with pytest.raises(RefusedError, match="steps was 5 and is 50"):
-        refuse_other_training(changed(steps=5, schedule=cosine), changed(steps=50, schedule=cosine))
+        refuse_other(changed(steps=5, schedule=cosine), changed(steps=50, schedule=cosine))
     until = Schedule(name="cosine", decay_steps=40)
-    refuse_other_training(changed(steps=5, schedule=until), changed(steps=50, schedule=until))
+    refuse_other(changed(steps=5, schedule=until), changed(steps=50, schedule=until))
 
 
 def test_the_way_on_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,4 +69,13 @@ def test_the_way_on_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_how_long_the_whole_training_is_may_change() -> None:
-    refuse_other_training(tiny_plan(), changed(tokens=10**12))
+    refuse_other(tiny_plan(), changed(tokens=10**12))
+
+
+def test_the_folder_of_frozen_weights_may_move() -> None:
+    lora = {"weights": "a", "lora": Lora(rank=2)}
+    refuse_other(changed(**lora), changed(**lora | {"weights": "b"}))
+    with pytest.raises(RefusedError, match="weights was a and is None"):
+        refuse_other(changed(**lora), changed(**lora | {"weights": None}))
+    with pytest.raises(RefusedError, match="weights was a and is b"):  # which would not be read
+        refuse_other(changed(weights="a"), changed(weights="b"))

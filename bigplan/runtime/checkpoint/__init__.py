@@ -2,7 +2,7 @@
 
 from bigplan.runtime.checkpoint.folder import FoundCheckpoint, checkpoint_path, latest
 from bigplan.runtime.checkpoint.reading import Reader
-from bigplan.runtime.checkpoint.restore import check_same, restore
+from bigplan.runtime.checkpoint.restore import check_frozen, check_same, restore
 from bigplan.runtime.checkpoint.saver import Saver
 from bigplan.runtime.manifest import Manifest
 
@@ -11,6 +11,7 @@ __all__ = [
     "Manifest",
     "Reader",
     "Saver",
+    "check_frozen",
     "check_same",
     "checkpoint_path",
     "latest",

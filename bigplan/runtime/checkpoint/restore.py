@@ -37,9 +37,9 @@ FREE: Mapping[str, bool | set[str]] = {
 }
 
 
-def check_same(found: FoundCheckpoint, plan: Plan, data: str) -> None:
+def check_same(found: FoundCheckpoint, plan: Plan, data: str, frozen: str = "") -> None:
     """Raise InputError where the checkpoint is another model's, another training's or of other
-    data; `data`: its fingerprint now (Tokens.fingerprint).
+    data or frozen weights; `data` and `frozen`: their fingerprints now, as Manifest has them.
     """
     stored = found.manifest
     for what, theirs, ours, free in (
@@ -63,6 +63,18 @@ def check_same(found: FoundCheckpoint, plan: Plan, data: str) -> None:
             f"is (fingerprint {stored.data} then, {data} now), and its next steps would not follow "
             "from it; put the data back, name its new place with --data, or export the weights and "
             "start anew from them"
+        )
+    check_frozen(found, plan.training.weights, frozen)
+
+
+def check_frozen(found: FoundCheckpoint, weights: str | None, frozen: str) -> None:
+    """Raise InputError where adapters were trained beside other weights than this folder's."""
+    stored = found.manifest.frozen
+    if stored and stored != frozen:
+        raise InputError(
+            f"the adapters in {found.path} were trained beside other weights than {weights} now "
+            f"holds (fingerprint {stored} then, {frozen or 'none'} now); put the folder back, or "
+            "name its new place with --weights"
         )
 
 

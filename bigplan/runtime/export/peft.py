@@ -20,10 +20,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bigplan.content import ADAPTERS
-from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
+from bigplan.runtime.checkpoint import FoundCheckpoint, Reader, check_frozen
 from bigplan.runtime.export.hf import DTYPES, joined, write_json, write_trained, written_whole
 from bigplan.runtime.manifest import Manifest
-from bigplan.runtime.weights.first_values import first_values, whole_values
+from bigplan.runtime.weights.first_values import (
+    first_values,
+    frozen_fingerprint,
+    whole_values,
+)
 from bigplan.runtime.weights.peft_experts import exported, products
 from bigplan.spec.hf.peft import CONFIG, WEIGHTS, adapted_family
 from bigplan.spec.hf.peft_experts import MATRICES, PREFIX, expert_places
@@ -70,10 +74,12 @@ def export_merged(found: FoundCheckpoint, folder: Path, precision: str) -> None:
     """The model with its adapters added, W + s B A in fp32, as hf_export.export_checkpoint.
 
     The frozen model comes from the folder that the run started from, or from the run's seed, in
-    the precision that it had beside the adapters. Raises also InputError where it is gone.
+    the precision that it had beside the adapters. Raises also InputError where it is gone, or
+    another one.
     """
     manifest = found.manifest
     model, training = manifest.model, manifest.training
+    check_frozen(found, training.weights, frozen_fingerprint(model, training))
     first, sequence = first_values(model, training), model.layer_sequence()
     with Reader(found.path, manifest) as reader:
         every = _Adapters(reader, manifest)

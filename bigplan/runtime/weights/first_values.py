@@ -73,6 +73,16 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
     return read
 
 
+def frozen_fingerprint(model: ModelSpec, training: Training) -> str:
+    """HfFolder.fingerprint of what adapters are trained beside; empty where nothing is read.
+
+    Raises as first_values does.
+    """
+    if training.lora is None or training.weights is None:
+        return ""
+    return HfFolder.open(Path(training.weights).expanduser(), model).fingerprint()
+
+
 def stored_values(model: ModelSpec, training: Training, *, resumed: bool = False) -> FirstValues:
     """As `first_values`, of what the training stores: blocks' matrices may be in 4 bits.
 

@@ -9,6 +9,7 @@ few rows of each of a hundred experts, and to map a file takes as long as to rea
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from bigplan.spec.step import Parameter
 
 INDEX = "model.safetensors.index.json"
 BLOCKS, SCALES = "_blocks", "_scales"  # ends of names of what is in MXFP4
+ENDS = 1024  # elements of a tensor's beginning and end that are in a fingerprint
 FLOATS = ("F32", "F16", "BF16", "F64")  # safetensors' names of the dtypes that are read
 
 
@@ -179,10 +181,27 @@ class HfFolder:
             matrix = found[name][place.expert] if place.stacked else found[name]
             yield matrix if scales is None else Packed(matrix, scales[place.expert])
 
+    def fingerprint(self) -> str:
+        """A short digest of every tensor's shape, dtype, beginning and end, as all takes minutes.
+
+        The same whichever files hold them.
+        """
+        found = hashlib.sha256()
+        for name in sorted(self.names):
+            tensor = self._in_file(name)
+            flat = tensor.flatten()
+            found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            for end in (flat[:ENDS], flat[-ENDS:]):
+                found.update(end.view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()[:16]
+
     def _tensor(self, name: str) -> Tensor:
         """A tensor in its mapped file; nothing of it is read here."""
         if name in self.parts:
             return torch.cat([self._tensor(part) for part in self.parts[name]])
+        return self._in_file(name)
+
+    def _in_file(self, name: str) -> Tensor:
         path = self.files[name]
         if path not in self._mapped:
             self._mapped[path] = _mapped(path)  # by whichever thread comes last

@@ -195,7 +195,8 @@ def family_of(folder: Path, model: ModelSpec) -> str:
         problem = f"has no {CONFIG}" if folder.is_dir() else "is no folder"
         raise InputError(
             f"training.weights: {folder} {problem}; name a Hugging Face folder with "
-            f"{CONFIG} and {SINGLE}, or leave weights out to start from random ones"
+            f"{CONFIG} and {SINGLE} (--weights names its new place where it has moved), or leave "
+            "weights out to start from random ones"
         )
     theirs = load_hf_config(path)
     found = read_json(path)

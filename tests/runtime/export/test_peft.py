@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bigplan.content import ADAPTERS
@@ -28,6 +30,7 @@ from bigplan.runtime.data import BatchSource, bundled_text
 from bigplan.runtime.export.peft import export_adapters, export_merged
 from bigplan.runtime.memory.adapter_rows import NAME, adapter_parameters
 from bigplan.runtime.weights.first_values import random_values
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.hf.config import load_hf_config
 from bigplan.spec.hf.peft import CONFIG, WEIGHTS
 from bigplan.spec.layers import BLOCKS
@@ -234,3 +237,39 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "adapters").mkdir()
     with pytest.raises(InputError, match="exists already"):
         export_adapters(latest(tmp_path / "run"), tmp_path / "adapters", "fp32")
+
+
+def test_frozen_weights_may_move_and_not_become_others(tmp_path: Path) -> None:
+    _, plan = lora_plan(tmp_path / "in", "llama")
+    _trained(plan, tmp_path / "run")
+    moved = _in_several_files(tmp_path / "in", tmp_path / "moved")
+    training = plan.training.model_copy(update={"weights": str(moved)})
+    with _gone_on(plan.model_copy(update={"training": training}), tmp_path / "run") as again:
+        assert again.step().step == STEPS + 1
+    other = load_file(tmp_path / "in" / "model.safetensors")
+    other["model.norm.weight"] += 1
+    save_file(other, tmp_path / "in" / "model.safetensors")
+    with (
+        pytest.raises(InputError, match="beside other weights"),
+        _gone_on(plan, tmp_path / "run"),
+    ):
+        pass
+    with pytest.raises(InputError, match="beside other weights"):
+        export_merged(latest(tmp_path / "run"), tmp_path / "merged", "fp32")
+
+
+def _in_several_files(folder: Path, into: Path) -> Path:
+    _loaded(folder).save_pretrained(into, max_shard_size="20KB")
+    assert len(list(into.glob("*.safetensors"))) > 1
+    return into
+
+
+@contextmanager
+def _gone_on(plan: Plan, run: Path) -> Iterator[NativeWorker]:
+    worker = NativeWorker(plan, 0, run / "scratch")
+    try:
+        worker.preflight()
+        worker.start(Path(), resume=run)
+        yield worker
+    finally:
+        worker.close()
