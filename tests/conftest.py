@@ -25,10 +25,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()
 
 # Neighbours on a shared machine stretch single examples several times: no deadline per example.
-# The profile of `make test` tries a third of a test's own number: tests/examples.py says why.
+# The profile of `make test` tries a fifth of a test's own number: tests/examples.py says why.
 for name, most in (
-    ("quick", USUAL // 5),
-    ("bigplan", USUAL * 35 // 100),
+    ("quick", USUAL // 10),
+    ("bigplan", USUAL // 5),
     ("thorough", 10 * USUAL),
 ):
     settings.register_profile(name, deadline=None, max_examples=most)

@@ -31,7 +31,7 @@ from bigplan.spec.catalog import find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.mixed import choices
-from bigplan.spec.training import Training, ValidationSpec
+from bigplan.spec.training import Training
 from tests.launcher import machines as module
 from tests.launcher.fakes import quiet
 from tests.launcher.machines import (
@@ -249,20 +249,10 @@ def piped() -> Plan:
     return make_plan(Request(model, training, cluster, pins, "deepspeed"))
 
 
-def evaluated(steps: int, weights: str | None = None) -> float:
-    """What the native engine's validation says after so many steps, from these weights on."""
-    checks = ValidationSpec(data="bundled", every=1, batches=1)
-    training = plan_of(STEPS).training.model_copy(update={"validation": checks, "weights": weights})
-    with started(by_one_process(training), poison=False) as worker:
-        for _ in range(steps):
-            worker.step()
-        return worker.evaluate()
-
-
 def test_deepspeeds_pipeline_over_nodes_that_share_no_folder_computes_what_the_native_engine_does(
     nodes: Machines, whole: dict[int, Run], own: dict[str, Path], tmp_path: Path
 ) -> None:
-    """As from a shell: launched, exported, and gone on with by the native engine."""
+    """As from a shell; the native engine goes on with its checkpoint."""
     pytest.importorskip("deepspeed", reason="the deepspeed extra is not installed")
     save_plan(piped(), tmp_path / "plan.yaml")
     where = ["--address", nodes.address, "--run-dir", str(tmp_path / "runs"), "--steps", "3"]
@@ -272,10 +262,7 @@ def test_deepspeeds_pipeline_over_nodes_that_share_no_folder_computes_what_the_n
     name = "step-000003"
     first, second = ({path.name for path in each.iterdir()} for each in stored(own, name))
     assert first & second == {"manifest.json"}  # each stage has layers of its own
-    saved, exported = gathered(own, name, tmp_path), str(tmp_path / "exported")
-    done = CliRunner().invoke(app, ["export", str(saved), "--to", exported])
-    assert done.exit_code == 0, done.output
-    assert evaluated(0, exported) == pytest.approx(evaluated(3), rel=OTHER_LAYOUT)
+    saved = gathered(own, name, tmp_path)
     record = read_record(tmp_path / "runs" / "tiny-llama-test-1")
     one = by_one_process(plan_of(STEPS).training)
     found = [*losses(record), *gone_on(one, saved, 1, tmp_path)]
