@@ -17,7 +17,6 @@ from bigplan.spec.training import Training
 from bigplan.whatif import FULL, Outcome, helps, what_would_help
 
 GIB = 2**30
-pytestmark = pytest.mark.usefixtures("first_plans")
 
 
 def request_on(cluster: Cluster) -> Request:
