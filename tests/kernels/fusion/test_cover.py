@@ -231,7 +231,7 @@ DENSE = [
 ]
 
 
-@pytest.mark.parametrize("name", DENSE[::5])
+@pytest.mark.parametrize("name", DENSE[::9])
 def test_blocks_of_shipped_models_gain_and_are_explained(name: str) -> None:
     prices = pricer()
     model = find_model(name)
