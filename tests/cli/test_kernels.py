@@ -38,6 +38,11 @@ def test_a_link_makes_the_forward_keep_less(bigplan: Run) -> None:
     ("arguments", "told"),
     [
         (("gpt3",), "did you mean"),
+        (("qwen3.5-27b",), "has a gate, which kernels are not chosen for"),
+        (
+            ("deepseek-v2",),
+            "has 160 experts and latent attention, which kernels are not chosen for",
+        ),
         (("gpt2-xl", "--gpu", "h200"), "h200-sxm"),
         (("gpt2-xl", "--precision", "fp8"), "use one of them"),
         (("gpt2-xl", "--micro-batch", "0"), "write fewer"),
