@@ -118,7 +118,7 @@ def test_detect_measures_compute_with_torch_where_it_can(
     group = find_cluster(str(tmp_path / "mine.yaml")).group
     for name in ("peak_flops", "attention_forward_efficiency", "launch_overhead"):
         assert ("by bigplan profile" in group.gpu.sources[name]) is torch
-    assert ("gloo" in group.intra_node.sources["bandwidth"]) is torch
+    assert ("by bigplan profile: gloo" in group.intra_node.sources["bandwidth"]) is torch
     for part in (group.host, group.pcie):
         assert "by bigplan profile" not in " ".join(part.sources.values())
 

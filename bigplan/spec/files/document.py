@@ -199,7 +199,8 @@ def load_data(text: str, name: str = "<text>") -> tuple[Any, yaml.Node | None]:
 
 
 # The parser in C takes tabs and question marks where the one in Python does not, and others for
-# other than it. Of a hundred thousand texts at random without them both made the same.
+# other than it. Of 77,000 ASCII texts at random without them both made the same, but for the line
+# of an empty value in four.
 _READ_OTHERWISE = re.compile(r"[\t?!%\0\x7f]")
 
 
