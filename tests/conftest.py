@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import pytest
 from hypothesis import settings
 
-from tests.effort import FIRST_PLANS, first_plans_alone
+from tests.effort import first_plans_alone, gets_first_plans
 from tests.examples import USUAL
 from tests.rewriting import rewrite_all
 from tests.slow import SLOW
@@ -25,10 +25,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()
 
 # Neighbours on a shared machine stretch single examples several times: no deadline per example.
-# The profile of `make test` tries a third of a test's own number: tests/examples.py says why.
+# The profile of `make test` tries a fifth of a test's own number: tests/examples.py says why.
 for name, most in (
-    ("quick", USUAL // 5),
-    ("bigplan", USUAL * 35 // 100),
+    ("quick", USUAL // 10),
+    ("bigplan", USUAL // 5),
     ("thorough", 10 * USUAL),
 ):
     settings.register_profile(name, deadline=None, max_examples=most)
@@ -57,8 +57,8 @@ def first_plans() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _first_plans_in_some_folders(request: pytest.FixtureRequest) -> Iterator[None]:
-    with first_plans_alone() if request.path.parent.name in FIRST_PLANS else nullcontext():
+def _first_plans_in_some_files(request: pytest.FixtureRequest) -> Iterator[None]:
+    with first_plans_alone() if gets_first_plans(request.path) else nullcontext():
         yield
 
 

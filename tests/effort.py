@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,9 +16,19 @@ import pytest
 if TYPE_CHECKING:
     from bigplan.solve.improve import Budget
 
-# Of the tests in these folders none asks. How good plans are is asked in tests/solve, tests/engines
-# and tests/test_*.py.
-FIRST_PLANS = ("api", "cli", "experiment", "export", "intake", "page", "report")
+# Of the tests in these folders and files none asks. How good plans are is asked in tests/solve,
+# tests/engines and tests/test_*.py.
+FIRST_PLANS = (
+    *("api", "cli", "experiment", "export", "intake", "page", "report"),
+    *("engines/test_unequal.py", "test_experts.py", "test_recheck.py", "test_runnable.py"),
+    *("test_whatif.py", "test_zero_groups.py"),
+)
+
+
+def gets_first_plans(test: Path) -> bool:
+    """Whether that file of tests does."""
+    place = test.relative_to(Path(__file__).parent).as_posix()
+    return test.parent.name in FIRST_PLANS or place in FIRST_PLANS
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """How many examples a property is tried on: a test's own number, scaled by the suite's profile.
 
-The suite's own profile takes 35 in a hundred of them, `pytest --hypothesis-profile=quick` a fifth,
-`thorough` ten times as many. With half of them the properties took 70 s of a core of a suite of 20
-minutes, the longest of them 8; a link that one lane does not wait for is found with these, too.
+The suite's own profile takes a fifth of them, `pytest --hypothesis-profile=quick` a tenth,
+`thorough` ten times as many. With 35 in a hundred the dearest took 8 to 30 s of a core each.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def test_more_gpus_are_solved_for_and_help() -> None:
 def test_where_nothing_fits_memory_and_nodes_are_asked_until_it_does() -> None:
     cluster = find_cluster("dgx-h100").with_caps(gpu=4 * GIB, host=40 * GIB, nvme=0)
     request = replace(request_on(cluster), model=find_model("llama-3-8b"))
-    request = replace(request, settings={"recompute": "full", "tp": 8})
+    request = replace(request, settings={"recompute": "full", "tp": 8, "micro_batch": 1})
     with pytest.raises(InfeasibleError):
         make_plan(request)
     outcomes = what_would_help(request, None).outcomes

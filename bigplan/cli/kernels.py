@@ -89,7 +89,7 @@ def explain(
 
 
 def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
-    from bigplan.kernels.fusion.families import block_graph
+    from bigplan.kernels.fusion.families import block_graph, unlike
     from bigplan.kernels.fusion.keep import best_plan
     from bigplan.kernels.fusion.price import Pricer
     from bigplan.spec.catalog import find_model, looks_like_path
@@ -99,21 +99,7 @@ def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
     if ":" in model and not looks_like_path(model):
         return _of_module(model, options.gpu, price)
     found = find_model(model)
-    if found.experts:
-        raise InputError(
-            f"{found.name} has {found.experts} experts, which kernels are not chosen "
-            "for; name a dense model"
-        )
-    if found.latent_attention is not None:
-        raise InputError(
-            f"{found.name} has latent attention, which kernels are not chosen for; name another "
-            "model"
-        )
-    bare = {
-        "norms without weights": found.weightless_norms != "none" or found.value_norm,
-        "a factor of each block": found.block_scale,
-    }
-    if parts := [name for name, there in bare.items() if there]:
+    if parts := unlike(found):
         raise InputError(
             f"{found.name} has {' and '.join(parts)}, which kernels are not chosen for; name "
             "another model"

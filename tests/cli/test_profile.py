@@ -115,9 +115,12 @@ def test_detect_measures_compute_with_torch_where_it_can(
     monkeypatch.setattr("bigplan.cli.describe.find_spec", lambda name: torch or None)
     code, _, _ = bigplan("detect", "--cpu-devices", 2, "--out", "mine.yaml")
     assert code == 0
-    gpu = find_cluster(str(tmp_path / "mine.yaml")).group.gpu
-    assert ("by bigplan profile" in gpu.sources["peak_flops"]) is torch
-    assert ("by bigplan profile" in gpu.sources["launch_overhead"]) is torch
+    group = find_cluster(str(tmp_path / "mine.yaml")).group
+    for name in ("peak_flops", "attention_forward_efficiency", "launch_overhead"):
+        assert ("by bigplan profile" in group.gpu.sources[name]) is torch
+    assert ("by bigplan profile: gloo" in group.intra_node.sources["bandwidth"]) is torch
+    for part in (group.host, group.pcie):
+        assert "by bigplan profile" not in " ".join(part.sources.values())
 
 
 @pytest.mark.usefixtures("refuses")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from bigplan.validate.rows import COLUMNS_NEEDED, read_rows
+from bigplan.validate import score as score_module
+from bigplan.validate.rows import COLUMNS_NEEDED, PublishedRow, read_rows
+from bigplan.validate.score import Scored, score
 from tests.cli.conftest import Run
 
 ROW_KEYS = {
@@ -35,6 +38,17 @@ def _file(folder: Path, *rows: list[str]) -> Path:
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
     return path
+
+
+@pytest.fixture(autouse=True)
+def _scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped rows take 5 s of a core."""
+    monkeypatch.setattr(score_module, "score", lambda rows: _scored(tuple(rows)))
+
+
+@cache
+def _scored(rows: tuple[PublishedRow, ...]) -> list[Scored]:
+    return score(rows)
 
 
 def test_the_shipped_rows_as_json(bigplan: Run) -> None:

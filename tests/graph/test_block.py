@@ -20,10 +20,11 @@ from bigplan.graph.operators import (
 )
 from bigplan.graph.shape import RankShape, local_tensor, new_gradients
 from bigplan.graph.strategy import Strategy
-from bigplan.spec.catalog import find_model, list_models
+from bigplan.spec.catalog import find_model
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
+from tests.presets import one_of_each
 
 LLAMA, GPT = find_model("llama-3-8b"), find_model("gpt3-175b")
 LENGTH = 512
@@ -507,7 +508,7 @@ def test_casts_have_room() -> None:
 
 
 @pytest.mark.parametrize("attention", KERNELS)
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", one_of_each())
 @pytest.mark.parametrize("tp", [1, 2])
 def test_more_is_run_again_the_less_is_kept(name: str, attention: str, tp: int) -> None:
     model = find_model(name)

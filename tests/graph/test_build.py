@@ -12,6 +12,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
+from tests.presets import one_of_each
 
 TRAINING = Training(sequence_length=512, global_batch=8)
 WINDOWED = [name for name in list_models() if find_model(name).sliding_window]
@@ -119,7 +120,7 @@ def _of_chunks(kind: LayerKind) -> float:
 
 
 @pytest.mark.parametrize("attention", NOT_USEFUL)
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", one_of_each())
 def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) -> None:
     """Forward and backward of all layers are model_flops and what attention wastes."""
     model = find_model(name)

@@ -43,19 +43,19 @@ PATIENCE = 60.0  # seconds for something to happen
 Act = Callable[[], object]
 
 
-def two_nodes() -> Cluster:
-    """Two of the small nodes, beside each other."""
-    group = small_cluster(CORES).group
+def two_nodes(devices: int = CORES) -> Cluster:
+    """Two of the small nodes, of so many devices each, beside each other."""
+    group = small_cluster(devices).group
     network = Network.model_validate(group.intra_node.model_dump())
     wide = group.model_copy(update={"inter_node": network})
     return Cluster(name="two", node_groups=(wide,)).with_nodes(2)
 
 
 @cache
-def plan_of(steps: int, nodes: int = 2, **pins: str | int | float) -> Plan:
-    """tiny-llama-test in fp32 over the nodes."""
+def plan_of(steps: int, nodes: int = 2, devices: int = CORES, **pins: str | int | float) -> Plan:
+    """tiny-llama-test in fp32 over the nodes, of so many devices each."""
     training = Training(sequence_length=32, global_batch=4, precision="fp32", steps=steps)
-    cluster = two_nodes().with_nodes(nodes)
+    cluster = two_nodes(devices).with_nodes(nodes)
     return make_plan(Request(find_model("tiny-llama-test"), training, cluster, pins, "native"))
 
 

@@ -30,6 +30,7 @@ COMMAND = "import sys; sys.argv[0] = 'bigplan'; from bigplan.cli import main; ma
 EARLY = 0.2  # share of ends in the first seconds of a launch
 EARLY_SECONDS = 12.0
 LATE_SECONDS = 0.3
+INTERRUPTED = 130  # exit code
 PATIENCE = 300.0  # seconds for a launch to come to the drawn moment, or to end
 
 
@@ -64,13 +65,14 @@ class Soak:
                 plan = self.plans[resumed % len(self.plans)]
                 where = (str(plan), "--resume", str(run))
             process = self._launch(*where)
-            ended = count < ends and self._end(process, name)
+            ended = self._end(process, name) if count < ends else None
             code, text = self._wait(process)
-            count += ended
+            count += ended is not None
             if code == 0:
                 return self._run(name), count
             assert ended, f"a launch that nobody ended failed with {code}:\n{text}"
             assert "Traceback" not in text, text
+            assert ended != "interrupt" or code == INTERRUPTED, (code, text)
             self._tell(
                 f"{count}: exit code {code}, newest checkpoint {newest_step(self._run(name))}"
             )
@@ -92,8 +94,8 @@ class Soak:
         code = process.wait(PATIENCE)
         return code, (self.folder / "out.txt").read_text()
 
-    def _end(self, process: subprocess.Popen[str], name: str) -> bool:
-        """Wait for a random moment and end the launch; False where it was done before."""
+    def _end(self, process: subprocess.Popen[str], name: str) -> End | None:
+        """Wait for a random moment and end the launch: how, None where it was done before."""
         recorded = len(self._metrics(name))
         more = self.draw.randint(1, 3 * self.every)
         early, how = self.draw.random() < EARLY, self.draw.choice(self.ends)
@@ -104,13 +106,13 @@ class Soak:
             time.sleep(0.02)
         time.sleep(self.draw.uniform(0, LATE_SECONDS))
         if process.poll() is not None:
-            return False
+            return None
         self._tell(f"ending the {how}, {len(self._metrics(name))} steps on record")
         victims = {"launch": [process.pid], "interrupt": [process.pid]}
         for pid in victims.get(how) or list(workers(self._run(name)))[:1] or [process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT if how == "interrupt" else signal.SIGKILL)
-        return True
+        return how
 
     def _at(self, name: str) -> str:
         return str(self.folder / name)

@@ -31,7 +31,7 @@ from bigplan.spec.catalog import find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.mixed import choices
-from bigplan.spec.training import Training, ValidationSpec
+from bigplan.spec.training import Training
 from tests.launcher import machines as module
 from tests.launcher.fakes import quiet
 from tests.launcher.machines import (
@@ -51,7 +51,9 @@ ray = pytest.importorskip("ray")
 
 STEPS, FIRST = 12, 8  # of the longest runs, and of one that another plan goes on with
 Pins = dict[str, str | int | float]
-PINS: Pins = {"dp": 4, "zero": 1, "micro_batch": 1}
+# A device on each node, and two where nodes have groups of ranks: a rank takes a second to start.
+PINS: Pins = {"dp": 2, "zero": 1, "micro_batch": 1}
+IN_GROUPS: Pins = {"dp": 4, "zero": 3, "micro_batch": 1, "zero_group": 2}
 # Sums of gradients in another order are an ulp or two of fp32 apart, 1e-7, and AdamW carries it on.
 OTHER_LAYOUT = 1e-6
 
@@ -84,7 +86,8 @@ def nodes(warm: None, own: dict[str, Path]) -> Iterator[Machines]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
     """Uninterrupted runs by numbers of steps."""
     lengths = (FIRST, STEPS)
-    runs = uninterrupted(tmp_path_factory.mktemp("whole"), plan_of(STEPS, **PINS), lengths)
+    plan = plan_of(STEPS, devices=1, **PINS)
+    runs = uninterrupted(tmp_path_factory.mktemp("whole"), plan, lengths)
     return dict(zip(lengths, runs, strict=True))
 
 
@@ -99,9 +102,11 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(
     nodes: Machines, folder: Path, out: Console | None = None, pins: Pins = PINS, **how: object
 ) -> Path:
+    """A launch on both nodes, of a rank on each or two."""
     told = {"run_dir": str(folder), "address": nodes.address, "checkpoint_every": 2, **how}
     options = LaunchOptions(LaunchSpec.model_validate(told), asked=Asked(set=pins, nodes=2))
-    return launch(plan_of(STEPS, **pins), options, out or quiet(), Scripted)
+    devices = 1 if pins is PINS else 2
+    return launch(plan_of(STEPS, devices=devices, **pins), options, out or quiet(), Scripted)
 
 
 def losses(record: Record) -> list[float | None]:
@@ -139,7 +144,7 @@ def gone_on(plan: Plan, checkpoint: Path, steps: int, folder: Path) -> list[floa
 
 def shared_out() -> Plan:
     """Over both nodes as two groups, of which b is twice as fast."""
-    one = two_nodes().group.model_copy(update={"name": "a", "nodes": 1})
+    one = two_nodes(devices=1).group.model_copy(update={"name": "a", "nodes": 1})
     peaks = {name: 2 * rate for name, rate in one.gpu.peak_flops.items()}
     bandwidth = 2 * one.gpu.memory_bandwidth
     gpu = one.gpu.model_copy(update={"peak_flops": peaks, "memory_bandwidth": bandwidth})
@@ -148,7 +153,7 @@ def shared_out() -> Plan:
     )
     found = choices(cluster)[-1]
     training = plan_of(STEPS).training.model_copy(update={"global_batch": 12})
-    pins: Pins = {"dp": 4, "zero": 1}
+    pins: Pins = {"dp": 2, "zero": 1}
     request = Request(find_model("tiny-llama-test"), training, found, pins, "native")
     by_name = {group.name: group for group in cluster.node_groups}
     groups = [by_name[member.name] for member in found.members or ()]
@@ -161,7 +166,7 @@ def test_groups_of_nodes_share_a_batch_out_unequally(
     """As one process trains, which goes on from there with equal work."""
     plan = shared_out()
     assert [member.name for member in plan.cluster.members or ()] == ["b", "a"]
-    assert [group.number for group in plan.strategy.replicas] == [2, 2]
+    assert [group.number for group in plan.strategy.replicas] == [1, 1]
     how = {"run_dir": str(tmp_path / "runs"), "address": nodes.address, "checkpoint_every": 2}
     options = LaunchOptions(LaunchSpec.model_validate({**how, "steps": 3}))
     record = read_record(launch(plan, options, quiet()))
@@ -192,12 +197,12 @@ def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
     scripted: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A node is lost with the checkpoint under way and a rank of the other killed; it comes back.
+    """A node is lost with the checkpoint under way and the other's rank killed; it comes back.
 
     Both nodes' ranks write their parts of the state; then one node goes on alone.
     """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(Scripted, "script", ((6, 4, "both"),))
+    monkeypatch.setattr(Scripted, "script", ((6, 2, "both"),))
     monkeypatch.setattr(Scripted, "held_up", (5,))
 
     def both(processes: Mapping[int, int]) -> None:
@@ -229,7 +234,7 @@ def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
     assert [path.name for path in (folder / "checkpoints" / "step-000008").iterdir()] == [
         "manifest.json"
     ]
-    alone = plan_of(STEPS, nodes=1, dp=2, micro_batch=1)
+    alone = plan_of(STEPS, nodes=1, devices=1, micro_batch=1)
     before = read_resumable(folder)
     options = LaunchOptions(
         before.how.model_copy(update={"steps": STEPS, "checkpoint_keep": 9}), before
@@ -242,27 +247,16 @@ def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
 
 def piped() -> Plan:
     """For DeepSpeed: two stages on two nodes of a device each, with ZeRO 1."""
-    wide = two_nodes().group.model_copy(update={"gpus_per_node": 1})
-    cluster = Cluster(name="two-singles", node_groups=(wide,)).with_nodes(2)
+    cluster = two_nodes(devices=1)
     pins: Pins = {"pp": 2, "zero": 1, "micro_batch": 1}
     model, training = find_model("tiny-llama-test"), plan_of(STEPS).training
     return make_plan(Request(model, training, cluster, pins, "deepspeed"))
 
 
-def evaluated(steps: int, weights: str | None = None) -> float:
-    """What the native engine's validation says after so many steps, from these weights on."""
-    checks = ValidationSpec(data="bundled", every=1, batches=1)
-    training = plan_of(STEPS).training.model_copy(update={"validation": checks, "weights": weights})
-    with started(by_one_process(training), poison=False) as worker:
-        for _ in range(steps):
-            worker.step()
-        return worker.evaluate()
-
-
 def test_deepspeeds_pipeline_over_nodes_that_share_no_folder_computes_what_the_native_engine_does(
     nodes: Machines, whole: dict[int, Run], own: dict[str, Path], tmp_path: Path
 ) -> None:
-    """As from a shell: launched, exported, and gone on with by the native engine."""
+    """As from a shell; the native engine goes on with its checkpoint."""
     pytest.importorskip("deepspeed", reason="the deepspeed extra is not installed")
     save_plan(piped(), tmp_path / "plan.yaml")
     where = ["--address", nodes.address, "--run-dir", str(tmp_path / "runs"), "--steps", "3"]
@@ -272,10 +266,7 @@ def test_deepspeeds_pipeline_over_nodes_that_share_no_folder_computes_what_the_n
     name = "step-000003"
     first, second = ({path.name for path in each.iterdir()} for each in stored(own, name))
     assert first & second == {"manifest.json"}  # each stage has layers of its own
-    saved, exported = gathered(own, name, tmp_path), str(tmp_path / "exported")
-    done = CliRunner().invoke(app, ["export", str(saved), "--to", exported])
-    assert done.exit_code == 0, done.output
-    assert evaluated(0, exported) == pytest.approx(evaluated(3), rel=OTHER_LAYOUT)
+    saved = gathered(own, name, tmp_path)
     record = read_record(tmp_path / "runs" / "tiny-llama-test-1")
     one = by_one_process(plan_of(STEPS).training)
     found = [*losses(record), *gone_on(one, saved, 1, tmp_path)]
@@ -300,9 +291,8 @@ def test_a_lost_node_is_planned_around_and_taken_in_again(
         "start": lambda processes: os.kill(processes[1], signal.SIGKILL),
         "add": lambda _: nodes.add("b"),
     }
-    pins: Pins = {**PINS, "zero": 3, "zero_group": 2}
     with happening(scripted, acts):
-        record = read_record(run(nodes, tmp_path / "runs", pins=pins, elastic=True))
+        record = read_record(run(nodes, tmp_path / "runs", pins=IN_GROUPS, elastic=True))
     assert record.summary.status == "finished"
     assert losses(record) == pytest.approx(whole[STEPS].losses, rel=OTHER_LAYOUT)
     (lost,) = record.summary.restarts  # what dies later is of a crew that has not started

@@ -17,6 +17,7 @@ from bigplan.launcher.record import read_metrics, read_record
 from bigplan.launcher.session import ONE_MACHINE, ray_session
 from tests.launcher import fakes
 from tests.launcher.fakes import Fake, plan_with, quiet, told
+from tests.launcher.warm import without_dashboard
 from tests.listening import listening
 
 ray = pytest.importorskip("ray")
@@ -37,6 +38,7 @@ def test_a_local_ray_listens_on_loopback_alone_and_a_lost_one_is_replaced(
             killed.append(processes["gcs_server"][0].process.pid)
             os.kill(killed[0], signal.SIGKILL)
             os.waitid(os.P_PID, killed[0], os.WEXITED | os.WNOWAIT)
+            without_dashboard(monkeypatch)  # the next Ray's, which nobody looks at
         look(head)
 
     monkeypatch.setattr(RayHead, "look", looking)

@@ -16,10 +16,10 @@ from tests.launcher.warm import BEFORE
 from tests.runtime.harness import started
 from tests.tiny import small_cluster, tiny_plan
 
-STEPS = 40  # the third end is drawn at about step 24
+STEPS = 40  # the second end is drawn at about step 20
 
 
-def test_a_run_stopped_killed_and_moved_to_another_plan_has_the_curve_of_one_that_was_not(
+def test_a_run_killed_interrupted_and_moved_to_another_plan_has_the_curve_of_one_that_was_not(
     warm: None, tmp_path: Path
 ) -> None:
     here = tiny_plan(1)
@@ -37,8 +37,12 @@ def test_a_run_stopped_killed_and_moved_to_another_plan_has_the_curve_of_one_tha
     for plan, path in zip((here, away), plans, strict=True):
         save_plan(plan, path)
     soak = Soak(plans, tmp_path, STEPS, 4, random.Random(3), before=BEFORE)
-    run, ended = soak.interrupted(3, "ended")
-    assert ended == 3
+    run, ended = soak.interrupted(2, "ended")
+    assert [text.split(",")[0] for text in soak.told[::2]] == [
+        "ending the launch",
+        "ending the interrupt",
+    ]
+    assert ended == 2
     record = read_record(run)
     assert [metric.step for metric in record.metrics] == list(range(1, STEPS + 1))
     with started(here, poison=False) as worker:

@@ -1,7 +1,7 @@
 """Nodes of a Ray cluster side by side: two on this machine, measured for a moment."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,9 +10,9 @@ pytest.importorskip("torch")
 
 from bigplan.errors import PreflightError
 from bigplan.launcher import survey as surveying
-from bigplan.launcher.nodes import Node
+from bigplan.launcher.nodes import Node, answering, known
 from bigplan.launcher.session import ray_session
-from bigplan.launcher.survey import Surveyed, survey
+from bigplan.launcher.survey import Survey, Surveyed, survey
 from bigplan.profile.machine import Profile, Wish
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import Cluster
@@ -22,6 +22,8 @@ from bigplan.spec.mixed import choices
 from tests.profile import small
 
 ray = pytest.importorskip("ray")
+
+WISH = Wish("two", None, 1, 0.5)
 
 
 def shrunk(wish: Wish) -> Profile:
@@ -49,12 +51,32 @@ def cluster(warm: None) -> Iterator[Any]:
             made.shutdown()
 
 
-def test_two_nodes_become_a_cluster_with_a_network(cluster: Any) -> None:
+@pytest.fixture(scope="module")
+def measured(cluster: Any) -> Iterator[list[Surveyed]]:
+    """The two nodes, measured once for all tests, which are connected to them."""
     for module in (sys.modules[__name__], small):
         ray.cloudpickle.register_pickle_by_value(module)
-    told: list[str] = []
     with ray_session(cluster.address, 0, cuda=False):
-        found = survey(Wish("two", None, 1, 0.5), None, told.append, shrunk)
+        nodes = [each for each in answering(known()) if each.resources.get("CPU", 0) >= 1]
+        yield surveying._measured(nodes, WISH, shrunk)
+
+
+def surveyed_again(measured: list[Surveyed], tell: Callable[[str], None]) -> Survey:
+    """A survey that takes what was measured."""
+
+    def _measured(nodes: Sequence[Node], wish: Wish, _: object) -> list[Surveyed]:
+        assert [each.node for each in measured] == nodes
+        assert wish == WISH
+        return measured
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(surveying, "_measured", _measured)
+        return survey(WISH, None, tell)
+
+
+def test_two_nodes_become_a_cluster_with_a_network(measured: list[Surveyed]) -> None:
+    told: list[str] = []
+    found = surveyed_again(measured, told.append)
     assert told[:2] == [
         "Measuring 2 nodes side by side: 127.0.0.3, 127.0.0.4",
         "Measuring collectives across 2 nodes",
@@ -73,14 +95,11 @@ def test_two_nodes_become_a_cluster_with_a_network(cluster: Any) -> None:
 
 
 def test_unlike_nodes_have_the_network_between_all(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
+    measured: list[Surveyed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(surveying, "_alike", lambda found: [[one] for one in found])
-    for module in (sys.modules[__name__], small):
-        ray.cloudpickle.register_pickle_by_value(module)
     told: list[str] = []
-    with ray_session(cluster.address, 0, cuda=False):
-        found = survey(Wish("two", None, 1, 0.5), None, told.append, shrunk)
+    found = surveyed_again(measured, told.append)
     assert "Measuring collectives across all 2 nodes" in told
     assert [group.name for group in found.cluster.node_groups] == ["two-1", "two-2"]
     one, two = (group.inter_node for group in found.cluster.node_groups)

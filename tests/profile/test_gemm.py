@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.cost.compute import Device, gemm_seconds
@@ -16,6 +16,7 @@ from bigplan.spec.detect.cluster import Fallback
 from bigplan.spec.files.document import load_document
 from bigplan.spec.files.shipped import PACKAGE
 from bigplan.spec.gpu import Gpu, find_gpu
+from tests.examples import examples
 from tests.profile.small import bench
 
 
@@ -68,6 +69,7 @@ def test_a_layers_products_are_those_that_autograd_makes_and_plans_price() -> No
     assert [(p.m, p.n, p.k) for _, p, _ in made] == [(p.m, p.n, p.k) for p in priced]
 
 
+@settings(max_examples=examples(50))
 @given(st.floats(0.85, 1.1), st.floats(0.85, 1.1), st.floats(0, 400))
 def test_ways_of_other_rates_count_once_each(by_input: float, by_weight: float, k0: float) -> None:
     """So that the layers' forward and backward together take what they were measured to take."""

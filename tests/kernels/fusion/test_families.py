@@ -16,7 +16,7 @@ from bigplan.graph.build import build_graph
 from bigplan.graph.operators import Attention
 from bigplan.graph.strategy import Strategy
 from bigplan.kernels.fusion.cover import CoverUnit
-from bigplan.kernels.fusion.families import block_graph
+from bigplan.kernels.fusion.families import block_graph, unlike
 from bigplan.kernels.fusion.keep import KeepPlan, best_plan
 from bigplan.kernels.optimised import Optimiser, optimise
 from bigplan.spec.catalog import find_model
@@ -25,6 +25,7 @@ from bigplan.spec.training import Training
 from tests.kernels.fused_rms_norm import fused_rms_norm
 from tests.kernels.generated import DEVICE
 from tests.kernels.plain import PlainBlock
+from tests.presets import one_of_each
 
 LENGTH = 256
 # On a CPU attention of grouped heads is no kernel of its own: each has all heads here.
@@ -94,3 +95,9 @@ def test_attention_within_a_window_is_priced_as_in_a_plan(name: str, length: int
     for node, operator in zip(nodes, planned, strict=True):
         seconds = pricer.torch(graph, node) - pricer.sm.kernel_start
         assert seconds == pytest.approx(attention_seconds(operator, pricer.device))
+
+
+def test_every_shipped_model_has_a_graph_or_what_it_lacks_is_named() -> None:
+    for model in map(find_model, one_of_each()):
+        if not unlike(model):
+            assert block_graph(model, 1, 64, "bf16").outputs

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bigplan.kernels.here import runs_kernels
 from bigplan.kernels.optimised import optimise
+from tests.examples import examples
 from tests.kernels.generated import DEVICE, error, every_operator_generated, random
 
 FP32 = 1e-5  # sums of at most 512 terms in another order
@@ -91,7 +92,7 @@ def _program(steps: list[Step], x: Tensor, y: Tensor) -> Tensor:
     return torch.stack(means).sum() + values[-1].tanh()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     st.lists(
         st.tuples(st.integers(0, len(OPERATIONS) - 1), st.integers(0, 9), st.integers(0, 9)),

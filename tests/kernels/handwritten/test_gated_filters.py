@@ -25,8 +25,7 @@ from tests.runtime.plans import tiny_model, tiny_training
 DTYPE, CLOSE = (torch.float32, 1e-6) if DEVICE == "cpu" else (torch.bfloat16, 2**-8)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("taps", [1, 3])
+@pytest.mark.parametrize(("taps", "bias"), [(1, False), (3, True)])
 def test_the_kernels_are_the_convolution_with_its_gradients(taps: int, *, bias: bool) -> None:
     """Neither tokens nor channels fill whole programs."""
     shapes = [(2, 70, 72)] * 3 + [(72, taps)] + [(72,)] * bias

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import example, given
+import yaml
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -21,7 +22,9 @@ from bigplan.spec.files.document import (
     validate,
     write_text,
 )
+from bigplan.spec.files.shipped import PACKAGE
 from bigplan.units import Bytes
+from tests.examples import examples
 
 
 class Inner(Spec):
@@ -287,3 +290,39 @@ def test_a_copy_with_other_values_forgets_what_followed_from_the_old_ones() -> N
     assert first.area == 4
     assert first.model_copy(update={"side": 3}).area == 9
     assert first.model_copy() == first
+
+
+PIECES = (
+    *"\n:-,{}[]|>&*'\"#\\ ~",
+    "- ",
+    ": ",
+    "a",
+    "key: ",
+    "1",
+    "<<: *a",
+    "---\n",
+    "!!int ",
+    "\t",
+    "?",
+)
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML has no parser in C here")
+@settings(max_examples=examples(1000))
+@given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join), st.integers(0, 2000))
+def test_both_parsers_read_the_same(piece: str, place: int) -> None:
+    """And say the same of what is no YAML."""
+    shipped = (PACKAGE / "models" / "llama-3-8b.yaml").read_text()
+    place %= len(shipped)
+    text = shipped[:place] + piece + shipped[place:]
+
+    def told() -> object:
+        try:
+            return load_data(text)[0]
+        except InputError as error:
+            return str(error)
+
+    fast = told()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "__with_libyaml__", False)
+        assert told() == fast

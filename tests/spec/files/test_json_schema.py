@@ -24,6 +24,7 @@ from bigplan.spec.rope_scaling import RopeScaling
 from bigplan.spec.schedule import Schedule
 from bigplan.spec.sweep import Find
 from bigplan.spec.training import LossScale, TrainingRequest, ValidationSpec
+from tests.examples import examples
 
 # Rules between fields, names of what is shipped, and figures that no machine has: a schema of JSON
 # has no words for them. Each is a part of what is told.
@@ -172,7 +173,7 @@ def test_what_the_schema_accepts_is_read(description: type[BaseModel]) -> None:
     accepted = 0
 
     @settings(
-        max_examples=25,
+        max_examples=examples(25),
         deadline=None,
         suppress_health_check=list(HealthCheck),
         derandomize=True,

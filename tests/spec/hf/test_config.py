@@ -12,6 +12,7 @@ from bigplan.spec.hf.families.shared_experts import read_deepseek_experts, write
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.rope_scaling import RopeScaling
+from tests.presets import one_of_each
 from tests.wording import tells
 
 _SMALL = {
@@ -570,7 +571,7 @@ def _rope_like(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, A
     return "llama", llama
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", one_of_each())
 def test_presets_count_as_transformers_does(name: str) -> None:
     spec = find_model(name)
     model_type, fields = as_hf_fields(spec)
