@@ -92,6 +92,7 @@ def _wanted(
     With it what the plan was asked for with; None: only the plan knows.
     """
     from bigplan.launcher.record import PLAN, Asked
+    from bigplan.launcher.resume import refuse_other_training
 
     asked: Asked | None = None
     how = {} if run is None else run.how.model_dump()
@@ -109,8 +110,10 @@ def _wanted(
     else:
         experiment = _experiment(what, options, run)
         how |= experiment.launch.model_dump(include=experiment.launch.model_fields_set)
+        model, training = experiment.model_spec(), experiment.resolved_training()
+        if run is not None:  # the driver asks again, but a search may take minutes
+            refuse_other_training(run.plan, model, training)
         if validate(how | changed, LaunchSpec, "command line").address in (None, "local"):
-            model, training = experiment.model_spec(), experiment.resolved_training()
             require_inputs(model, training, weights=run is None)
         plan = _planned(experiment, console)
         nodes = plan.cluster.nodes

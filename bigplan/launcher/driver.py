@@ -105,7 +105,7 @@ def launch(
     target, resumes = options.how.steps or plan.training.steps, options.resume is not None
     if options.resume is not None:
         folder = options.resume.folder.absolute()
-        refuse_other_training(options.resume.plan, plan)
+        refuse_other_training(options.resume.plan, plan.model, plan.training)
         _refuse_done(folder, target)
         refuse_without_rate(plan, target)
     else:

@@ -13,7 +13,8 @@ from bigplan.launcher.checkpoints import newest_step
 from bigplan.launcher.record import LAUNCH, PLAN, Asked, read_asked, read_launch
 from bigplan.plan import Plan, digest, load_plan
 from bigplan.spec.experiment import LaunchSpec
-from bigplan.spec.training import FREE_IN_A_RUN
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import FREE_IN_A_RUN, Training
 from bigplan.units import be, counted
 
 
@@ -42,13 +43,13 @@ def read_resumable(folder: Path) -> Resumable:
     return Resumable(folder, load_plan(folder / PLAN), read_launch(folder), read_asked(folder))
 
 
-def refuse_other_training(before: Plan, now: Plan) -> None:
-    """Raise RefusedError where `now` trains another model, or otherwise, than `before`."""
+def refuse_other_training(before: Plan, model: ModelSpec, training: Training) -> None:
+    """Raise RefusedError where this is another model, or another training, than `before` has."""
     free = {*FREE_IN_A_RUN, "optimizer.moments"}  # which a checkpoint's are converted to
-    if not (_steps_matter(before) or _steps_matter(now)):
+    if not (_steps_matter(before.training) or _steps_matter(training)):
         free.add("steps")
-    for what in ("model", "training"):
-        old, new = (getattr(plan, what).model_dump(mode="json") for plan in (before, now))
+    for what, now in (("model", model), ("training", training)):
+        old, new = (one.model_dump(mode="json") for one in (getattr(before, what), now))
         changes = [text for key, text in _changes(old, new) if key not in free]
         if changes:
             raise RefusedError(
@@ -61,7 +62,7 @@ def refuse_other_training(before: Plan, now: Plan) -> None:
 def decaying_until(plan: Plan, steps: int) -> Plan:
     """The plan for a new run of so many steps: a rate that decays over all does so over these."""
     training = plan.training
-    if not _steps_matter(plan) or steps <= training.steps:
+    if not _steps_matter(plan.training) or steps <= training.steps:
         return plan  # a run that stops early can go on with the same rates
     longer = training.model_copy(update={"steps": steps})
     inputs = {**plan.inputs, "training": digest(longer)}
@@ -71,16 +72,20 @@ def decaying_until(plan: Plan, steps: int) -> Plan:
 def refuse_without_rate(plan: Plan, steps: int) -> None:
     """Raise RefusedError where a run that goes on would have steps that change nothing."""
     training = plan.training
-    if _steps_matter(plan) and steps > training.steps and not training.schedule.final_fraction:
+    if (
+        _steps_matter(plan.training)
+        and steps > training.steps
+        and not training.schedule.final_fraction
+    ):
         raise RefusedError(
             f"{counted(steps, 'step')} {be(steps)} asked for, and the learning rate of this run "
             f"has decayed to 0 after {training.steps}; launch a new run for more"
         )
 
 
-def _steps_matter(plan: Plan) -> bool:
+def _steps_matter(training: Training) -> bool:
     """Whether the learning rate depends on the number of steps."""
-    schedule = plan.training.schedule
+    schedule = training.schedule
     return schedule.name != "constant" and schedule.decay_steps is None
 
 

@@ -13,6 +13,10 @@ from tests.tiny import tiny_plan
 from tests.wording import tells
 
 
+def refuse(before: Plan, now: Plan) -> None:
+    refuse_other_training(before, now.model, now.training)
+
+
 def changed(**training: object) -> Plan:
     plan = tiny_plan()
     return plan.model_copy(update={"training": plan.training.model_copy(update=training)})
@@ -38,21 +42,21 @@ def test_every_difference_is_named() -> None:
     before = tiny_plan()
     optimizer = before.training.optimizer.model_copy(update={"learning_rate": 0.5})
     with pytest.raises(RefusedError) as caught:
-        refuse_other_training(before, changed(optimizer=optimizer, clip_norm=None))
+        refuse(before, changed(optimizer=optimizer, clip_norm=None))
     assert "optimizer.learning_rate was 0.0003 and is 0.5" in str(caught.value)
     assert "clip_norm was 1.0 and is None" in str(caught.value)
     other = before.model_copy(update={"model": before.model.model_copy(update={"layers": 3})})
     with pytest.raises(RefusedError, match="with that model: layers was 2 and is 3"):
-        refuse_other_training(before, other)
+        refuse(before, other)
 
 
 def test_steps_may_change_unless_the_learning_rate_follows_them() -> None:
-    refuse_other_training(changed(steps=5), changed(steps=50))
+    refuse(changed(steps=5), changed(steps=50))
     cosine = Schedule(name="cosine")
     with pytest.raises(RefusedError, match="steps was 5 and is 50"):
-        refuse_other_training(changed(steps=5, schedule=cosine), changed(steps=50, schedule=cosine))
+        refuse(changed(steps=5, schedule=cosine), changed(steps=50, schedule=cosine))
     until = Schedule(name="cosine", decay_steps=40)
-    refuse_other_training(changed(steps=5, schedule=until), changed(steps=50, schedule=until))
+    refuse(changed(steps=5, schedule=until), changed(steps=50, schedule=until))
 
 
 def test_the_way_on_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,4 +68,4 @@ def test_the_way_on_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_how_long_the_whole_training_is_may_change() -> None:
-    refuse_other_training(tiny_plan(), changed(tokens=10**12))
+    refuse(tiny_plan(), changed(tokens=10**12))
