@@ -15,6 +15,7 @@ from bigplan.errors import InputError, quoted
 if TYPE_CHECKING:
     from bigplan.kernels.fusion.explain import GraphExplanation
     from bigplan.kernels.fusion.keep import KeepPlan
+    from bigplan.spec.model import ModelSpec
 
 kernels = typer.Typer(no_args_is_help=True, help="Fused GPU kernels, chosen by a model.")
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -99,31 +100,15 @@ def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
     if ":" in model and not looks_like_path(model):
         return _of_module(model, options.gpu, price)
     found = find_model(model)
-    if found.experts:
-        raise InputError(
-            f"{found.name} has {found.experts} experts, which kernels are not chosen "
-            "for; name a dense model"
-        )
-    if found.latent_attention is not None:
-        raise InputError(
-            f"{found.name} has latent attention, which kernels are not chosen for; name another "
-            "model"
-        )
-    bare = {
-        "norms without weights": found.weightless_norms != "none" or found.value_norm,
-        "a factor of each block": found.block_scale,
-    }
-    if parts := [name for name, there in bare.items() if there]:
-        raise InputError(
-            f"{found.name} has {' and '.join(parts)}, which kernels are not chosen for; name "
-            "another model"
-        )
-    length = options.seq_len or min(8192, found.max_sequence_length)
+    _refuse_uncovered(found)
+    length = options.seq_len
+    if length is None:
+        length = min(8192, found.max_sequence_length)
     for name, value in (("--micro-batch", options.micro_batch), ("--seq-len", length)):
         if value < 1 or options.micro_batch * length > MOST_TOKENS:
             raise InputError(
                 f"{name} is {quoted(value)}; sequences times tokens are between 1 and "
-                f"{MOST_TOKENS:,}: write fewer"
+                f"{MOST_TOKENS:,}: write {'more' if value < 1 else 'fewer'}"
             )
     if options.precision not in PRECISIONS:
         raise InputError(
@@ -132,6 +117,24 @@ def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
         )
     graph = block_graph(found, options.micro_batch, length, options.precision)
     return best_plan(graph, pricer, price)
+
+
+def _refuse_uncovered(model: ModelSpec) -> None:
+    """Raise InputError for a model whose blocks have parts that families.py writes no graph of."""
+    from bigplan.kernels.fusion.families import COVERED
+
+    steps = [] if model.experts else model.steps("block")
+    parts = {
+        f"{model.experts} experts": model.experts,
+        "latent attention": model.latent_attention is not None,
+        "norms without weights": model.weightless_norms != "none" or model.value_norm,
+        "a factor of each block": model.block_scale,
+    } | {f"a {step.op} beside attention": step.op not in COVERED for step in steps}
+    if names := [name for name, there in parts.items() if there]:
+        raise InputError(
+            f"{model.name} has {' and '.join(names)}, which kernels are not chosen for; name "
+            "another model"
+        )
 
 
 def _price(link: str | None) -> float:

@@ -22,6 +22,10 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, StepOp
 from bigplan.spec.step import StepValue as Named
 
+COVERED = (
+    *(StepOp.NORM, StepOp.PRODUCT, StepOp.ROTARY, StepOp.ATTENTION),
+    *(StepOp.ACTIVATION, StepOp.SCALE, StepOp.SUM),
+)
 APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
