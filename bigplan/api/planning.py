@@ -12,7 +12,7 @@ from typing import Unpack
 from bigplan.api.keys import ExperimentKeys, merged, plain
 from bigplan.api.shown import Explanation, Simulation, WhatWouldHelp
 from bigplan.bill import Bill, bill_of
-from bigplan.cheapest import cheapest
+from bigplan.cheapest import cheapest, require_in_time
 from bigplan.engines import engine_of, make_plan
 from bigplan.page.files import write_page
 from bigplan.page.help import Help
@@ -145,7 +145,9 @@ def plan(
     wanted = experiment_of(experiment, keys)
     request, time_left = Request.of(wanted, exact=exact), _TimeLeft(time_limit)
     if wanted.prefer == "fastest":
-        return Plan.of(make_plan(request, time_left.watch))
+        fastest = make_plan(request, time_left.watch)
+        require_in_time(fastest, wanted.within)
+        return Plan.of(fastest)
     found = cheapest(
         request,
         wanted.within,

@@ -17,7 +17,7 @@ from bigplan.cli.options import ExperimentOptions
 from bigplan.cli.spread import takes
 from bigplan.cli.targets import PLAN, TRACE, require_target
 from bigplan.effort import Effort
-from bigplan.errors import InfeasibleError
+from bigplan.errors import InfeasibleError, LateError
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment
 
@@ -86,10 +86,11 @@ def plan(
         planned = plan_experiment(
             wanted, exact=options.exact, effort=options.effort, time_limit=limit
         )
-    except InfeasibleError:
-        if options.what_if:
-            _say_what_would_fit(wanted)
-        _say_whether_adapters_fit(wanted)
+    except InfeasibleError as error:
+        if not isinstance(error, LateError):
+            if options.what_if:
+                _say_what_would_fit(wanted)
+            _say_whether_adapters_fit(wanted)
         raise
     if options.out is not None:
         from bigplan.plan import save_plan
@@ -233,13 +234,15 @@ def plan_experiment(
     keeps_best: bool = True,
 ) -> PlanAnswer:
     """The plan of an experiment; Ctrl-C `keeps_best` or ends the program. Raises BigplanError."""
-    from bigplan.cheapest import cheapest
+    from bigplan.cheapest import cheapest, require_in_time
     from bigplan.cli.waiting import Waiting
     from bigplan.planner import Request
 
     request = replace(Request.of(experiment, exact=exact), effort=effort)
     if experiment.prefer == "fastest":
-        return plan_request(request, time_limit, keeps_best=keeps_best)
+        answer = plan_request(request, time_limit, keeps_best=keeps_best)
+        require_in_time(answer.plan, experiment.within)
+        return answer
     title = f"Planning {request.model.name}"
     with Waiting(title, time_limit, keeps_best=keeps_best) as waiting:
         found = cheapest(
