@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bigplan.errors import InputError
 from bigplan.page import picture
 from bigplan.page.html import page_html, require_library
 from bigplan.page.parts import Page
@@ -18,8 +19,11 @@ def write_page(
 ) -> None:
     """Write the page as HTML and its picture as SVG or PNG, whichever paths are given.
 
-    Raises RefusedError without the plotting library, InputError where a file cannot be written.
+    Raises RefusedError without the plotting library, InputError where a file cannot be written, or
+    none is named.
     """
+    if html is None and svg is None and png is None:
+        raise InputError("a report is written to files, and none is named; add html, svg or png")
     require_library()
     if html is not None:
         write_text(Path(html).expanduser(), page_html(page), "page")
