@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bigplan.cli.as_json import AsJson, print_json
+from bigplan.cli.completion import known_models
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError, quoted
 
@@ -59,7 +60,8 @@ def explain(
         str,
         typer.Argument(
             help="Shipped name, model YAML or config.json; or package.module:function, which "
-            "gives (an nn.Module, its example inputs) and needs torch."
+            "gives (an nn.Module, its example inputs) and needs torch.",
+            autocompletion=known_models,
         ),
     ],
     options: ExplainOptions,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bigplan.cli.as_json import AsJson, print_json
+from bigplan.cli.completion import known_models
 
 if TYPE_CHECKING:
     from bigplan.spec.model import ModelSpec
@@ -19,7 +20,10 @@ _SHOWN = {k: k for k in ("layers", "hidden", "ffn", "heads")} | {"max_sequence_l
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="Show this one: shipped name, model YAML or Hugging Face config.json."),
+        typer.Argument(
+            help="Show this one: shipped name, model YAML or Hugging Face config.json.",
+            autocompletion=known_models,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
