@@ -55,6 +55,8 @@ class Waiting:
         if self._status is not None:
             self._status.stop()
         if self.interrupted and (error is not None or not self._keeps_best):
+            told = f"bigplan: {self._title}: interrupted, and there is no answer to keep"
+            Console(stderr=True).print(told, highlight=False, markup=False, soft_wrap=True)
             raise KeyboardInterrupt from error
 
     @property
