@@ -14,9 +14,9 @@ from bigplan.api.shown import Explanation, Simulation, WhatWouldHelp
 from bigplan.bill import Bill, bill_of
 from bigplan.cheapest import cheapest, require_in_time
 from bigplan.engines import engine_of, make_plan
-from bigplan.page.files import write_page
+from bigplan.page.files import require_file, write_page
 from bigplan.page.help import Help
-from bigplan.page.html import grids_html, require_library
+from bigplan.page.html import grids_html
 from bigplan.page.parts import grid
 from bigplan.page.plan_page import plan_page
 from bigplan.plan import Plan as Decided
@@ -106,7 +106,7 @@ class Plan(Decided):
 
         Raises RefusedError without bigplan[report], InputError where a file cannot be written.
         """
-        require_library()
+        require_file(html, svg, png)
         write_page(plan_page(self, help), html, svg, png)
 
     def __repr__(self) -> str:

@@ -11,6 +11,13 @@ from bigplan.page.parts import Page
 from bigplan.spec.files.document import write_bytes, write_text
 
 
+def require_file(*paths: str | Path | None) -> None:
+    """Raise InputError where no file is named, RefusedError without the plotting library."""
+    if all(path is None for path in paths):
+        raise InputError("a report is written to files, and none is named; add html, svg or png")
+    require_library()
+
+
 def write_page(
     page: Page,
     html: str | Path | None = None,
@@ -22,9 +29,7 @@ def write_page(
     Raises RefusedError without the plotting library, InputError where a file cannot be written, or
     none is named.
     """
-    if html is None and svg is None and png is None:
-        raise InputError("a report is written to files, and none is named; add html, svg or png")
-    require_library()
+    require_file(html, svg, png)
     if html is not None:
         write_text(Path(html).expanduser(), page_html(page), "page")
     if svg is not None:
