@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from bigplan.bill import DAY, Bill, bill_of
-from bigplan.errors import InfeasibleError, InputError
+from bigplan.errors import InfeasibleError, InputError, LateError
 from bigplan.graph.build import model_flops
 from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.solve.choice import node_counts
 from bigplan.solve.thresholds import WITHIN
+from bigplan.units import format_seconds
 
 
 class Planned(Protocol):
@@ -59,7 +60,7 @@ def cheapest(
     `plan` plans one request. Once `go_on` says stop, the best so far is taken. Of bills that are
     less than a hundredth apart, as far as simulations tell plans apart, the fastest plan is taken.
     Where nothing fits any number of nodes, this raises the error of the largest number; where no
-    plan ends in time, InfeasibleError.
+    plan ends in time, LateError.
     """
     tried: list[Tried] = []
     found: list[tuple[Bill, P]] = []
@@ -86,7 +87,7 @@ def cheapest(
         raise error
     in_time = [pair for pair in found if pair[0].meets(within)]
     if not in_time:
-        raise InfeasibleError(_late(found, within, request.cluster.nodes))
+        raise LateError(_late(found, within, request.cluster.nodes))
     least = min(bill.rank for bill, _ in in_time)
     alike = [planned for bill, planned in in_time if bill.rank <= least * (1 + WITHIN)]
     best = max(alike, key=lambda planned: planned.plan.predicted.tokens_per_second)
@@ -104,11 +105,26 @@ def too_late(request: Request, within: float | None) -> bool:
     return steps * model_flops(request.model, training) / (group.gpus * peak) > within
 
 
+def require_in_time(plan: Plan, within: float | None) -> None:
+    """Raise LateError where a fastest plan does not end `within` seconds."""
+    bill = bill_of(plan)
+    if within is not None and bill.days is not None and not bill.meets(within):
+        raise LateError(
+            f"the fastest plan takes {_lasting(bill.days * DAY)}, and the training may take "
+            f"{_lasting(within)}; allow more time (--within) or nodes (--nodes), or train on "
+            "fewer tokens"
+        )
+
+
 def _late(found: list[tuple[Bill, P]], within: float | None, most: int) -> str:
-    limit = (within or 0.0) / DAY
-    days = [bill.days for bill, _ in found if bill.days is not None]
-    soonest = f"the fastest of them takes {min(days):.3g}" if days else "none could at its peak"
+    times = [bill.days * DAY for bill, _ in found if bill.days is not None]
+    soonest = f"the fastest of them takes {_lasting(min(times))}" if times else ""
     return (
-        f"no number of nodes up to {most} ends within {limit:.3g} days: {soonest}; allow more "
-        "nodes (--nodes), more days (--within), or train on fewer tokens"
+        f"no number of nodes up to {most} ends within {_lasting(within or 0.0)}: "
+        f"{soonest or 'none could at its peak'}; allow more nodes (--nodes), more time (--within), "
+        "or train on fewer tokens"
     )
+
+
+def _lasting(seconds: float) -> str:
+    return f"{seconds / DAY:.3g} days" if seconds >= DAY else format_seconds(seconds)

@@ -96,6 +96,10 @@ class InfeasibleError(BigplanError):
         self.written = written
 
 
+class LateError(InfeasibleError):
+    """Plans fit, and none ends in the time that the training may take."""
+
+
 class PreflightError(BigplanError):
     """This machine has less than the plan promises; raised before anything is allocated."""
 

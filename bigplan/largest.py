@@ -23,7 +23,7 @@ MOST_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The plan has `now`, `value` also fits, and `next` does not fit (None: not tried).
+    """The plan has `now`, `value` also fits, and `next` does not fit (None: none was found).
 
     `subject`: sequence_length, layers, or micro_batch (sequences that a GPU computes at once).
     `step_seconds` are those of some plan with `value`, not the fastest, whose step has
@@ -80,28 +80,39 @@ def largest_that_fit(
     """The longest sequence, the deepest model and the largest micro-batch, one after the other.
 
     Everything else stays as it is. A search ends with its first plan, so an answer says that a
-    value fits, not how fast it can be. Once `go_on` says stop, no question is answered any more,
-    not even the current one.
+    value fits, not how fast it can be. Once `go_on` says stop, the current question is answered
+    with the largest value found so far, if there is one, and no other any more.
     """
     for question in _questions(request, plan):
-
-        def fits(number: int, question: _Question = question) -> Plan | None:
-            return _fits(question.asked(number * question.grain), watch) if go_on() else None
-
-        low = question.now // question.grain
-        high = max(low, question.most // question.grain)
-        value, top, found = largest_value(low, high, fits, CLOSE)
+        answer = _answer(question, plan, go_on, watch)
+        if answer.step_seconds is not None or go_on():
+            yield answer
         if not go_on():
             return
-        yield Largest(
-            question.subject,
-            question.now,
-            question.now if found is None else value * question.grain,
-            None if top > high else top * question.grain,
-            (plan if found is None else found).model.parameter_count,
-            None if found is None else found.predicted.step_seconds,
-            None if found is None else found.training.tokens_per_step,
-        )
+
+
+def _answer(question: _Question, plan: Plan, go_on: Callable[[], bool], watch: Watch) -> Largest:
+    beyond: int | None = None
+
+    def fits(number: int) -> Plan | None:
+        nonlocal beyond
+        found = _fits(question.asked(number * question.grain), watch) if go_on() else None
+        if found is None and go_on():  # else it was not looked for to the end
+            beyond = number * question.grain
+        return found
+
+    low = question.now // question.grain
+    high = max(low, question.most // question.grain)
+    value, _, found = largest_value(low, high, fits, CLOSE)
+    return Largest(
+        question.subject,
+        question.now,
+        question.now if found is None else value * question.grain,
+        beyond,
+        (plan if found is None else found).model.parameter_count,
+        None if found is None else found.predicted.step_seconds,
+        None if found is None else found.training.tokens_per_step,
+    )
 
 
 def _questions(request: Request, plan: Plan) -> Iterator[_Question]:

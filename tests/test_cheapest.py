@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from bigplan.cheapest import Cheapest, cheapest, too_late
-from bigplan.errors import InfeasibleError
+from bigplan.cheapest import Cheapest, cheapest, require_in_time, too_late
+from bigplan.errors import InfeasibleError, LateError
 from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.solve.choice import node_counts
@@ -72,6 +72,14 @@ def test_in_time_comes_before_cheap() -> None:
     assert nodes_of(solved(speed, 8, TOKENS / 1000.0 / 2.5)) == 3
     with pytest.raises(InfeasibleError, match=r"up to 2 ends within 1 days: the fastest .* 6\.2"):
         solved(speed, 2, day)
+
+
+def test_a_fastest_plan_ends_in_time_or_is_none() -> None:
+    fastest = solved(lambda n: 1000.0, 1).best.plan  # of one node
+    require_in_time(fastest, None)
+    require_in_time(fastest, TOKENS / 999.0)
+    with pytest.raises(LateError, match=r"may take 11\.\d+ days; allow more time"):
+        require_in_time(fastest, TOKENS / 1001.0)
 
 
 def test_nothing_fits_any_number_of_nodes() -> None:

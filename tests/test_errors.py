@@ -8,7 +8,7 @@ from bigplan import errors
 def test_every_error_descends_from_the_root_and_has_an_exit_code() -> None:
     classes = [item for _, item in inspect.getmembers(errors, inspect.isclass)]
     raised = [item for item in classes if item.__module__ == errors.__name__]
-    assert len(raised) == 13
+    assert len(raised) == 14
     assert all(issubclass(item, errors.BigplanError) for item in raised)
 
 
@@ -19,6 +19,7 @@ def test_every_error_descends_from_the_root_and_has_an_exit_code() -> None:
         (errors.InputError, 2),
         (errors.RefusedError, 2),
         (errors.InfeasibleError, 3),
+        (errors.LateError, 3),
         (errors.PreflightError, 4),
         (errors.WorkerError, 5),
         (errors.CheckpointError, 6),

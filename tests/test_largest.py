@@ -68,3 +68,15 @@ def test_what_fits_can_be_planned_and_what_is_beyond_cannot(request_: Request) -
 def test_once_stopped_nothing_more_is_told(request_: Request) -> None:
     plan = make_plan(request_)
     assert list(largest_that_fit(request_, plan, lambda: False)) == []
+
+
+def test_stopped_midway_it_tells_what_fits_and_claims_nothing_of_the_rest(
+    request_: Request,
+) -> None:
+    """Values that there was no time for are none that do not fit."""
+    plan = make_plan(request_)
+    left = iter([True, True])  # two lengths are tried, which fit
+    (found,) = largest_that_fit(request_, plan, lambda: next(left, False))
+    assert found.subject == "sequence_length"
+    assert found.value > found.now
+    assert found.next is None

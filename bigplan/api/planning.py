@@ -12,11 +12,11 @@ from typing import Unpack
 from bigplan.api.keys import ExperimentKeys, merged, plain
 from bigplan.api.shown import Explanation, Simulation, WhatWouldHelp
 from bigplan.bill import Bill, bill_of
-from bigplan.cheapest import cheapest
+from bigplan.cheapest import cheapest, require_in_time
 from bigplan.engines import engine_of, make_plan
-from bigplan.page.files import write_page
+from bigplan.page.files import require_file, write_page
 from bigplan.page.help import Help
-from bigplan.page.html import grids_html, require_library
+from bigplan.page.html import grids_html
 from bigplan.page.parts import grid
 from bigplan.page.plan_page import plan_page
 from bigplan.plan import Plan as Decided
@@ -106,7 +106,7 @@ class Plan(Decided):
 
         Raises RefusedError without bigplan[report], InputError where a file cannot be written.
         """
-        require_library()
+        require_file(html, svg, png)
         write_page(plan_page(self, help), html, svg, png)
 
     def __repr__(self) -> str:
@@ -145,7 +145,9 @@ def plan(
     wanted = experiment_of(experiment, keys)
     request, time_left = Request.of(wanted, exact=exact), _TimeLeft(time_limit)
     if wanted.prefer == "fastest":
-        return Plan.of(make_plan(request, time_left.watch))
+        fastest = make_plan(request, time_left.watch)
+        require_in_time(fastest, wanted.within)
+        return Plan.of(fastest)
     found = cheapest(
         request,
         wanted.within,

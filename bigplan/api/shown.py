@@ -36,6 +36,9 @@ class Explanation(explained.OperatorExplanation):
         """What `bigplan explain --json` prints: seconds, FLOPs, bytes; shares from 0 to 1."""
         return explained.explain_json(self)
 
+    def __repr__(self) -> str:
+        return f"<Explanation: {self.headline} Bound by: {self.bound_by}.>"
+
     def _repr_html_(self) -> str:
         layers = [row for row in self.rows if row.of_layers]
         moves = [row for row in self.rows if not row.of_layers]
@@ -58,6 +61,10 @@ class Simulation(Timeline):
         where = Path(path).expanduser()
         write_text(where, json.dumps(self.to_chrome()), "trace")
         return where
+
+    def __repr__(self) -> str:
+        bound, step = bound_text(self.predicted), seconds_text(self.seconds)
+        return f"<Simulation: a step of {step} in {len(self.events)} events, bound by {bound}>"
 
     def _repr_html_(self) -> str:
         path = self.predicted.critical_path

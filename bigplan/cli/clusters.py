@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bigplan.cli.as_json import AsJson, print_json
+from bigplan.cli.completion import known_clusters
 
 if TYPE_CHECKING:
     from bigplan.spec.cluster import Cluster, NodeGroup, Nvme
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 def clusters(
     name: Annotated[
-        str | None, typer.Argument(help="Show this one: shipped name or cluster YAML.")
+        str | None,
+        typer.Argument(
+            help="Show this one: shipped name or cluster YAML.", autocompletion=known_clusters
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

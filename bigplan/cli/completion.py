@@ -1,10 +1,20 @@
-"""Words that a shell offers for the value of an option."""
+"""Words that a shell offers for the value of an option or an argument."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def one_of(words: Sequence[str]) -> Callable[[str], list[str]] | None:
+    """Offers those of the words that begin as was typed; None where there are none to offer."""
+
+    def known(begun: str) -> list[str]:
+        return [word for word in words if word.startswith(begun)]
+
+    return known if words else None
 
 
 def known_models(begun: str) -> list[str]:

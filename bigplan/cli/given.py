@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import shlex
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from bigplan.cli.options import ExperimentOptions, keys, lists, numbers
+from bigplan.cli.options import ExperimentOptions, flags, keys, lists, numbers
 from bigplan.errors import InputError, quoted, shortened
 from bigplan.spec.experiment import Experiment, TierName, load_experiment, make_experiment
 from bigplan.spec.files.document import load_data, parse_scalar
 from bigplan.spec.files.problems import problem_at
 from bigplan.spec.files.reading import read_text
+from bigplan.spec.training import TrainingRequest, resolve
 from bigplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from bigplan.planner import Request
 
 _STEP_SIZES = ("training.tokens_per_step", "training.global_batch")
 # Options that are read separately below.
@@ -126,6 +132,31 @@ def plan_options_given(options: ExperimentOptions) -> list[str]:
         for field in fields(options)
         if field.name not in RUN_KEYS and getattr(options, field.name) not in (None, [])
     ]
+
+
+def options_for(request: Request, options: ExperimentOptions) -> str:
+    """Options of `plan` for the request's training, on the model and machine that were named."""
+    training = request.training
+    sizes = {name: getattr(training, name) for name in ("sequence_length", "global_batch")}
+    usual = dict(_dotted(resolve(TrainingRequest(**sizes), request.model).model_dump(mode="json")))
+    words = ["--model", str(options.model), "--cluster", str(options.cluster)]
+    if request.cluster.nodes > 1:
+        words += ["--nodes", str(request.cluster.nodes)]
+    for flag, texts in (("--cap", options.caps), ("--hardware", options.hardware)):
+        words += [word for text in texts or () for word in (flag, text)]
+    for key, value in _dotted(training.model_dump(mode="json")):
+        named = flags().get(f"training.{key}")
+        if named is not None and (key in sizes or value != usual.get(key)):
+            words += [named] if value is True else [named, "none" if value is None else str(value)]
+    return shlex.join(words)
+
+
+def _dotted(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
 
 
 def _pairs(flag: str, texts: list[str] | None, example: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from bigplan.cli.as_json import AsJson, print_json
-from bigplan.cli.given import environment_of, experiment_of
+from bigplan.cli.given import environment_of, experiment_of, options_for
 from bigplan.cli.options import ExperimentOptions
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError
@@ -66,6 +66,11 @@ def intake(
         print_json(appraisal_json(found, gained))
     elif gained is not None:
         console.print(better_report(found, gained))
+        if not isinstance(gained.same, str):
+            name, asked = found.setup.engine, options_for(found.request, options)
+            told = f"For the first: bigplan plan --engine {name} {asked} --out plan.yaml"
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
+            console.print(f"then: bigplan config plan.yaml --for {name}", highlight=False)
 
 
 def _appraisal(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bigplan.cli.as_json import AsJson, print_json
+from bigplan.cli.completion import known_models
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError, quoted
 
@@ -58,7 +59,8 @@ def explain(
         str,
         typer.Argument(
             help="Shipped name, model YAML or config.json; or package.module:function, which "
-            "gives (an nn.Module, its example inputs) and needs torch."
+            "gives (an nn.Module, its example inputs) and needs torch.",
+            autocompletion=known_models,
         ),
     ],
     options: ExplainOptions,
@@ -104,12 +106,14 @@ def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
             f"{found.name} has {' and '.join(parts)}, which kernels are not chosen for; name "
             "another model"
         )
-    length = options.seq_len or min(8192, found.max_sequence_length)
+    length = options.seq_len
+    if length is None:
+        length = min(8192, found.max_sequence_length)
     for name, value in (("--micro-batch", options.micro_batch), ("--seq-len", length)):
         if value < 1 or options.micro_batch * length > MOST_TOKENS:
             raise InputError(
                 f"{name} is {quoted(value)}; sequences times tokens are between 1 and "
-                f"{MOST_TOKENS:,}: write fewer"
+                f"{MOST_TOKENS:,}: write {'more' if value < 1 else 'fewer'}"
             )
     if options.precision not in PRECISIONS:
         raise InputError(

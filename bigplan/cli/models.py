@@ -7,26 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bigplan.cli.as_json import AsJson, print_json
+from bigplan.cli.completion import known_models
 
 if TYPE_CHECKING:
     from bigplan.spec.model import ModelSpec
 
-# Keys of a model that the list shows, and the columns' names.
-_SIZES = {
-    "layers": "layers",
-    "hidden": "hidden",
-    "ffn": "ffn",
-    "heads": "heads",
-    "kv_heads": "kv heads",
-    "vocab": "vocab",
-    "max_sequence_length": "length",
-}
+_SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "max_sequence_length")
+# Those that the list shows, and the columns' names: with all, figures would be cut at 80 columns.
+_SHOWN = {k: k for k in ("layers", "hidden", "ffn", "heads")} | {"max_sequence_length": "length"}
 
 
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="Show this one: shipped name, model YAML or Hugging Face config.json."),
+        typer.Argument(
+            help="Show this one: shipped name, model YAML or Hugging Face config.json.",
+            autocompletion=known_models,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,14 +90,14 @@ def _print_table(found: list[ModelSpec]) -> None:
     from rich.console import Console
 
     from bigplan.report.text import table
-    from bigplan.units import format_count
+    from bigplan.units import format_count, rounded
 
-    numbers = ("size", *_SIZES.values())
-    whole = [name for name in ("name", *numbers) if name != "kv heads"]  # that one needs two lines
-    shown = table("Shipped models", "name", *numbers, right=numbers, whole=whole)
+    numbers = ("size", *_SHOWN.values())
+    shown = table("Shipped models", "name", *numbers, right=numbers, whole=("name", *numbers))
     for model in found:
-        sizes = [_short(getattr(model, key)) for key in _SIZES]
+        sizes = {name: _short(getattr(model, key)) for key, name in _SHOWN.items()}
         if model.experts:
-            sizes[list(_SIZES).index("ffn")] = f"{model.experts}x{model.ffn}"
-        shown.add_row(model.name, format_count(model.parameter_count), *sizes)
+            sizes["ffn"] = f"{model.experts}x{model.ffn}"
+        size = format_count(rounded(model.parameter_count))
+        shown.add_row(model.name, size, *sizes.values())
     Console().print(shown)

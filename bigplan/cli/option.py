@@ -9,6 +9,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from bigplan.capabilities import NATIVE_TRAINING
+from bigplan.cli.completion import one_of
 from bigplan.spec.experiment import Experiment
 from bigplan.spec.files.problems import models_in
 
@@ -37,7 +38,7 @@ def option_of(
         help=text + planned,
         rich_help_panel=panel,
         metavar=metavar or "|".join(choices(annotation)) or ("N" if number else None),
-        autocompletion=known,
+        autocompletion=known or one_of(choices(annotation)),
     )
     many = any(get_origin(part) is tuple for part in get_args(annotation))
     # Which options.keys, options.numbers and options.lists read.

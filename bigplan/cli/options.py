@@ -119,6 +119,12 @@ def keys() -> Mapping[str, str]:
 
 
 @cache
+def flags() -> Mapping[str, str]:
+    """The option, as it is typed, of every dotted key of an experiment that has one."""
+    return {option.key: option.default.partition("/")[0] for option in _made().values()}
+
+
+@cache
 def numbers() -> frozenset[str]:
     """The options whose text is read as a number, as in a file."""
     return frozenset(name for name, option in _made().items() if option.number)

@@ -17,7 +17,7 @@ from bigplan.cli.options import ExperimentOptions
 from bigplan.cli.spread import takes
 from bigplan.cli.targets import PLAN, TRACE, require_target
 from bigplan.effort import Effort
-from bigplan.errors import InfeasibleError
+from bigplan.errors import InfeasibleError, LateError
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment
 
@@ -86,10 +86,11 @@ def plan(
         planned = plan_experiment(
             wanted, exact=options.exact, effort=options.effort, time_limit=limit
         )
-    except InfeasibleError:
-        if options.what_if:
-            _say_what_would_fit(wanted)
-        _say_whether_adapters_fit(wanted)
+    except InfeasibleError as error:
+        if not isinstance(error, LateError):
+            if options.what_if:
+                _say_what_would_fit(wanted)
+            _say_whether_adapters_fit(wanted)
         raise
     if options.out is not None:
         from bigplan.plan import save_plan
@@ -109,8 +110,8 @@ def _print_json(planned: PlanAnswer, options: PlanCommandOptions) -> None:
     from bigplan.report.plan_json import plan_json
 
     runnable = planned.best_runnable(options.time_limit)
-    answer = planned.what_would_help() if options.what_if else None
-    found = planned.largest() if options.largest else None
+    answer = planned.what_would_help(None, options.time_limit) if options.what_if else None
+    found = planned.largest(options.time_limit) if options.largest else None
     shown = plan_json(planned.plan, planned.seconds, runnable, answer, found)
     print_json(shown | {"nodes_tried": _tried_json(planned)})
 
@@ -138,9 +139,10 @@ def _show(planned: PlanAnswer, options: PlanCommandOptions) -> None:
 
         console.print(nodes_table(planned.tried, planned.plan.cluster.nodes))
     if what_if is not False:
-        console.print(help_report(planned.what_would_help(None if what_if else UNASKED)))
+        within = None if what_if else UNASKED
+        console.print(help_report(planned.what_would_help(within, options.time_limit)))
     if options.largest:
-        console.print(largest_table(planned.largest()))
+        console.print(largest_table(planned.largest(options.time_limit)))
 
 
 def _tried_json(planned: PlanAnswer) -> list[dict[str, object]] | None:
@@ -168,20 +170,23 @@ class PlanAnswer:
         with Waiting("Planning what runs today", left) as waiting:
             return best_runnable(self.request, self.plan, waiting.go_on)
 
-    def what_would_help(self, seconds: float | None = None) -> Answer:
-        """Changes solved again; those that would end later than `seconds` after the start of
-        planning are left out. Each is expected to take as long as the plan did. A larger batch
-        is asked for in any case, with `seconds` for as long as the plan took, but BATCH_SECONDS.
+    def what_would_help(
+        self, seconds: float | None = None, time_limit: float | None = None
+    ) -> Answer:
+        """Changes solved again for `time_limit`; those that would end later than `seconds` after
+        the start of planning are left out. Each is expected to take as long as the plan did. A
+        larger batch is asked for in any case, with `seconds` for as long as the plan took, but
+        BATCH_SECONDS.
         """
         from bigplan.cli.waiting import Waiting
         from bigplan.whatif import what_would_help
 
-        with Waiting("Solving again") as waiting:
+        with Waiting("Solving again", time_limit) as waiting:
 
             def go_on() -> bool:
                 spent = self.seconds + waiting.seconds
                 in_time = seconds is None or spent + self.seconds <= seconds
-                return in_time and not waiting.interrupted
+                return in_time and waiting.in_time
 
             limit = min(self.seconds, BATCH_SECONDS)
 
@@ -196,17 +201,22 @@ class PlanAnswer:
                 None if seconds is None else brief,
             )
 
-    def largest(self) -> list[Largest]:
+    def largest(self, time_limit: float | None = None) -> list[Largest]:
         """The longest sequence, the deepest model and the largest micro-batch that fit."""
         from bigplan.cli.waiting import Waiting
         from bigplan.largest import largest_that_fit
 
-        with Waiting("Looking for the largest") as waiting:
+        with Waiting("Looking for the largest", time_limit) as waiting:
+
+            def watch(best: float | None, bound: float, left: int) -> bool:
+                return waiting.go_on(best, bound, left) and waiting.in_time
+
             request = self._of_its_engine()
-            found = largest_that_fit(
-                request, self.plan, lambda: not waiting.interrupted, waiting.go_on
-            )
-            return list(found)
+            found = list(largest_that_fit(request, self.plan, lambda: waiting.in_time, watch))
+        if not waiting.in_time:
+            told = "the search for the largest was stopped: where it names none that does not fit,"
+            Console(stderr=True).print(f"note: {told} larger ones may", highlight=False)
+        return found
 
     def _of_its_engine(self) -> Request:
         """The request for the chosen engine; otherwise each solve would choose an engine anew."""
@@ -224,13 +234,15 @@ def plan_experiment(
     keeps_best: bool = True,
 ) -> PlanAnswer:
     """The plan of an experiment; Ctrl-C `keeps_best` or ends the program. Raises BigplanError."""
-    from bigplan.cheapest import cheapest
+    from bigplan.cheapest import cheapest, require_in_time
     from bigplan.cli.waiting import Waiting
     from bigplan.planner import Request
 
     request = replace(Request.of(experiment, exact=exact), effort=effort)
     if experiment.prefer == "fastest":
-        return plan_request(request, time_limit, keeps_best=keeps_best)
+        answer = plan_request(request, time_limit, keeps_best=keeps_best)
+        require_in_time(answer.plan, experiment.within)
+        return answer
     title = f"Planning {request.model.name}"
     with Waiting(title, time_limit, keeps_best=keeps_best) as waiting:
         found = cheapest(

@@ -109,10 +109,10 @@ def _wanted(
         plan, asked = checked_plan(run.folder / PLAN, run.plan), run.asked
     else:
         experiment = _experiment(what, options, run)
-        model, training = experiment.model_spec(), experiment.resolved_training()
-        if run is not None:  # a search may take minutes
-            refuse_other_training(run.plan, model, training)
         how |= experiment.launch.model_dump(include=experiment.launch.model_fields_set)
+        model, training = experiment.model_spec(), experiment.resolved_training()
+        if run is not None:  # the driver asks again, but a search may take minutes
+            refuse_other_training(run.plan, model, training)
         if validate(how | changed, LaunchSpec, "command line").address in (None, "local"):
             require_inputs(model, training, weights=run is None)
         plan = _planned(experiment, console)

@@ -32,7 +32,8 @@ _SHOWN = (
     "memory_kind",
     "sweep",
 )
-_REASONS = 5  # reported where no row can be used
+_RUNS = 50  # of an own file, shown one by one
+_REASONS = 5  # reported where no row can be used; and runs, by name, that are skipped for one
 
 
 def validate(
@@ -57,6 +58,8 @@ def validate(
         tables = {"groups": _plain(groups), "memory": _plain(memory), "picks": _plain(picks)}
         print_json({"rows": [_row(one) for one in scored], **tables})
     else:
+        if rows is not None and len(scored) <= _RUNS:
+            _print_runs(scored)
         _print(scored, groups, memory, picks)
 
 
@@ -102,6 +105,25 @@ def _print(
     _print_left_out(scored, console)
 
 
+def _print_runs(scored: list[Scored]) -> None:
+    """Each run of an own file; seconds of a step, and GiB of a GPU where the file has them."""
+    from rich.console import Console
+
+    from bigplan.report.text import seconds_text
+
+    console = Console()
+    table = _table("run", "measured", "predicted", "error", "GiB", "predicted")
+    for one in scored:
+        times = (one.measured_step_s, one.predicted_step_s)
+        peaks = (one.measured_peak_gb, one.predicted_peak_gb)
+        error = "skipped" if one.error_pct is None else f"{one.error_pct:+.1f}%"
+        told = ["" if seconds is None else seconds_text(seconds) for seconds in times]
+        table.add_row(one.id, *told, error, *("" if gib is None else f"{gib:.1f}" for gib in peaks))
+    console.print("Every run: a step, and the peak memory of a GPU.\n")
+    console.print(table)
+    console.print()
+
+
 def _table(*columns: str) -> Table:
     from rich.table import Table
 
@@ -133,9 +155,11 @@ def _regrets(picks: dict[str, Regret]) -> Table:
 
 
 def _print_left_out(scored: list[Scored], console: Console) -> None:
-    reasons = Counter(one.reason for one in scored if one.status == "skipped")
-    for reason, number in reasons.most_common():
-        console.print(f"skipped {number}: {reason}", style="dim", markup=False)
+    skipped = [one for one in scored if one.status == "skipped"]
+    for reason, number in Counter(one.reason for one in skipped).most_common():
+        names = ", ".join(one.id for one in skipped if one.reason == reason)
+        which = f"{number} ({names})" if number <= _REASONS else str(number)
+        console.print(f"skipped {which}: {reason}", style="dim", markup=False)
     untrusted = sum(one.status == "scored" and one.trust == "C" for one in scored)
     if untrusted:
         told = f"in no table {untrusted}: of trust C; `--json` has their predictions"

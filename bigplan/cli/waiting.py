@@ -55,12 +55,19 @@ class Waiting:
         if self._status is not None:
             self._status.stop()
         if self.interrupted and (error is not None or not self._keeps_best):
+            told = f"bigplan: {self._title}: interrupted, and there is no answer to keep"
+            Console(stderr=True).print(told, highlight=False, markup=False, soft_wrap=True)
             raise KeyboardInterrupt from error
 
     @property
     def seconds(self) -> float:
         """Seconds since it was made."""
         return time.perf_counter() - self._start
+
+    @property
+    def in_time(self) -> bool:
+        """Whether neither Ctrl-C nor the time limit ended it."""
+        return not self.interrupted and (self._limit is None or self.seconds < self._limit)
 
     def go_on(self, best: float | None, bound: float, left: int) -> bool:
         """Show how the search stands; whether it should go on.
@@ -69,8 +76,7 @@ class Waiting:
         """
         if self._shows():
             self._show(progress_text(self._title, best, bound, left))
-        over = self._limit is not None and self.seconds >= self._limit
-        return not (self.interrupted or (over and best is not None))
+        return not self.interrupted and (self.in_time or best is None)
 
     def _shows(self) -> bool:
         """Whether there is a terminal, and the search takes long enough."""

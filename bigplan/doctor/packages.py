@@ -59,7 +59,7 @@ def _solver() -> Finding:
         "solver",
         "note",
         f"HiGHS is missing: {solver_name()} solves instead, more slowly",
-        "pip install highspy",
+        "pip install 'highspy<1.16'",
     )
 
 

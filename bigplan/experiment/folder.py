@@ -113,7 +113,12 @@ def _version() -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder and its parents. Raises InputError."""
+    """Make the folder and its parents. Raises InputError, also for one with other files alone."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / POINTS).is_dir():
+        raise InputError(
+            f"{folder} has files and is no folder of `bigplan experiment run`, which would replace "
+            "those called as its own; name a new or empty one with --out"
+        )
     try:
         for name in (POINTS, PLANS, MEASURED):
             (folder / name).mkdir(parents=True, exist_ok=True)

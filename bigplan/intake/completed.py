@@ -22,6 +22,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.units import counted
 
 OPEN = "micro_batch, recompute=none|selective|full, recompute.full=N, loss_chunk"
+NAMED_WITHIN = 1.3  # Qwen3's 0.6B has 0.75 with a head of its own; 8B and 14B are 1.75 apart
 UNSAID = "nothing is recomputed, unless --set recompute=full says that the model's code does"
 
 
@@ -102,6 +103,7 @@ def completed(setup: Setup, experiment: Experiment, file: str) -> Completed:
         engine=setup.engine,
     )
     setup = _with_window(setup, model, request.training.sequence_length)
+    setup = _with_flavor(setup, model)
     again = options.again or setup.again
     if again is None:
         setup, again = setup.with_told([UNSAID]), Recomputation()
@@ -122,11 +124,27 @@ def _sharding(
 
 def _same_model(setup: Setup, model: ModelSpec, file: str) -> None:
     for name, value in setup.model.items():
-        if getattr(model, name) != value:
+        if not _has(model, name, value):
             raise InputError(
                 f"{file}: trains a model whose {name} is {value}; that of --model {model.name} is "
                 f"{getattr(model, name)}: name the model that the file trains"
             )
+
+
+def _has(model: ModelSpec, name: str, value: str | int) -> bool:
+    """Whether the model's field is that; of MLPs whether they are gated, which a price sees."""
+    if name == "mlp":
+        return model.gated == (value == "swiglu")
+    return bool(getattr(model, name) == value)
+
+
+def _with_flavor(setup: Setup, model: ModelSpec) -> Setup:
+    """Tell a size by name that is another than the model's."""
+    billions, has = setup.billions, model.parameter_count / 1e9
+    if billions is None or 1 / NAMED_WITHIN < has / billions < NAMED_WITHIN:
+        return setup
+    told = f"flavor of {billions:g} B: priced as {model.name}, which has {has:.3g} B parameters"
+    return setup.with_told((), (told,))
 
 
 def _with_window(setup: Setup, model: ModelSpec, length: int) -> Setup:

@@ -62,8 +62,8 @@ _HARMLESS = (
     ],
     *["timing", "tokenizer", "train-", "use-mcore", "use-nsys", "valid-data", "vocab", "wandb"],
     *["weight-decay", "hysteresis", "initial-loss", "loss-scale", "position-embedding", "rotary"],
-    *["swiglu", "squared-relu", "normalization", "disable-bias", "add-qkv", "qk-layernorm"],
-    *["untie", "apply-layernorm", "use-rotary", "no-"],
+    *["squared-relu", "normalization", "disable-bias", "add-qkv", "qk-layernorm"],
+    *["apply-layernorm", "use-rotary", "no-"],
     *["transformer-impl", "async-save", "auto-detect", "use-dist-ckpt", "calculate-per-token"],
     *["bias-", "cross-entropy", "empty-unused", "use-flash-attn", "openai-gelu", "enable-msc"],
     *["overlap-p2p", "overlap-param-gather", "use-precision-aware", "monitor"],
@@ -102,8 +102,10 @@ def read(path: Path, given: Given) -> Setup:
     found = ArgumentLines.of(read_text(path), str(path))
     _refuse(found)
     pp = found.whole("pipeline-model-parallel-size", 1) or 1
-    model = {ours: found.known_whole(theirs) for theirs, ours in _MODEL.items()}
-    model |= {**_heads(found), "sliding_window": _window(found)}
+    model: dict[str, str | int | None] = {
+        ours: found.known_whole(theirs) for theirs, ours in _MODEL.items()
+    }
+    model |= {**_heads(found), **_parts(found), "sliding_window": _window(found)}
     again, told = _again(found)
     split = _split(found, pp)
     setup = Setup(
@@ -236,6 +238,14 @@ def _heads(found: ArgumentLines) -> dict[str, int | None]:
     elif "num-query-groups" not in found.options:
         groups = 1
     return {"kv_heads": groups, "head_dim": width}
+
+
+def _parts(found: ArgumentLines) -> dict[str, str | int]:
+    """MLP and head, where the file describes a model; both are told by flags alone."""
+    gated, untied = found.flag("swiglu"), found.flag("untie-embeddings-and-output-weights")
+    if found.known_whole("num-layers") is None:
+        return {}
+    return {"mlp": "swiglu" if gated else "gelu", "tied_embeddings": not untied}
 
 
 def _offload(found: ArgumentLines) -> Offload:

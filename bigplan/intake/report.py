@@ -53,11 +53,6 @@ def better_report(found: Appraisal, better: Better) -> RenderableType:
     lines = [f"The best plan of {name}: {_gain(found, better.same)}"]
     if isinstance(better.fastest, str) or better.fastest != better.same:
         lines.append(f"The fastest that can run here: {_gain(found, better.fastest)}")
-    if isinstance(better.same, Plan):
-        lines.append(
-            f"For the first: `bigplan plan --engine {name} ... --out PLAN`, then "
-            f"`bigplan config PLAN --for {name}`."
-        )
     return Text("\n".join(lines))
 
 

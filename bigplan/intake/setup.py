@@ -63,7 +63,8 @@ class Setup:
     offload: Offload = Offload()
     again: Recomputation | None = Recomputation()
     processes: int | None = None
-    model: Mapping[str, int] = field(default_factory=dict)  # fields of ModelSpec, to compare
+    model: Mapping[str, str | int] = field(default_factory=dict)  # fields of ModelSpec, to compare
+    billions: float | None = None  # of parameters, by the name of a model's size
     copies: Copies = ONE_COPY
     # Fields of Framework that differ from the engine's.
     behaviour: Mapping[str, Any] = field(default_factory=dict)

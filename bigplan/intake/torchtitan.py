@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def read(path: Path, given: Given) -> Setup:
         _processes(parts["parallelism"], split),
         copies=_copies(parts["parallelism"]),
         behaviour=_behaviour(parts),
+        billions=_billions(parts["model"]),
     )
     more = [*_more(parts), *told, *unpriced]
     for name, part in parts.items():
@@ -74,6 +76,12 @@ def read(path: Path, given: Given) -> Setup:
             more += part.left(_HARMLESS_KEYS)
     more += top.left(_NAMES)
     return setup.with_told((), more, [name for name in top.data if name in _HARMLESS])
+
+
+def _billions(part: Section) -> float | None:
+    """Parameters by the flavor's name, such as 8B, 0.6B or 30B-A3B; None: it names no size."""
+    size = re.match(r"(\d{1,4}(?:\.\d{1,3})?)b\b", str(part.data.get("flavor")), re.IGNORECASE)
+    return None if size is None else float(size[1]) or None
 
 
 def _refuse(parallelism: Section) -> None:

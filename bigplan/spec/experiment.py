@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, find_model, names_path
 from bigplan.spec.cluster import MOST_NODES, Cluster
 from bigplan.spec.files.document import (
+    ProblemsError,
     Spec,
     load_data,
     parse_scalar,
@@ -42,6 +45,17 @@ EngineName = Literal[
     "torchtitan",
     "nemo",
 ]
+
+
+def _holds_tensors(size: int) -> int:
+    """The size, unless it is so small that its unit must have been left out."""
+    if 0 < size < SMALLEST:
+        remedy = f"write the unit, such as {size} GiB" if size < 1024 else "raise it"
+        raise InputError(f"{format_bytes(size)} is too little for any tensor; {remedy}")
+    return size
+
+
+Cap = Annotated[Bytes, AfterValidator(_holds_tensors)]
 
 
 class LaunchSpec(Spec):
@@ -84,7 +98,7 @@ class Experiment(Spec):
     launch: LaunchSpec = LaunchSpec()
     set: dict[str, str | int | float] = Field(default_factory=dict)
     """decisions to pin, such as {tp: 8}"""
-    caps: dict[TierName, Bytes] = Field(default_factory=dict)
+    caps: dict[TierName, Cap] = Field(default_factory=dict)
     """limits: gpu per device, host and nvme per node, such as {gpu: 16 GiB}"""
     hardware: dict[str, NewValue] = Field(
         default_factory=dict,
@@ -102,17 +116,6 @@ class Experiment(Spec):
     """of the writes that drives are rated for, what the whole training may take, such as 0.1; it
     needs training.tokens, or the steps of training or launch"""
 
-    @model_validator(mode="after")
-    def _check(self) -> Experiment:
-        for tier, size in self.caps.items():
-            if 0 < size < SMALLEST:
-                unit = f"write the unit, such as {tier}: {size} GiB"
-                raise InputError(
-                    f"caps.{tier} is {format_bytes(size)}, too little for any tensor; "
-                    f"{unit if size < 1024 else 'raise it'}"
-                )
-        return self
-
     @field_validator("hardware")
     @classmethod
     def _known(cls, hardware: dict[str, NewValue]) -> dict[str, NewValue]:
@@ -124,13 +127,13 @@ class Experiment(Spec):
         _refuse_unplanned(self.set, self.engine)
         if self.within is not None and self.training.tokens is None:
             raise InputError(
-                "within limits the time of the whole training, whose length is not stated; add "
+                "`within` limits the time of the whole training, whose length is not stated; add "
                 "training.tokens, such as 300 B"
             )
         lengths = (self.training.tokens, self.training.steps, self.launch.steps)
         if self.max_wear is not None and lengths == (None, None, None):
             raise InputError(
-                "max_wear limits what the whole training writes, whose length is not stated; add "
+                "`max_wear` limits what the whole training writes, whose length is not stated; add "
                 "training.tokens, such as 300 B, or training.steps, such as 10000"
             )
         return self
@@ -210,8 +213,22 @@ def load_experiment(path: Path, overrides: Mapping[str, object] | None = None) -
         for key, value in (overrides or {}).items():
             data = set_key(data, key, value)
         refuse_sweep(data, path)
-    experiment = validate_nodes(data, root, Experiment, str(path))
+    try:
+        experiment = validate_nodes(data, root, Experiment, str(path))
+    except ProblemsError as error:
+        raise _of_options(error, overrides or {}) from None
     return rebased(experiment, path.parent, overrides or {})
+
+
+def _of_options(error: ProblemsError, overrides: Mapping[str, object]) -> ProblemsError:
+    """The problems with values from the command line, which are on no line; else all there are."""
+
+    def given(path: KeyPath) -> bool:
+        names = accumulate(map(str, path), "{}.{}".format)
+        return any(name in overrides for name in names)
+
+    found = [replace(p, line=None) for p in error.problems if given(p.path)]
+    return ProblemsError(found, "command line") if found else error
 
 
 def _refuse_config(data: Mapping[str, Any], path: Path) -> None:

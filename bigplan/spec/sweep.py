@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from bigplan.errors import InputError
 from bigplan.spec.catalog import find_model, names_path
 from bigplan.spec.experiment import FLAT, Experiment, rebased, set_key
-from bigplan.spec.files.document import Spec, load_data, validate_nodes
+from bigplan.spec.files.document import ProblemsError, Spec, load_data, validate_nodes
 from bigplan.spec.files.problems import KeyPath, problem_at
 from bigplan.spec.files.reading import read_text, user_path
 
@@ -187,7 +187,21 @@ def load_study(path: Path) -> Studied:
         experiment = validate_nodes(raw, nodes, Experiment, str(path))
         experiment = rebased(experiment, path.parent, {})
         points.append(Point(index, values, places, experiment))
+    if study.find is not None:
+        _check_found(study.find, base, root, path)
     return Studied(path, study, tuple(points), root)
+
+
+def _check_found(find: Find, base: Mapping[str, Any], root: yaml.Node | None, path: Path) -> None:
+    """Raise InputError where the key to look for is none; its values are tried one by one later."""
+    raw = _set(base, find.largest, find.least, path.parent)
+    place = node_at(root, ("find", "largest"))
+    try:
+        validate_nodes(raw, grafted(root, split_key(find.largest), place), Experiment, str(path))
+    except ProblemsError as error:
+        unknown = [one for one in error.problems if one.text.startswith("unknown key")]
+        if unknown:
+            raise ProblemsError(unknown, str(path)) from None
 
 
 def split_key(key: SweptKey) -> KeyPath:

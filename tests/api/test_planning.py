@@ -13,6 +13,7 @@ from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.experiment import Experiment
 from bigplan.spec.training import TrainingRequest
 from tests.tiny import small_cluster, tiny_plan, write_cluster
+from tests.wording import tells
 
 TRAINING = {"sequence_length": 32, "global_batch": 4, "precision": "fp32", "steps": 3}
 FILE = """\
@@ -127,6 +128,7 @@ def test_explained(plan: bigplan.Plan, tmp_path: Path) -> None:
     assert sum(row.seconds for row in found.rows) > 0
     assert found.to_json()["headline"] == plan.decision
     assert "Operators of a step" in found._repr_html_()
+    assert len(repr(found)) < 1000  # what a terminal shows: no operators
     assert json.dumps(found.to_json())
     assert asdict(found)["step_seconds"] == plan.predicted.step_seconds
 
@@ -137,6 +139,13 @@ def test_simulated(plan: bigplan.Plan, tmp_path: Path) -> None:
     events = json.loads(step.save(tmp_path / "trace.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == len(step.events)
     assert "Time by resource" in step._repr_html_()
+    assert tells(repr(step), f"in {len(step.events)} events", "bound by")
+    assert len(repr(step)) < 200
+
+
+def test_a_report_without_a_file_is_told(plan: bigplan.Plan) -> None:
+    with pytest.raises(InputError, match="none is named; add html, svg or png"):
+        plan.report()
 
 
 def test_what_would_help(plan: bigplan.Plan) -> None:

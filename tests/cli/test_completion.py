@@ -29,6 +29,12 @@ def test_commands_and_names(tmp_path: Path) -> None:
     assert completed("bigplan expl", 1, tmp_path) == ["explain"]
     assert completed("bigplan plan --model my", 3, tmp_path) == ["my.yaml"]
     assert completed("bigplan plan --cluster dgx-h", 3, tmp_path) == ["dgx-h100"]
+    assert completed("bigplan clusters dgx-h", 2, tmp_path) == ["dgx-h100"]
+    assert completed("bigplan plan --engine n", 3, tmp_path) == ["native", "nemo"]
+
+
+def test_a_model_that_is_an_argument_is_offered(tmp_path: Path) -> None:
+    assert completed("bigplan kernels explain gpt2", 3, tmp_path) == ["gpt2-xl"]
 
 
 def test_names_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from bigplan.cli.app import app
+from bigplan.cli.given import options_for
+from bigplan.cli.options import ExperimentOptions
 from bigplan.errors import InputError
+from bigplan.planner import Request
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.training import Training
 from tests.intake.files import DEEPSPEED, FSDP
 
 ARGUMENTS = ["--model", "llama-3-8b", "--cluster", "hgx-h200", "--seq-len", "4096"]
@@ -79,6 +84,22 @@ def test_a_plan_that_fits_is_not_said_not_to(tmp_path: Path) -> None:
     best = text.partition("The best plan of deepspeed: ")[2].partition("For the first")[0]
     assert "a step; it fits, what the file says does not." in best
     assert "this training" not in best
+    command = text.partition("For the first: ")[2].partition(" --out plan.yaml")[0]
+    assert command.startswith("bigplan plan --engine deepspeed --model llama-3.2-3b --cluster ")
+    assert command.endswith("--seq-len 4096 --global-batch 16 --gradient-precision bf16")
+
+
+def test_the_files_training_as_options() -> None:
+    """Without those the plan would be of another training than the one that was promised."""
+    training = Training(
+        sequence_length=512, global_batch=8, clip_norm=None, fp8_gemms=True, dropout=0.1
+    )
+    cluster = find_cluster("dgx-h100").with_nodes(2)
+    options = ExperimentOptions(model="gpt2-xl", cluster="my cluster.yaml", caps=["gpu=20GiB"])
+    assert options_for(Request(find_model("gpt2-xl"), training, cluster), options) == (
+        "--model gpt2-xl --cluster 'my cluster.yaml' --nodes 2 --cap gpu=20GiB --seq-len 512 "
+        "--global-batch 8 --fp8-gemms --dropout 0.1 --clip-norm none"
+    )
 
 
 def test_what_is_missing_is_an_error_that_says_which_option(tmp_path: Path) -> None:

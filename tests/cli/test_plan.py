@@ -75,6 +75,17 @@ def test_the_largest_that_fits_is_looked_for_on_request(
     assert planned(bigplan, *small)["largest"] is None
 
 
+def test_a_time_limit_holds_for_further_questions(bigplan: Run, small: tuple[object, ...]) -> None:
+    code, out, err = bigplan(
+        "plan", *small, "--what-if", "--largest", "--time-limit", "0", "--json"
+    )
+    assert code == 0, err
+    answers = json.loads(out)
+    assert answers["what_if"]["solved"] == answers["largest"] == []
+    assert answers["what_if"]["unasked"]
+    assert "the search for the largest was stopped" in err
+
+
 def test_what_would_fit_is_solved_where_nothing_does(
     bigplan: Run, small: tuple[object, ...]
 ) -> None:

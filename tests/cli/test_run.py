@@ -130,6 +130,16 @@ def test_what_cannot_be_resumed(ran: Run, arguments: tuple[object, ...], message
     assert len(read_record(RUN).metrics) == 3
 
 
+def test_another_training_is_refused_before_it_is_planned(
+    ran: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search may take minutes."""
+    monkeypatch.setattr("bigplan.cli.run.plan_experiment", None)
+    code, _, err = ran("launch", "--resume", RUN, "--steps", "9", "--seed", "1")
+    assert code == 2
+    assert "seed was 0 and is 1" in err
+
+
 def test_how_a_run_is_launched_can_stand_in_the_experiment(bigplan: Run, tmp_path: Path) -> None:
     write_cluster(tmp_path)
     Path("e.yaml").write_text(

@@ -70,6 +70,21 @@ def test_the_shipped_rows_as_json(bigplan: Run) -> None:
     assert sum(rows.values()) == len([r for r in scored if r["id"] not in untrusted]) > 450
 
 
+def test_each_run_of_an_own_file_is_told(bigplan: Run, tmp_path: Path) -> None:
+    unknown = ["lab-2", "A", "a lab", "RTX 1", *GOOD[4:]]
+    rows = json.loads(bigplan("validate", "--rows", _file(tmp_path, GOOD, unknown), "--json")[1])
+    code, out, _ = bigplan("validate", "--rows", tmp_path / "rows.csv")
+    assert code == 0
+    first, second = [line.split() for line in out.splitlines() if line.startswith(" lab-")][:2]
+    error = f"{rows['rows'][0]['error_pct']:+.1f}%"
+    peak = f"{rows['rows'][0]['predicted_peak_gb']:.1f}"
+    assert first[:3] == ["lab-1", "1.5", "s"]
+    assert first[-3:] == [error, "40.0", peak]
+    assert second[0] == "lab-2"
+    assert "skipped" in second
+    assert "skipped 1 (lab-2): no description of a RTX 1" in out
+
+
 def test_the_shipped_rows_as_a_table(bigplan: Run) -> None:
     code, out, err = bigplan("validate")
     assert (code, err) == (0, "")

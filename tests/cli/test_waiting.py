@@ -45,13 +45,16 @@ def interrupted(*, keeps_best: bool, error: Exception | None) -> None:
     ("keeps_best", "error"), [(True, InputError("no plan yet")), (False, None)]
 )
 def test_without_a_plan_to_keep_an_interrupt_ends_the_program(
-    keeps_best: bool, error: Exception | None
+    keeps_best: bool, error: Exception | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         interrupted(keeps_best=keeps_best, error=error)
     assert signal.getsignal(signal.SIGINT) is before
+    told = "bigplan: Planning: interrupted, and there is no answer to keep\n"
+    assert capsys.readouterr().err == told
     interrupted(keeps_best=True, error=None)
+    assert capsys.readouterr().err == ""
 
 
 def test_it_is_shown_on_a_terminal_only_and_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,5 +151,11 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(InputError, match="name another one with --out"):
         plan_all(study(tmp_path), tmp_path / "out", 0, unseen)
+    mine = tmp_path / "own" / "results.csv"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(InputError, match="has files and is no folder of `bigplan experiment"):
+        plan_all(study(tmp_path), mine.parent, 0, unseen)
+    assert [*mine.parent.iterdir()] == [mine]
     with pytest.raises(InputError, match=r"holds no experiment\.json"):
         read_index(tmp_path)

@@ -101,6 +101,7 @@ MODEL_ARGS=(
     --ffn-hidden-size 14336
     --num-attention-heads 32
     --group-query-attention --num-query-groups 8
+    --swiglu --untie-embeddings-and-output-weights
     --seq-length 4096 --max-position-embeddings 4096
     --attention-dropout 0.0 --hidden-dropout 0.0
 )

@@ -166,7 +166,8 @@ def test_accelerate_with_megatron(tmp_path: Path) -> None:
 def test_a_megatron_script_is_read_with_its_variables(tmp_path: Path) -> None:
     found = setup(tmp_path, "pretrain.sh", SCRIPT)
     assert found.processes == 8
-    assert found.model == {"layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8}
+    sizes = {"layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8}
+    assert found.model == {**sizes, "mlp": "swiglu", "tied_embeddings": False}
     assert found.split == {"tp": 2, "pp": 2, "zero": 1, "sequence_parallel": 1}
     assert (found.batch.micro, found.batch.whole) == (2, 32)
     assert found.again is not None
@@ -227,6 +228,19 @@ def test_another_model_than_the_files_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("--swiglu", "mlp is gelu; that of --model llama-3-8b is swiglu"),
+        ("--untie-embeddings-and-output-weights", "tied_embeddings is True"),
+    ],
+)
+def test_flags_that_make_another_model_are_compared(tmp_path: Path, flag: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        priced(setup(tmp_path, "pretrain.sh", SCRIPT.replace(flag, "")))
+    assert not setup(tmp_path, "pretrain.sh", "--micro-batch-size 1 --bf16").model
+
+
+@pytest.mark.parametrize(
     ("heads", "told"),
     [
         ("--group-query-attention --num-query-groups 4", "kv_heads is 4"),
@@ -273,6 +287,19 @@ def test_torchtitans_defaults_hold_where_it_says_nothing(tmp_path: Path) -> None
     assert plan.training.global_batch == 64
     # selective_ac_option "2": every other block
     assert plan.placement.stages[0].kinds["block"].activations[Recompute.FULL] == {Tier.GPU: 16}
+
+
+@pytest.mark.parametrize(
+    ("flavor", "told"),
+    [("8B", ()), ("8b-long", ()), ("debugmodel", ()), ("17bx16e", ()), ("70B", ("70 B", "8.03 B"))],
+)
+def test_a_flavor_of_another_size_is_told(
+    tmp_path: Path, flavor: str, told: tuple[str, ...]
+) -> None:
+    found = setup(tmp_path, "llama3_8b.toml", TITAN.replace("8B", flavor))
+    unpriced = priced(found).setup.unpriced
+    assert len(unpriced) == bool(told)
+    assert tells(" ".join(unpriced), *told)
 
 
 def test_torchtitans_stages_count_embedding_and_output(tmp_path: Path) -> None:

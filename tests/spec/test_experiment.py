@@ -86,6 +86,23 @@ def test_overrides_win_and_keep_their_own_paths(tmp_path: Path) -> None:
     assert experiment.model == "./here.yaml"
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("caps.gpu", "16 Gix"),
+        ("caps.gpx", "16 GiB"),
+        ("caps.gpu", "16"),
+        ("training.sequence_length", 0),
+        ("within", "30 d"),
+    ],
+)
+def test_a_wrong_option_is_no_fault_of_a_line_of_the_file(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    with pytest.raises(InputError, match=r"\Acommand line: .*(gpx|within|gpu|length)"):
+        load_experiment(write(tmp_path, _FULL), {key: value})
+
+
 def test_without_a_file() -> None:
     experiment = make_experiment(
         {"model": "gpt2-xl", "cluster": "h200-1x", "caps.gpu": "16 GiB", "set.tp": "1"}
@@ -115,7 +132,10 @@ def test_caps_above_what_there_is() -> None:
         ("model: a", "e.yaml:1: missing key 'cluster'"),
         ("model: a\ncluster: b\nlaunch:\n  nodse: 1", "e.yaml:4: unknown key 'nodse' in `launch`"),
         ("model: {name: x}\ncluster: b", "e.yaml:1: missing key 'layers' in `model`"),
-        ("model: a\ncluster: b\ncaps: {gpu: 16}", "write the unit, such as gpu: 16 GiB"),
+        (
+            "model: a\ncluster: b\ncaps: {gpu: 16}",
+            "`caps.gpu`: 16 B is too little for any tensor; write the unit, such as 16 GiB",
+        ),
         ("model: a\ncluster: b\ncaps: {gpus: 1 GiB}", "e.yaml:3: unknown key 'gpus' in `caps`"),
         ("model: a\ncluster: b\nengine: alpa", "must be one of auto, any, native, deepspeed"),
         ("model: a\ncluster: b\nnodes: two", "`nodes` is 'two', which must be a whole number"),

@@ -124,6 +124,8 @@ def test_too_many_points(tmp_path: Path) -> None:
         ("{largest: training.global_batch, least: 5, most: 7, multiple_of: 4}", "there is none"),
         ("{largest: launch.steps}", "cannot say launch.steps"),
         ("{largst: x}", "did you mean 'largest'"),
+        ("{largest: training.global_bach}", "did you mean 'global_batch'"),
+        ("{largest: micro_batch}", "unknown key 'micro_batch'; did you mean 'set'"),
     ],
 )
 def test_mistakes_of_find(tmp_path: Path, find: str, told: str) -> None:

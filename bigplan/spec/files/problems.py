@@ -69,7 +69,7 @@ def describe(
             texts.append(text)
     # Of a union's alternatives, the user meant the one that got furthest into the value.
     return [
-        DocumentProblem(_line(root, path or _named(texts)), _either(texts), path)
+        DocumentProblem(_line(root, at := path or _named(texts)), _either(texts), at)
         for path, texts in found.items()
         if not any(other != path and other[: len(path)] == path for other in found)
         or not _is_type_clash(texts)

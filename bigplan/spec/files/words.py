@@ -114,6 +114,7 @@ _OF_OTHERS: Mapping[str, str] = {
     # an experiment
     "nodes": "num_nodes nnodes n_nodes",
     "caps": "limits memory_limits",
+    "set": "micro_batch recompute tp pp dp cp ep zero vpp",  # decisions stand in it
     # a cluster, and its memories
     "gpus_per_node": "gpus num_gpus n_gpus gpus_per_machine nproc_per_node num_processes",
     "memory": "ram mem vram memory_size",
