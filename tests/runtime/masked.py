@@ -11,7 +11,7 @@ from tests.data.texts import write_pairs
 from tests.runtime.plans import LENGTH, tiny_training
 
 # A prompt of three windows and more: windows, and chunks of the loss, without a single target.
-PAIRS = [(f"prompt {i} " * (1 + 7 * (i % 4 == 0)), f"answer {i} " * (i % 3)) for i in range(40)]
+PAIRS = [(f"prompt {i} " * (1 + 7 * (i % 4 == 0)), f"answer {i} " * (i % 3)) for i in range(12)]
 
 
 def prepare_masked(folder: str | Path) -> Path:

@@ -25,7 +25,7 @@ from bigplan.runtime.checkpoint.folder import checkpoints
 from bigplan.runtime.worker import NativeWorker
 from tests.runtime.checkpoints import away, on_device, resident
 
-STEPS, EVERY = 8, 2
+STEPS, EVERY = 6, 2
 # Where a process can kill itself: a call, and the part of a path that it is about.
 PLACES = {
     "a file of a checkpoint": ("pwritev", ".partial"),

@@ -102,8 +102,7 @@ def _written_by_ranks(worker: NativeWorker, path: Path, folder: Path, bounds: Bo
     return latest(folder).manifest
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "precision"), [(0, "fp32"), (1, "bf16")])
 @pytest.mark.parametrize(
     "make",
     [resident, away, lambda **how: away(Tier.NVME, chunk=5_000, **how), passing],

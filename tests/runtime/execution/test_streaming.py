@@ -41,14 +41,11 @@ NARROW_FP16: dict[str, object] = {"precision": "fp16", "gradient_precision": "fp
 STILL: dict[str, object] = {"loss_scale": LossScale(initial=1024)}
 WAITING: dict[str, dict[str, object]] = {  # updates wait for the norm
     "bf16": {},
-    "bf16-tied": {"tied": True},
     "bf16-sgd": {"optimizer": SGD},
     "bf16-grouped": {"optimizer": GROUPED},
-    "narrow-bf16": {**NARROW_BF16},
     "narrow-bf16-tied-momentum": {**NARROW_BF16, "optimizer": MOMENTUM, "tied": True},
     "fp16": {"precision": "fp16", "clip_norm": None, **STILL},
     "fp16-overflow": {"precision": "fp16", "loss_scale": LossScale(initial=2.0**40)},
-    "narrow-fp16": {**NARROW_FP16, **STILL},
     "narrow-fp16-unclipped-momentum": {
         **NARROW_FP16,
         **STILL,
@@ -56,13 +53,11 @@ WAITING: dict[str, dict[str, object]] = {  # updates wait for the norm
         "optimizer": MOMENTUM,
     },
     "fp32": {"precision": "fp32"},
-    "fp32-tied-momentum": {"precision": "fp32", "optimizer": MOMENTUM, "tied": True},
 }
 AT_ONCE: dict[str, dict[str, object]] = {  # updates run within the backward
     "bf16": {"clip_norm": None},
     "narrow-bf16-grouped": {**NARROW_BF16, "clip_norm": None, "optimizer": GROUPED},
     "bf16-sgd-tied": {"clip_norm": None, "optimizer": SLOWER, "tied": True},
-    "fp32": {"precision": "fp32", "clip_norm": None},
     "fp32-momentum": {"precision": "fp32", "clip_norm": None, "optimizer": MOMENTUM},
 }
 EVERY = WAITING | {f"{name}-at-once": training for name, training in AT_ONCE.items()}
@@ -143,7 +138,7 @@ def test_every_row_is_updated_from_its_gradient(device: str, name: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("precision", "lane"),
-    [*(("bf16", lane) for lane in LANES), *(("fp32", lane) for lane in LANES[:3])],
+    [*(("bf16", lane) for lane in LANES), ("fp32", Lane.STATE_OUT)],
 )
 def test_no_lane_is_overtaken(
     monkeypatch: pytest.MonkeyPatch, device: str, precision: str, lane: Lane
@@ -155,10 +150,15 @@ def test_no_lane_is_overtaken(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("lane", [Lane.GPU_UPDATE, Lane.STATE_OUT, Lane.CPU, Lane.H2D])
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("precision", "lane"),
+    [
+        *(("bf16", lane) for lane in (Lane.GPU_UPDATE, Lane.STATE_OUT, Lane.CPU, Lane.H2D)),
+        ("fp32", Lane.STATE_OUT),
+    ],
+)
 def test_no_forward_is_early(
-    monkeypatch: pytest.MonkeyPatch, device: str, lane: Lane, precision: str
+    monkeypatch: pytest.MonkeyPatch, device: str, precision: str, lane: Lane
 ) -> None:
     """Its loss is that of the updated weights: on a GPU within its rounding (test_gpu.py)."""
     slow(monkeypatch, lane)
@@ -197,7 +197,10 @@ def test_updates_within_the_backward_train(
 def test_a_checkpoint_has_the_chunks_of_its_own_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, name: str, lane: Lane
 ) -> None:
-    """Written while the next step's may be on their way; read by plans that stream, and not."""
+    """Written while the next step's may be on their way; read by plans that stream, and not.
+
+    Where it was late itself, they go on from each other's; of others one reads the first.
+    """
     slow(monkeypatch, lane)
     plan = streaming_plan(WAITING[name], device)
     with running(plan) as (worker, _):
@@ -208,7 +211,8 @@ def test_a_checkpoint_has_the_chunks_of_its_own_step(
         worker.finish()
     monkeypatch.undo()
     path = tmp_path / "step-000001"
-    for number, other in enumerate((plan, by_cpu(plan), plan), start=1):
+    in_turn = (plan, by_cpu(plan), plan) if lane is Lane.CHECKPOINT else (by_cpu(plan),)
+    for number, other in enumerate(in_turn, start=1):
         with running(other, path) as (worker, done):
             assert done == number
             same(f"step {number}", expected, state_of(worker))
@@ -218,13 +222,12 @@ def test_a_checkpoint_has_the_chunks_of_its_own_step(
             path = worker.save(tmp_path)
     if device == "cuda":  # gradients need not be the same bits again
         return
-    whole = course(plan, 4)
+    whole = course(plan, 1 + len(in_turn))
     same("the last step", whole.state, expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("tier", [Tier.GPU, Tier.HOST])
-@pytest.mark.parametrize("gradients", ["fp32", "bf16"])
+@pytest.mark.parametrize(("tier", "gradients"), [(Tier.GPU, "fp32"), (Tier.HOST, "bf16")])
 def test_state_may_be_streamed_alone(device: str, tier: Tier, gradients: str) -> None:
     plan = streaming_alone(tier, {"gradient_precision": gradients}, device)
     with started(plan) as worker:

@@ -70,20 +70,20 @@ def layouts(ranks: int) -> dict[str, tuple[Strategy, Recompute]]:
     }
 
 
-# Layouts of four ranks of a model with more than experts, by what they do to the rest of it:
-# a first stage without experts, all of ZeRO, and matrices that are split. Two ranks have it with
-# experts spread alone and with all everywhere. Blocks of several kinds are told by stages, by all
-# of ZeRO and by what splits a layer in every way.
+# Layouts of four ranks. Of a model with more than experts: a first stage without experts, all of
+# ZeRO, and matrices that are split; experts alone have the others. Two ranks have every model with
+# experts spread alone and with all everywhere. Blocks of several kinds are told by stages and by
+# what splits a layer in every way.
 FEW = {
+    "plain": ("ep4", "ep2", "ep4-zero3", "ep4-cp2-zero1", "ep2-tp2-zero3", "dp4"),
     "beside": ("ep2-pp2", "ep2-zero3", "ep2-tp2", "ep2-tp2-cp2-zero2"),
-    "llama4": ("ep2-pp2", "ep2-zero3", "ep2-tp2-cp2-zero2"),
+    "llama4": ("ep2-pp2", "ep2-tp2-cp2-zero2"),
 }
 
 
 def names(ranks: int, kind: str) -> list[str]:
     """Layouts of a kind of training, in their order."""
-    every = layouts(ranks)
-    return [name for name in every if ranks == 2 or name in FEW.get(kind, every)]
+    return [name for name in layouts(ranks) if ranks == 2 or name in FEW[kind]]
 
 
 def plans(ranks: int) -> dict[str, Plan]:

@@ -23,15 +23,15 @@ WITH_EXPERTS = EXPERTS | {"router_loss": 0.0}  # the plain loop balances over al
 
 
 def layouts(ranks: int) -> list[Strategy]:
-    """The ways to spread experts over so many ranks; others: expert_courses.py."""
-    whole = [Strategy(dp=ranks, ep=ranks, zero=zero) for zero in range(4)]
+    """The ways to spread experts over so many ranks; others: courses.py.
+
+    Where every rank has experts of its own, ZeRO's stages differ in the rest of a layer alone.
+    """
     if ranks == 2:
-        return whole
+        return [Strategy(dp=2, ep=2, zero=zero) for zero in (0, 3)]
     some = [Strategy(dp=4, ep=2, zero=zero) for zero in range(4)]
-    piped = Strategy(dp=2, ep=2, pp=2, zero=1)
-    split = [Strategy(dp=2, ep=2, tp=2, zero=zero) for zero in (0, 3)]
-    apart = [Strategy(dp=2, ep=2, cp=2), Strategy(dp=2, ep=4, cp=2, zero=3)]
-    return [*some, whole[3], piped, *split, *apart]
+    split = Strategy(dp=2, ep=2, tp=2, zero=3)
+    return [*some, Strategy(dp=2, ep=2, pp=2, zero=1), split, Strategy(dp=2, ep=4, cp=2, zero=3)]
 
 
 def spread(zero: int) -> Placement:
@@ -68,7 +68,7 @@ def expert_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
             where = spread(layout.zero)
         name = name_of(layout) if layout.zero else f"{MASKED}-{name_of(layout)}"
         found[name] = plan_of(model, training, strategy, where)
-        if layout.zero in {2: (0, 3), 4: (3,) if layout.tp > 1 else ()}[ranks]:
+        if layout.zero == 3 and (ranks == 2 or layout.tp > 1):
             biased = tiny_model(layers=3, **GPT_OSS)
             found[f"{name}-gpt-oss"] = plan_of(biased, once, strategy, where)
         if ranks == 2 and layout.zero == 3:

@@ -28,7 +28,7 @@ from tests.runtime.plans import tiny_training
 LENGTH = 32
 PAIRS = [
     {"prompt": f"{i}? " * (i % 3), "chosen": f"yes {i}", "rejected": "no" * (1 + i % 4)}
-    for i in range(23)
+    for i in range(15)
 ]
 
 

@@ -27,8 +27,6 @@ LAYOUTS: dict[int, dict[str, Strategy]] = {
     4: {
         "cp-tp": Strategy(dp=1, cp=2, tp=2),
         "cp-pp": Strategy(dp=1, cp=2, pp=2, zero=3),
-        "tp-pp": Strategy(dp=1, tp=2, pp=2),
-        "dp-cp-zero": Strategy(dp=2, cp=2, zero=3),
     },
 }
 CAPPED: dict[str, object] = {"logit_cap": 2.0, "logit_scale": 0.5, "vocab": 257}

@@ -131,7 +131,7 @@ def test_activations_that_stay_leave_their_storages_to_the_next(
 def test_activations_that_fill_their_pages_exactly_need_no_padding() -> None:
     """Statistics of an odd number of tokens are no multiple of 16 bytes, and pages may be full."""
     model = tiny_model(max_sequence_length=4096)
-    full = [
+    full = next(
         length
         for length in range(SMALL // 4, 4096)
         if length % 4
@@ -141,9 +141,8 @@ def test_activations_that_fill_their_pages_exactly_need_no_padding() -> None:
             .kept(Recompute.NONE)
         ]
         if -kept % PAGE < 12
-    ]
-    assert full
-    layer = _Layer(model, full[0], "fp32")
+    )
+    layer = _Layer(model, full, "fp32")
     kept = layer.record()
     kept.move_out(aligned_empty(align_up(layer.kind.kept(Recompute.NONE), PAGE)))
 

@@ -55,7 +55,7 @@ STATES: dict[str, object] = {
     "experts_per_token": 2,
     "shared_ffn": 32,
 }
-OF_STATES = ("dp2-zero3", "tp2", "cp2", "pp2-vpp2", "cp2-zero3")  # layouts
+OF_STATES = ("tp2", "pp2-vpp2", "cp2-zero3")  # layouts that split what is in a block, or blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +91,18 @@ def layouts(ranks: int) -> dict[str, Strategy]:
             "tp2-whole": Strategy(dp=1, tp=2, sequence_parallel=False),
             "pp2": Strategy(dp=1, pp=2, accumulation_group=2, first_blocks=1),
             "pp2-vpp2": Strategy(dp=1, pp=2, vpp=2),
-            "cp2": Strategy(dp=1, cp=2),
             "cp2-zero3": Strategy(dp=1, cp=2, zero=3),
-            "unlike": Strategy(dp=2, micro_batch=3, replicas=UNLIKE),
             "unlike-zero3": Strategy(dp=2, micro_batch=3, zero=3, replicas=UNLIKE),
         }
     return {
         "tp4": Strategy(dp=1, tp=4),
-        "dp2-tp2-zero3": Strategy(dp=2, tp=2, zero=3),
         "dp2-pp2-zero3": Strategy(dp=2, pp=2, zero=3),
-        "tp2-pp2": Strategy(dp=1, tp=2, pp=2),
-        "cp2-tp2": Strategy(dp=1, cp=2, tp=2),
-        "dp2-cp2-zero3": Strategy(dp=2, cp=2, zero=3),
         "dp4-zero3-groups": Strategy(dp=4, zero=3, zero_group=2),
-        "dp4-ep2": Strategy(dp=4, ep=2),
+        "cp2-tp2": Strategy(dp=1, cp=2, tp=2),
         "dp4-ep2-zero3": Strategy(dp=4, ep=2, zero=3),
-        "dp2-ep2-tp2": Strategy(dp=2, ep=2, tp=2),
         "dp2-ep4-cp2-zero3": Strategy(dp=2, ep=4, cp=2, zero=3),
+        "dp2-ep2-tp2": Strategy(dp=2, ep=2, tp=2),
         "unlike-tp2-zero3": Strategy(dp=2, tp=2, micro_batch=3, zero=3, replicas=UNLIKE),
-        "unlike-pp2": Strategy(dp=2, pp=2, micro_batch=3, replicas=UNLIKE),
     }
 
 

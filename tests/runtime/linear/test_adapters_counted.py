@@ -127,7 +127,7 @@ def _cases(draw: st.DrawFn) -> _Case:
 
 
 @given(_cases())
-@settings(max_examples=examples(30), derandomize=True, deadline=None)
+@settings(max_examples=examples(15), derandomize=True, deadline=None)
 def test_a_block_keeps_and_computes_what_the_planner_counted(case: _Case) -> None:
     """Bytes, and products of its operators."""
     for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.MLP):

@@ -20,7 +20,6 @@ from tests.runtime.plans import OPTIMIZER, plan_of, tiny_model, tiny_training
 LAYERS, STEPS, AT = 2, 4, 2
 LAYOUTS = {
     "dp2-zero1": Strategy(dp=2, zero=1),
-    "dp2-zero2": Strategy(dp=2, zero=2),
     "dp2-zero3": Strategy(dp=2, zero=3),
     "pp2": Strategy(dp=1, pp=2),
     "tp2": Strategy(dp=1, tp=2),

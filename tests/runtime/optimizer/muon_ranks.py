@@ -21,16 +21,13 @@ from tests.runtime.plans import plan_of, tiny_model, tiny_training
 LAYERS, STEPS, AT = 2, 4, 2
 LAYOUTS = {
     "dp2": Strategy(dp=2),
-    "dp2-zero1": Strategy(dp=2, zero=1),
     "dp2-zero2": Strategy(dp=2, zero=2),
     "dp2-zero3": Strategy(dp=2, zero=3),
     "cp2-zero1": Strategy(dp=1, cp=2, zero=1),
     "pp2": Strategy(dp=1, pp=2),
     "tp2": Strategy(dp=1, tp=2),
     "tp4": Strategy(dp=1, tp=4),
-    "dp2-tp2-zero1": Strategy(dp=2, tp=2, zero=1),
     "dp2-tp2-zero3": Strategy(dp=2, tp=2, zero=3),
-    "groups-zero1": Strategy(dp=2, cp=2, zero=1, zero_group=2),
     "groups-zero3": Strategy(dp=2, cp=2, zero=3, zero_group=2),
 }
 MUON = Optimizer(

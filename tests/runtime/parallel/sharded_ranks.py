@@ -23,7 +23,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import LossScale, Training
 from tests.runtime.execution.streamed import streamed_kind
-from tests.runtime.harness import Run, evaluated, execute, take_gpu
+from tests.runtime.harness import Run, evaluated, execute, steps_of, take_gpu
 from tests.runtime.masked import masked_data, masked_training, prepare_masked
 from tests.runtime.plans import (
     CHUNK,
@@ -44,15 +44,21 @@ from tests.toys import kind_placement, placements
 Drawn = TypeVar("Drawn")
 MASKED = "masked"  # names of plans that validate, too, begin so
 Ran = tuple[int, Path, dict[str, Plan]]  # ranks, a folder with what they computed, plans by name
-# Of more than two ranks: two have every case with every stage of ZeRO.
-FEW = {1: "fp16", 2: "clipped", 3: MASKED}
-LONG = 4  # steps of
+# Of four ranks: two have all other cases. With ZeRO and masks four are in `unequal`, too.
+OF_FOUR = "fp16-z1"
+LONG = 3  # steps of
 LONGER = ["same-everywhere-z1", "clipped-z2", "same-everywhere-z3", "tp2-everywhere"]
+# Models that take one step, as parts of their names: what they have within a layer meets a second
+# one as Llama's layers do.
+PARTS = (
+    *("gpt", "beside", "nemotron", "gemma", "falcon", "qwen3", "olmo", "isolated", "bloom"),
+    *("mistral", "deepseek", "lfm2", "one-key"),
+)
 # Of ZeRO's first stages: `tied` is in bf16, `fp16` streams, `experts` clip, `everywhere` has a part
 # of all state on the GPU, and masks are the losses' matter. Tied tables by stage 2: tied_pipelines.
 ONCE = {
     1: ("same-resident", "same-bf16", "clipped", MASKED),
-    2: ("same-resident", "same-bf16", "same-streamed", "tied", MASKED),
+    2: ("same-resident", "same-bf16", "same-streamed", "tied", "experts", MASKED),
     3: (),
 }
 
@@ -122,10 +128,8 @@ FAMILIES = {
         ("gpt-oss", GPT_OSS),
     )
 }
-ENDS = (
-    "gemma",
-    "olmo",
-)  # whose embedding and head differ from Llama's; olmo's scales cohere has, too
+# Whose embedding and head differ from Llama's; olmo's scales cohere has, too.
+ENDS = ("gemma", "olmo")
 EXPERTS = {"ffn": 32, "experts": 4, "experts_per_token": 2, "router_loss": 0.1}
 BESIDE = EXPERTS | {
     "router_loss": 0.0,
@@ -207,7 +211,7 @@ LFM2: dict[str, object] = {
 def layouts(ranks: int) -> list[Strategy]:
     """The ways to split a step over so many ranks."""
     if ranks == 8:
-        return [*splits(ranks)]
+        return splits(ranks)
     sharded = [Strategy(dp=ranks, zero=zero) for zero in (1, 2, 3)]
     pipelines = [Strategy(dp=1, pp=ranks), Strategy(dp=1, pp=2, vpp=ranks)][: 4 // ranks]
     if ranks > 2:
@@ -400,8 +404,8 @@ def cases(ranks: int, zero: int, data: str) -> dict[str, Plan]:
         clipped, where = tiny_training(2 * ranks, clip_norm=0.5), placed_everywhere(3, tied=True)
         biased = tiny_model(layers=3, **FAMILIES["gpt-oss"])
         found["gpt-oss"] = plan_of(biased, clipped, group, where)
-        kinds = (("nemotron-3", NEMOTRON_3), ("gemma-4", GEMMA4), ("falcon-h1", FALCON_H1))
-        for name, parts in (("beside", BESIDE), *kinds):
+        several_kinds = (("beside", BESIDE), ("nemotron-3", NEMOTRON_3), ("gemma-4", GEMMA4))
+        for name, parts in several_kinds:
             found[name] = anywhere(tiny_model(layers=3, **parts), clipped, group)
     return found
 
@@ -421,7 +425,9 @@ def pipelines(ranks: int) -> dict[str, Plan]:
     """
     found = {}
     for layout in layouts(ranks):
-        if layout.pp == 1 or (layout.zero in (1, 2) and layout.tp * layout.vpp == 1):
+        if layout.pp == 1 or (layout.zero in (1, 2) and layout.vpp == 1):
+            continue
+        if layout.pp > 2 and not layout.first_blocks:  # two have as many blocks each
             continue
         blocks = layout.pp * layout.vpp + (layout.first_blocks or (layout.vpp == 1))
         model = tiny_model(layers=blocks)
@@ -438,14 +444,12 @@ def pipelines(ranks: int) -> dict[str, Plan]:
             other = tiny_model(layers=3, **QWEN3_NEXT)
             found[f"same-qwen3-next-{name}"] = anywhere(other, training, layout)
         if ranks == 2 and layout.vpp > 1:  # chunks of unlike blocks
-            unlike = ("beside", BESIDE), ("gemma-4", GEMMA4), ("nemotron-h", NEMOTRON_H)
-            for part, fields in unlike:
+            for part, fields in (("beside", BESIDE), ("nemotron-h", NEMOTRON_H)):
                 other = tiny_model(layers=5, **fields)
                 found[f"same-{part}-{name}"] = anywhere(other, training, layout)
-        if ranks > 2 and (layout.zero or layout.tp * layout.vpp > 2 or layout.pp > 2):
-            continue
-        clipped = tiny_training(batch, clip_norm=0.5, precision="bf16")
-        found[f"clipped-{name}"] = plan_of(model, clipped, layout, resident)
+        if ranks == 2 and layout.vpp == 1:  # of others the norm is compared
+            clipped = tiny_training(batch, clip_norm=0.5, precision="bf16")
+            found[f"clipped-{name}"] = plan_of(model, clipped, layout, resident)
     return found
 
 
@@ -483,8 +487,8 @@ def tied_pipelines(ranks: int) -> dict[str, Plan]:
         fields = GPT2 if layout.tp > 1 else {"tied_embeddings": True}
         weightless = {"norm": "layernorm", "norm_bias": False, "weightless_norms": "all"}
         model = tiny_model(layers=4, **fields | (weightless if layout.zero == 2 else {}))
-        both = ranks == 2 or not (layout.zero or layout.tp > 1)
-        for micro_batches in (1, 4) if both else (4,):
+        several = layout.zero or layout.tp > 1
+        for micro_batches in (1, 4) if ranks == 2 else (4,) if several else (1,):
             exact = micro_batches == 1 and layout.tp == 1
             clip_norm = INACTIVE if exact else None
             training = tiny_training(micro_batches * layout.dp, clip_norm=clip_norm)
@@ -500,7 +504,11 @@ def tied_pipelines(ranks: int) -> dict[str, Plan]:
 
 
 def split_cases(ranks: int, data: str) -> dict[str, Plan]:
-    """Tensor-parallel ranks, by name: what else a step may have with two, then other layouts."""
+    """Tensor-parallel ranks, by name: what else a step may have with two, then other layouts.
+
+    Layers of every family, split by sequence or not and recomputed in every way:
+    test_tensor_parallel.py. Here is what a plan may do beside them.
+    """
     model, two = tiny_model(layers=3), Strategy(dp=1, tp=2, accumulation_group=2)
     everywhere, streaming = placed_everywhere(3, SHORT), _streaming(3)
     if ranks > 2:
@@ -531,22 +539,15 @@ def split_cases(ranks: int, data: str) -> dict[str, Plan]:
         "tp2-bf16": plan_of(model, tiny_training(4, precision="bf16"), two, everywhere),
         f"{MASKED}-tp2": plan_of(model, masked_training(4, data), two, everywhere),
     }
-    for part, fields in (("experts", EXPERTS), ("latent", LATENT)):
-        other = tiny_model(layers=3, **fields)
-        found[f"tp2-{part}"] = plan_of(other, once, two, everywhere)
+    balanced, biased = (tiny_model(layers=3, **one) for one in (EXPERTS, FAMILIES["gpt-oss"]))
+    found["tp2-experts"] = plan_of(balanced, once, two, everywhere)
+    found["tp2-gpt-oss"] = plan_of(biased, once, two, placed_everywhere(3, tied=True))
     for part, fields in (("beside", BESIDE), ("gemma-4", GEMMA4)):
         found[f"tp2-{part}"] = anywhere(tiny_model(layers=3, **fields), once, two)
-    found["tp2-olmo-hybrid"] = anywhere(tiny_model(layers=3, **OLMO_HYBRID), once, two)
     apart = masked_training(4, data, clip_norm=0.5, isolate_documents=True)
     found["tp2-isolated"] = anywhere(tiny_model(layers=3, **QWEN3_NEXT), apart, two)
-    for family, parts in FAMILIES.items():
-        other, where = tiny_model(layers=3, **parts), placed_everywhere(3, tied=True)
-        found[f"tp2-{family}"] = plan_of(other, once, two, where)
-    # Layers of every family that are not split by sequence: test_tensor_parallel.py.
-    biased = tiny_model(layers=3, **FAMILIES["gpt-oss"])
-    found["tp2-whole-gpt-oss"] = plan_of(biased, once, whole, placed_everywhere(3, tied=True))
     normed = tiny_model(layers=3, vocab=257, qk_norm=True, qkv_bias=True, head_bias=True)
-    for recompute in (Recompute.SELECTIVE, Recompute.MLP, Recompute.FULL):
+    for recompute in (Recompute.MLP, Recompute.FULL):
         again = kind_placement(3).model_copy(update={"activations": {recompute: {Tier.GPU: 3}}})
         where = placed(embedding=kind_placement(1), block=again, head=kind_placement(1))
         found[f"tp2-{recompute}"] = plan_of(normed, once, two, where)
@@ -556,6 +557,14 @@ def split_cases(ranks: int, data: str) -> dict[str, Plan]:
 def write_plans(folder: Path, plans: dict[str, Plan]) -> None:
     """For the processes to read."""
     (folder / "plans").write_bytes(pickle.dumps(plans))
+
+
+def _steps(name: str, plan: Plan) -> int:
+    """Of the plan of that name."""
+    if name in LONGER:
+        return LONG
+    once = plan.cluster.group.gpu.device == "cpu" and any(part in name for part in PARTS)
+    return 1 if once else steps_of(plan)
 
 
 def run_rank(
@@ -574,7 +583,7 @@ def run_rank(
     path = Path(folder)
     plans: dict[str, Plan] = pickle.loads((path / "plans").read_bytes())
     for name, plan in plans.items():
-        meeting, steps = path / f"{name}.meeting", LONG if name in LONGER else None
+        meeting, steps = path / f"{name}.meeting", _steps(name, plan)
         run = execute(
             plan,
             rank=rank,
@@ -615,11 +624,11 @@ def check_same_model(runs: Sequence[Run]) -> None:
         assert first.losses == other.losses
 
 
-def check_validation(folder: Path, name: str, plan: Plan, ranks: int) -> None:
+def check_validation(plan: Plan, runs: Sequence[Run]) -> None:
     """Assert that all ranks had the validation's loss that one alone has."""
     one = plan.strategy.model_copy(update={"dp": 1, "cp": 1, "tp": 1, "zero": 0})
     alone = plan.model_copy(update={"strategy": one})
-    losses = [run.validated for run in results(folder, name, ranks)]
+    losses = [run.validated for run in runs]
     assert len(set(losses)) == 1
     assert losses[0] == pytest.approx(evaluated(alone), rel=1e-6)
 
@@ -632,15 +641,14 @@ def unequal(ranks: int, data: str = "") -> dict[str, Plan]:
     model, found = tiny_model(layers=3), dict[str, Plan]()
     layouts = [Strategy(dp=2, zero=zero) for zero in range(4)]
     if ranks == 4:
-        whole = Strategy(dp=2, tp=2), Strategy(dp=2, cp=2, zero=1), Strategy(dp=2, pp=2)
-        sharded = [one.model_copy(update={"zero": 3}) for one in whole]
-        layouts = [*whole, *sharded, Strategy(dp=2, pp=2, vpp=2, zero=1), Strategy(dp=4, zero=2)]
+        beside = Strategy(dp=2, tp=2), Strategy(dp=2, cp=2, zero=1), Strategy(dp=2, pp=2, zero=3)
+        layouts = [*beside, Strategy(dp=2, pp=2, vpp=2, zero=1), Strategy(dp=4, zero=2)]
     for layout in layouts:
         sizes = ((1, 2), (1, 1)) if layout.dp == 2 else ((1, 3), (2, 2), (1, 1))
         groups = tuple(Replicas(number=n, micro_batch=b) for n, b in sizes)
         largest = {"micro_batch": sizes[0][1], "replicas": groups}
         strategy = layout.model_copy(update={**largest, "accumulation_group": 3 - layout.vpp})
-        batch = 4 * strategy.sequences
+        batch = 8 // ranks * strategy.sequences
         training = tiny_training(batch, clip_norm=0.5)
         if data:
             training = masked_training(batch, data, clip_norm=0.5)
@@ -657,13 +665,12 @@ def unequal(ranks: int, data: str = "") -> dict[str, Plan]:
 def every_plan(folder: Path, ranks: int, number: int) -> dict[str, Plan]:
     """Fixed ones of every layout, of more than two ranks fewer, and so many random ones."""
     data = str(masked_data(str(folder)))
-    fixed = {
+    every = {
         f"{name}-z{zero}": plan
         for zero in (1, 2, 3)
         for name, plan in cases(ranks, zero, data).items()
-        if (ranks == 2 and name not in ONCE[zero]) or name == FEW[zero]
+        if name not in ONCE[zero]
     }
-    if ranks == 8:
-        fixed = {}
+    fixed = {n: plan for n, plan in every.items() if ranks == (4 if n == OF_FOUR else 2)}
     piped = pipelines(ranks) | tied_pipelines(ranks)
     return fixed | split_cases(ranks, data) | piped | random_plans(ranks, number)

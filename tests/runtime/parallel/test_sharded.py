@@ -22,7 +22,7 @@ from tests.runtime.parallel.sharded_ranks import (
 )
 from tests.runtime.rounding import check_in_16_bits
 
-RANDOM = {2: 6, 4: 3, 8: 1}  # plans of so many ranks
+RANDOM = {2: 4, 4: 2, 8: 1}  # plans of so many ranks
 
 
 @pytest.fixture(scope="module", params=list(RANDOM))
@@ -34,26 +34,17 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_they_train_as_a_plain_loop_does(ran: Ran, subtests: pytest.Subtests) -> None:
+    """And end with one model on all ranks; some have one rank's loss of a validation, too."""
     ranks, folder, plans = ran
     for name, plan in plans.items():
         with subtests.test(name):
             runs = results(folder, name, ranks)
+            check_same_model(runs)
+            if name.startswith(MASKED):
+                check_validation(plan, runs)
             if plan.strategy.tp > 1 and plan.training.precision != "fp32":
                 check_in_16_bits(plan, together(runs))
                 continue
             exact = check(plan, together(runs))
             if name.startswith("same") and plan.strategy.dp <= 2:
                 assert exact == len(runs[0].results) * len(runs[0].states[0])
-
-
-def test_they_end_with_the_same_model(ran: Ran, subtests: pytest.Subtests) -> None:
-    ranks, folder, plans = ran
-    for name in plans:
-        with subtests.test(name):
-            check_same_model(results(folder, name, ranks))
-
-
-def test_they_validate_as_one_does(ran: Ran) -> None:
-    ranks, folder, plans = ran
-    for name in (name for name in plans if name.startswith(MASKED)):
-        check_validation(folder, name, plans[name], ranks)

@@ -96,7 +96,7 @@ def test_losses_are_those_of_one_process(ran: Ran, subtests: pytest.Subtests) ->
 def test_they_validate_as_one_does(ran: Ran) -> None:
     ranks, folder, plans = ran
     name = next(name for name in plans if name.startswith(MASKED))
-    check_validation(folder, name, _without_groups(plans[name]), ranks)
+    check_validation(_without_groups(plans[name]), results(folder, name, ranks))
 
 
 def _written(contexts: Sequence[Context], folder: Path, each: int) -> list[set[str]]:

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -75,20 +75,32 @@ def _of(layers: Layers) -> Callable[[int, Parameter], torch.Tensor]:
     return lambda layer, parameter: layers[layer][parameter.name].detach()
 
 
-@pytest.mark.parametrize("case", CASES)
-@torch.no_grad()
-def test_a_folder_of_transformers_gives_its_logits(case: str, tmp_path: Path) -> None:
-    theirs = _saved(case, tmp_path)
-    model = load_hf_config(tmp_path / "config.json")
-    layers = _read(tmp_path, model)
-    tokens = _tokens(model)
-    _close(logits(model, layers, tokens), theirs(tokens).logits)
+class Case(NamedTuple):
+    """A model of transformers, the folder that it wrote, and what is read there."""
+
+    theirs: Any
+    folder: Path
+    model: ModelSpec
+    layers: Layers
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("case")
+    theirs = _saved(request.param, folder)
+    model = load_hf_config(folder / "config.json")
+    return Case(theirs, folder, model, _read(folder, model))
+
+
 @torch.no_grad()
-def test_transformers_loads_what_is_written(case: str, tmp_path: Path) -> None:
-    theirs: Any = reference(case)
+def test_a_folder_of_transformers_gives_its_logits(case: Case) -> None:
+    tokens = _tokens(case.model)
+    _close(logits(case.model, case.layers, tokens), case.theirs(tokens).logits)
+
+
+@torch.no_grad()
+def test_transformers_loads_what_is_written(case: Case, tmp_path: Path) -> None:
+    theirs = case.theirs
     theirs.config.save_pretrained(tmp_path)
     model = spec_of(theirs)
     layers = ours_of(theirs, model)
@@ -96,7 +108,7 @@ def test_transformers_loads_what_is_written(case: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     write_folder(model, _of(layers), out, torch.float32, shard_bytes=40_000, origin=tmp_path)
     assert len(list(out.glob("*.safetensors"))) > 1
-    assert json.loads((out / "config.json").read_text())["model_type"] == CASES[case][0]
+    assert json.loads((out / "config.json").read_text())["model_type"] == theirs.config.model_type
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
@@ -164,23 +176,20 @@ def test_shards_and_files_without_the_head_are_read(case: str, tmp_path: Path) -
     assert torch.equal(found[0]["embed_tokens.weight"], tied.transformer.wte.weight)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_any_rectangle_is_that_of_the_whole(case: str, tmp_path: Path) -> None:
-    _saved(case, tmp_path)
-    model = load_hf_config(tmp_path / "config.json")
-    opened, layers = HfFolder.open(tmp_path, model), _read(tmp_path, model)
+def test_any_rectangle_is_that_of_the_whole(case: Case) -> None:
+    opened = HfFolder.open(case.folder, case.model)
     places = [
         (layer, parameter)
-        for layer, kind in enumerate(model.layer_sequence())
-        for parameter in model.kinds()[kind]
+        for layer, kind in enumerate(case.model.layer_sequence())
+        for parameter in case.model.kinds()[kind]
     ]
 
-    @settings(max_examples=examples(100))
+    @settings(max_examples=examples(30))  # of each of many cases
     @given(st.sampled_from(places), st.data())
     def check(place: tuple[int, Parameter], data: st.DataObject) -> None:
         layer, parameter = place
         part = data.draw(parts_of(parameter))
-        expected = layers[layer][parameter.name].view(parameter.matrix)[part.in_matrix]
+        expected = case.layers[layer][parameter.name].view(parameter.matrix)[part.in_matrix]
         assert torch.equal(opened.values(layer, parameter, part), expected)
 
     check()

@@ -42,6 +42,9 @@ from tests.runtime.harness import started
 from tests.runtime.linear.test_lora import CLOSE, adapters_of
 from tests.runtime.weights.hf_models import LENGTH, reference
 
+# Whose modules are made of what those of other cases are.
+LIKE_OTHERS = {"llama-stabilised", "gpt2-some", "mixtral", "glm4-moe", "granite-hybrid"}
+
 
 def _exported(case: str, tmp_path: Path, **lora: object) -> tuple[Plan, Path]:
     """A run's plan, and its adapters after some steps as peft has them."""
@@ -62,7 +65,7 @@ def _resumed(plan: Plan, adapters: Path, **stated: object) -> Plan:
     return plan.model_copy(update={"training": training})
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in LIKE_OTHERS])
 def test_a_run_goes_on_from_what_another_exported(case: str, tmp_path: Path) -> None:
     """Rank, alpha and targets are told by the folder, and every value is its run's."""
     plan, adapters = _exported(case, tmp_path)
