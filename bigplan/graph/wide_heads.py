@@ -34,7 +34,7 @@ def attention(shape: RankShape, reach: tuple[int, int | None], part: float) -> t
 
     A query sees half a block of keys more than it may.
     """
-    together, width = _together(shape), shape.model.head_dim
+    together, width = min(_together(shape), reach[0]), shape.model.head_dim
     seen = doubled_reach(*reach) / 2 + together / 2
     blocks = -(-shape.training.sequence_length // together)
     keys = max(1, round(part * seen / ALIGNED)) * ALIGNED
@@ -68,5 +68,5 @@ def buffers(shape: RankShape) -> int:
 
 def _together(shape: RankShape) -> int:
     """Queries of a block."""
-    scores = shape.strategy.micro_batch * shape.heads * shape.training.sequence_length
-    return min(wide_queries(scores), shape.training.sequence_length)
+    length = shape.training.sequence_length
+    return min(wide_queries(shape.strategy.micro_batch * shape.heads * length), length)

@@ -34,7 +34,8 @@ def run_report(record: Record) -> RenderableType:
 def run_json(record: Record) -> dict[str, object]:
     """The report for programs: seconds of one steady step and bytes, predicted and measured.
 
-    `resources` and `actions` are empty where no step was measured.
+    `resources` and `actions` are empty where no step was measured. `state` tells a killed run from
+    a running one: the `summary` of both says `running`.
     """
     found: dict[str, dict[str, object]] = {"resources": {}, "actions": {}}
     if record.measured is not None:
@@ -51,7 +52,8 @@ def run_json(record: Record) -> dict[str, object]:
                 found[what][name] = {"predicted": before.get(name), "measured": after.get(name)}
     last = record.metrics[-1].model_dump(mode="json") if record.metrics else None
     summary = record.summary.model_dump(mode="json")
-    return {"run": str(record.folder), "summary": summary, "last_step": last, **found}
+    told = {"run": str(record.folder), "state": _state(record), "summary": summary}
+    return told | {"last_step": last, **found}
 
 
 def comparisons(record: Record) -> Iterator[Table]:
@@ -117,7 +119,7 @@ _NOT_CLOSED = {True: "running", False: "killed", None: "running, or killed"}
 
 
 def _state(record: Record) -> str:
-    """How a run that has not finished stands."""
+    """How a run stands."""
     status = record.summary.status
     return _NOT_CLOSED[in_use(record.folder)] if status == "running" else status
 

@@ -33,7 +33,7 @@ from bigplan.launcher.record import (
 )
 from bigplan.launcher.resume import read_resumable
 from bigplan.plan import Plan
-from bigplan.report.run_report import headline_lines, run_report
+from bigplan.report.run_report import headline_lines, run_json, run_report
 from bigplan.runtime.result import Finished, Saved, StepResult
 from bigplan.spec.schedule import Schedule
 from bigplan.spec.training import ValidationSpec
@@ -491,7 +491,9 @@ def test_a_report_tells_a_running_run_from_a_killed_one(tmp_path: Path) -> None:
     write_summary(folder, summary)  # as it is until a launch closes it
     with only_launch(folder):
         assert ", running;" in "".join(headline_lines(read_record(folder)))
-    assert ", killed;" in "".join(headline_lines(read_record(folder)))
+    record = read_record(folder)
+    assert ", killed;" in "".join(headline_lines(record))
+    assert run_json(record)["state"] == "killed"
 
 
 def test_too_little_disk_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
