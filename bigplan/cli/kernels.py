@@ -91,7 +91,8 @@ def explain(
 
 
 def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
-    from bigplan.kernels.fusion.families import block_graph, unlike
+    from bigplan.kernels.fusion.covered import uncovered
+    from bigplan.kernels.fusion.families import block_graph
     from bigplan.kernels.fusion.keep import best_plan
     from bigplan.kernels.fusion.price import Pricer
     from bigplan.spec.catalog import find_model, looks_like_path
@@ -101,7 +102,7 @@ def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
     if ":" in model and not looks_like_path(model):
         return _of_module(model, options.gpu, price)
     found = find_model(model)
-    if parts := unlike(found):
+    if parts := uncovered(found):
         raise InputError(
             f"{found.name} has {' and '.join(parts)}, which kernels are not chosen for; name "
             "another model"

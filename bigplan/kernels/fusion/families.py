@@ -23,25 +23,6 @@ from bigplan.spec.step import LayerStep, StepOp
 from bigplan.spec.step import StepValue as Named
 
 APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
-_STEPS = frozenset(
-    (
-        *(StepOp.NORM, StepOp.PRODUCT, StepOp.ROTARY, StepOp.ATTENTION),
-        *(StepOp.ACTIVATION, StepOp.SCALE, StepOp.SUM),
-    )
-)
-
-
-def unlike(model: ModelSpec) -> list[str]:
-    """What the model has that no graph here has."""
-    parts = {
-        f"{model.experts} experts": model.experts > 0,
-        "latent attention": model.latent_attention is not None,
-        "norms without weights": model.weightless_norms != "none" or model.value_norm,
-        "a factor of each block": model.block_scale,
-    }
-    if found := [name for name, there in parts.items() if there]:
-        return found
-    return [f"a {op}" for op in sorted({step.op for step in model.steps("block")} - _STEPS)]
 
 
 def block_graph(model: ModelSpec, batch: int, length: int, dtype: str) -> KernelGraph:

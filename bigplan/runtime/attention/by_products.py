@@ -44,6 +44,7 @@ class _ByProducts(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        # The result is saved as with other kernels, which plans count; nothing here reads it.
         q, k, v, _, sums = ctx.saved_tensors  # each may be asked for once
         return *backward(gradients[0], (q, k, v), sums, ctx.scores), None
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from bigplan.kernels.fusion.cover import CoverSearch, Members, best_cover, torch_cover
+from bigplan.kernels.fusion.covered import uncovered
 from bigplan.kernels.fusion.explain import explained
-from bigplan.kernels.fusion.families import block_graph, unlike
+from bigplan.kernels.fusion.families import block_graph
 from bigplan.kernels.fusion.graph import Arg, Argument, KernelGraph, KernelNode, dense, frozen
 from bigplan.kernels.fusion.keep import AGAIN, best_plan, kept
 from bigplan.kernels.fusion.price import Pricer
@@ -222,7 +223,7 @@ def test_torchs_norm_backward_is_priced_as_its_two_kernels(columns: int, measure
 
 
 DENSE = [
-    name for name in list_models() if name.endswith(("b", "xl")) and not unlike(find_model(name))
+    name for name in list_models() if name.endswith(("b", "xl")) and not uncovered(find_model(name))
 ]
 
 
