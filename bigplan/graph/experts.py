@@ -294,6 +294,7 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     activation itself is computed over the first. Torch's operators need two tensors more, of a
     clamped activation five, and two for weighed inputs. Then comes a projection's gradient; at the
     end rows are added up by token. Without a gate there is one gradient and one set of rows less.
+    A norm of what experts give makes a gradient beside the residual stream's.
     """
     rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
     entering, eager = _entering(shape), 7 if shape.model.mlp == "clamped_swiglu" else 4
@@ -302,4 +303,5 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     within = rows + (entering if by_kernel else eager) * inner
     projection = rows + entering * inner + made + spread.routed_hidden(shape)
     adding = entering * (inner + rows) + spread.routed_hidden(shape)
-    return max(within, projection, adding) + shape.gathered
+    beside = shape.hidden if shape.model.norms != "before" else 0
+    return max(within, projection, adding) + shape.gathered + beside

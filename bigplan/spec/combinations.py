@@ -115,10 +115,13 @@ def _check_sinks(model: Any) -> None:
 
 def check_norms(model: Any) -> None:
     """Norms and factors stand where the model has what they are of."""
-    beside = [key for key in ("parallel_residual", "experts") if getattr(model, key)]
+    beside = [key for key in ("parallel_residual", "shared_ffn") if getattr(model, key)]
+    if model.experts and model.residual_scale != 1:  # which is in experts' weights, before a norm
+        beside.append("residual_scale")
     if model.norms != "before" and beside:
+        of = " of experts" if model.experts else ""
         raise InputError(
-            f"`norms` {model.norms} with `{beside[0]}`, whose norms stand before; change one"
+            f"`norms` {model.norms} with `{beside[0]}`{of}, whose norms stand before; change one"
         )
     alone = [key for key in ("parallel_residual", "shared_gate") if getattr(model, key)]
     if model.residual_scale != 1 and alone:

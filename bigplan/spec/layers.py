@@ -124,6 +124,8 @@ def _widening_half(
     shared, stream = _shared(model, read, stream)
     if model.experts:  # whose weights hold the factor of what they add
         steps = _experts(model, read)
+        if model.norms != "before":
+            steps += _closing(model, "mlp", steps[-1].gives[0])
     else:
         steps = mlp(model, read)
         steps += _closing(model, "mlp", steps[-1].gives[0])

@@ -41,12 +41,21 @@ class _Sent(NamedTuple):
     mixture: Mixture
     dispatch: Dispatch
     adapters: ExpertAdapters | None  # of the last product
+    shape: torch.Size  # of what the block's MLP reads and gives
 
 
 def mlp(
-    p: Mapping[str, Tensor], x: Tensor, normed: Tensor, model: ModelSpec, mixture: Mixture = PLAIN
+    p: Mapping[str, Tensor],
+    x: Tensor | None,
+    normed: Tensor,
+    model: ModelSpec,
+    mixture: Mixture = PLAIN,
 ) -> Tensor:
-    """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks."""
+    """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks.
+
+    None: what they give alone, of which there is a norm. That reads it in its backward, too.
+    """
+    assert x is not None or not mixture.unread
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
     rows = mixture.rows.activating(model.mlp, model.routed_by.weighs)
     entering = mixture.adapters(p, GATE), mixture.adapters(p, UP)
@@ -56,7 +65,7 @@ def mlp(
         passed, mixture.forget, normed, p.get(ROUTER_BIAS), p[ROUTER], p.get(GATE), p[UP], *biases
     )
     gate, up, weights, by_token, dispatch, *places = routed
-    there = _Sent(passed.mixture, dispatch, mixture.adapters(p, DOWN))
+    there = _Sent(passed.mixture, dispatch, mixture.adapters(p, DOWN), normed.shape)
     last = p[DOWN], p.get(DOWN_BIAS), weights if by_token is None else by_token
     if mixture.gated:
         return _Gated.apply(there, x, gate, up, weights, *places, *last)  # type: ignore[no-any-return, no-untyped-call]
@@ -85,7 +94,7 @@ class _Closing(Function):
     """x and for each token the sum of its experts' results, those of rows `inner` [rows, f]."""
 
     @staticmethod
-    def forward(ctx: Any, passed: _Sent, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
+    def forward(ctx: Any, passed: _Sent, x: Tensor | None, inner: Tensor, *given: Any) -> Tensor:
         *places, down, bias, own = given
         ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
         asked = not passed.mixture.frozen or passed.adapters is not None
@@ -99,18 +108,27 @@ class _Closing(Function):
         rows, by_inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
         by_down = _by_down(ctx.passed.mixture, last[0], (inner, rows), ends)
         _by_adapters(ctx.passed, (inner, rows), ends)
-        return None, by_output, by_inner, None, None, by_down, *biased
+        return (
+            None,
+            by_output if ctx.needs_input_grad[1] else None,
+            by_inner,
+            None,
+            None,
+            by_down,
+            *biased,
+        )
 
 
 class _Gated(Function):
     """The same of the weighted activation, which is never kept, as in layers/products.py."""
 
     @staticmethod
-    def forward(ctx: Any, passed: _Sent, x: Tensor, *given: Any) -> Tensor:
+    def forward(ctx: Any, passed: _Sent, x: Tensor | None, *given: Any) -> Tensor:
         gate, up, weights, *places, down, bias, own = given
         ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
         ctx.save_for_backward(gate, up, weights, *places, *last)
         if passed.mixture.unread:
+            assert x is not None
             return x.new_empty(()).expand_as(x)
         inner = passed.mixture.rows.weighted(gate, up, weights)
         return _added(passed, x, inner, Places(*places), last)
@@ -124,7 +142,15 @@ class _Gated(Function):
         del gate, up  # which may have been computed again, and are as large
         by_down = _by_down(ctx.passed.mixture, last[0], (inner, rows), ends)
         _by_adapters(ctx.passed, (inner, rows), ends)
-        return None, by_output, *by_factors, None, None, by_down, *biased
+        return (
+            None,
+            by_output if ctx.needs_input_grad[1] else None,
+            *by_factors,
+            None,
+            None,
+            by_down,
+            *biased,
+        )
 
 
 def _by_down(
@@ -157,8 +183,8 @@ class _Last(NamedTuple):
         return expert_biases.weights_of_all(places, self.weights, dtype, mixture.ranks, self.bias)
 
 
-def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, last: _Last) -> Tensor:
-    """x, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
+def _added(passed: _Sent, x: Tensor | None, inner: Tensor, places: Places, last: _Last) -> Tensor:
+    """x, if any, and the experts' results of rows `inner`, summed over all ranks' parts of them."""
     mixture, ends = passed.mixture, passed.dispatch.ends(places)
     grouped = mixture.grouped
     results = grouped.leaving(grouped.read(inner), last.down, ends)
@@ -169,7 +195,8 @@ def _added(passed: _Sent, x: Tensor, inner: Tensor, places: Places, last: _Last)
     output = back()
     if last.bias is not None:
         output.addmm_(last.of_all(mixture, places, output.dtype), last.bias.T)
-    return x + mixture.ranks.sum(output)().view(x.shape)
+    added = mixture.ranks.sum(output)().view(passed.shape)
+    return added if x is None else x + added
 
 
 def _returned(
@@ -179,7 +206,7 @@ def _returned(
 
     Also those by last biases, and by the weights that these have.
     """
-    mixture, dispatch, adapters = passed
+    mixture, dispatch, adapters, _ = passed
     ends = dispatch.ends(places)
     gathered = mixture.ranks.gather(by_output)().flatten(0, -2)
     rows = sent(dispatch, mixture.rows, dispatch.came(mixture.rows, gathered)(), *places)

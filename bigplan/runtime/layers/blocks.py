@@ -169,7 +169,11 @@ def _widened(p: Parameters, normed: Tensor, x: Tensor, model: ModelSpec, ways: W
     if model.experts:
         if model.shared_ffn:
             x = _shared(p, x, normed, model, ways)
-        return expert_mlp.mlp(p, x, normed, model, ways.experts)
+        if model.norms == "before":
+            return expert_mlp.mlp(p, x, normed, model, ways.experts)
+        given = expert_mlp.mlp(p, None, normed, model, ways.experts._replace(unread=False))
+        added = _closed(p, "mlp", given, model, ways)
+        return unread_sum(x, added) if ways.unread else x + added
     inputs = _mlp_inputs(p, normed, model, ways)
     if not model.adds_product_of("mlp"):
         return _closed_and_added(p, "down_proj", x, inputs, model, ways)

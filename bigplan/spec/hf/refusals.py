@@ -33,7 +33,6 @@ def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
 _OTHER_EXPERTS = {
     "dbrx": "queries, keys and values are clipped, and its norms are layer norms without biases",
     "deepseek_v32": "its attention sees those tokens alone that an index of its own picks",
-    "flex_olmo": "norms stand after experts",
     "grok-1": "its norms stand before and after, and scores and logits are capped",
     "jamba": "most of its blocks are state-space models",
     "jetmoe": "its attention is a mixture of experts, too",

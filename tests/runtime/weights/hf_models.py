@@ -531,6 +531,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"norm_topk_prob": True, "sliding_window": None},
     ),
     "olmoe": ("olmoe", OLMO | ROUTED),
+    "flex_olmo": ("flex_olmo", OLMO | ROUTED),
     "olmoe-bias": ("olmoe", OLMO | ROUTED | {"attention_bias": True, "norm_topk_prob": True}),
     "minimax-m2": (
         "minimax_m2",

@@ -163,6 +163,7 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("mamba2", _MAMBA2),
     ("mamba2", _MAMBA2 | {"n_groups": 2, "state_size": 24, "tie_word_embeddings": True}),
     ("olmoe", _SMALL),
+    ("flex_olmo", _SMALL | {"pad_token_id": None}),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
     ("minimax_m2", _SMALL),
     ("minimax_m2", _SMALL | {"num_local_experts": 8, "head_dim": 16, "rotary_dim": 8}),

@@ -49,7 +49,7 @@ from bigplan.spec.hf.families.nanochat import NANOCHAT
 from bigplan.spec.hf.families.nemotron_h import NEMOTRON_H
 from bigplan.spec.hf.families.olmo import OLMO, OLMO2, OLMO3
 from bigplan.spec.hf.families.olmo_hybrid import OLMO_HYBRID
-from bigplan.spec.hf.families.olmoe import OLMOE
+from bigplan.spec.hf.families.olmoe import FLEX_OLMO, OLMOE
 from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi import PHI
 from bigplan.spec.hf.families.phi3 import PHI3
@@ -113,6 +113,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "gpt_oss": GPT_OSS,
     "hunyuan_v1_dense": HUNYUAN,
     "olmoe": OLMOE,
+    "flex_olmo": FLEX_OLMO,
     "glm4_moe_lite": GLM4_MOE_LITE,
     "solar_open": SOLAR_OPEN,
     "minimax_m2": MINIMAX_M2,
