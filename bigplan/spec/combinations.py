@@ -115,7 +115,7 @@ def _check_sinks(model: Any) -> None:
 
 def check_norms(model: Any) -> None:
     """Norms and factors stand where the model has what they are of."""
-    beside = [key for key in ("parallel_residual", "shared_ffn") if getattr(model, key)]
+    beside = [key for key in ("parallel_residual",) if getattr(model, key)]
     if model.experts and model.residual_scale != 1:  # which is in experts' weights, before a norm
         beside.append("residual_scale")
     if model.norms != "before" and beside:

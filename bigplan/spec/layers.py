@@ -121,10 +121,16 @@ def _widening_half(
         read = read if model.parallel_residual else stream
         second = _opening_norm(model, "post_norm", "post norm", read, "mlp input")
         read = second[-1].gives[0] if second else read
-    shared, stream = _shared(model, read, stream)
+    shared = _shared(model, read)
+    beside = shared[-1].gives[0] if shared else None
+    if beside is not None and model.norms == "before":
+        shared.append(_sum(SHARED_SUM, stream, beside, "with shared"))
+        stream = shared[-1].gives[0]
     if model.experts:  # whose weights hold the factor of what they add
         steps = _experts(model, read)
-        if model.norms != "before":
+        if model.norms != "before":  # which there is one of, for both
+            if beside is not None:
+                steps.append(_sum(SHARED_SUM, beside, steps[-1].gives[0], "with shared"))
             steps += _closing(model, "mlp", steps[-1].gives[0])
     else:
         steps = mlp(model, read)
@@ -211,15 +217,13 @@ def _gated(first: LayerStep, mixed: StepValue) -> list[LayerStep]:
     return [LayerStep(StepOp.GATE, "attention gate", read, gives, saves=read, cheap=True)]
 
 
-def _shared(
-    model: Architecture, x: StepValue, stream: StepValue
-) -> tuple[list[LayerStep], StepValue]:
-    """An MLP beside the experts that all tokens pass, and the stream that it is added to.
+def _shared(model: Architecture, x: StepValue) -> list[LayerStep]:
+    """An MLP beside the experts that all tokens pass, if the model has one.
 
     Its gate, a sigmoid of a score, multiplies before the last product, as experts' weights do.
     """
     if not model.shared_ffn:
-        return [], stream
+        return []
     names = entering(model)
     inputs = tuple(StepValue(f"shared {name}", model.shared_ffn) for name in names)
     modules = {f"shared.{name}_proj": v for name, v in zip(names, inputs, strict=True)}
@@ -243,9 +247,8 @@ def _shared(
     )
     output = {"shared.down_proj": _hidden(model, "shared output")}
     last = product("shared down", inner, output, bias=False)
-    scaled = _closing(model, "shared", last.gives[0])
-    summed = _sum(SHARED_SUM, stream, (last, *scaled)[-1].gives[0], "with shared")
-    return [first, activation, last, *scaled, summed], summed.gives[0]
+    scaled = _closing(model, "shared", last.gives[0]) if model.norms == "before" else []
+    return [first, activation, last, *scaled]
 
 
 def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:

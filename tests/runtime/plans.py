@@ -342,7 +342,7 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
     if not style.get("shared_gate"):
         style["residual_scale"] = draw(st.sampled_from((1.0, 0.3)))
         style["mlp"] = draw(st.sampled_from(("swiglu", "relu2")))
-    if "shared_ffn" not in style and style["residual_scale"] == 1:
+    if style.get("residual_scale", 1) == 1:
         style["norms"] = draw(st.sampled_from(("before", "around", "after")))
     if draw(st.booleans()):
         style |= {"dense_blocks": 1, "dense_ffn": 64}

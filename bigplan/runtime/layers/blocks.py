@@ -167,11 +167,12 @@ def _block(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, way
 def _widened(p: Parameters, normed: Tensor, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
     """Add to x what the MLP or the experts give of `normed`."""
     if model.experts:
-        if model.shared_ffn:
-            x = _shared(p, x, normed, model, ways)
         if model.norms == "before":
+            if model.shared_ffn:
+                x = _shared(p, x, normed, model, ways)
             return expert_mlp.mlp(p, x, normed, model, ways.experts)
-        given = expert_mlp.mlp(p, None, normed, model, ways.experts._replace(unread=False))
+        beside = _shared(p, None, normed, model, ways) if model.shared_ffn else None
+        given = expert_mlp.mlp(p, beside, normed, model, ways.experts._replace(unread=False))
         added = _closed(p, "mlp", given, model, ways)
         return unread_sum(x, added) if ways.unread else x + added
     inputs = _mlp_inputs(p, normed, model, ways)
@@ -247,8 +248,10 @@ def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple
     return scaled, up
 
 
-def _shared(p: Parameters, x: Tensor, normed: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
-    """Add to x what the MLP beside the experts gives of `normed`."""
+def _shared(
+    p: Parameters, x: Tensor | None, normed: Tensor, model: ModelSpec, ways: Ways
+) -> Tensor:
+    """Add to x what the MLP beside the experts gives of `normed`; None: that alone."""
     last, names = ways.last or ways.close, ["shared.up_proj"]
     if model.gated:
         names.insert(0, "shared.gate_proj")
@@ -258,12 +261,14 @@ def _shared(p: Parameters, x: Tensor, normed: Tensor, model: ModelSpec, ways: Wa
     if model.shared_gate:
         gate, up, score = inputs
         inner = gated_by_score(ways.experts.rows, (gate, up), score, ways.forget)
-    elif not model.adds_product_of("shared"):
+    elif x is not None and not model.adds_product_of("shared"):
         return _closed_and_added(p, "shared.down_proj", x, inputs, model, ways)
     elif ways.gated and model.gated:
         return ways.gated(p, "shared.down_proj", x, inputs, "swiglu")
     else:
         inner = _activation(inputs, model, ways)
+    if x is None:
+        return _alone(p, "shared.down_proj", inner, ways)
     return last(p, "shared.down_proj", x, inner)
 
 

@@ -292,6 +292,21 @@ EXAONE_MOE = (
         "sliding_window_pattern": 2,
     }
 )
+AFMOE = (
+    {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
+    | NO_TOKENS
+    | ROUTED
+    | {
+        "head_dim": 16,
+        "moe_intermediate_size": 24,
+        "num_shared_experts": 2,
+        "num_dense_layers": 1,
+        "route_scale": 1.5,
+        "sliding_window": WINDOW,
+        "global_attn_every_n_layers": 2,
+        "mup_enabled": True,
+    }
+)
 MELLUM = OLMO3 | {
     "head_dim": 16,
     "mlp_layer_types": ["dense", "sparse", "sparse"],
@@ -616,6 +631,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "hy-v3": ("hy_v3", HY_V3),
     "exaone-moe": ("exaone_moe", EXAONE_MOE),
+    "afmoe": ("afmoe", AFMOE),
     "mellum": ("mellum", MELLUM),
     "granite-moe": ("granitemoe", GRANITE_MOE),
     "granite-moe-shared": (

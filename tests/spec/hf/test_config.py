@@ -163,6 +163,7 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("mamba2", _MAMBA2),
     ("mamba2", _MAMBA2 | {"n_groups": 2, "state_size": 24, "tie_word_embeddings": True}),
     ("olmoe", _SMALL),
+    ("afmoe", _SMALL | {"num_dense_layers": 1, "global_attn_every_n_layers": 2}),
     ("flex_olmo", _SMALL | {"pad_token_id": None}),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
     ("minimax_m2", _SMALL),

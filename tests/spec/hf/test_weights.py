@@ -76,7 +76,7 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
     model = ModelSpec.model_validate(find_model("llama-3-8b").model_dump() | all_of_it | changes)
     kinds = [*model.kinds().values()]
     if changes.get("qk_norm", True):
-        around = model.model_dump() | {"norms": "around", "shared_ffn": 0}
+        around = model.model_dump() | {"norms": "around"}
         kinds += ModelSpec.model_validate(around).kinds().values()
     if changes.get("qk_norm", True):
         kinds += [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bigplan.spec.hf.families.afmoe import AFMOE
 from bigplan.spec.hf.families.arcee import ARCEE, NEMOTRON
 from bigplan.spec.hf.families.bamba import BAMBA
 from bigplan.spec.hf.families.beside_towers import BESIDE_TOWERS
@@ -113,6 +114,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "gpt_oss": GPT_OSS,
     "hunyuan_v1_dense": HUNYUAN,
     "olmoe": OLMOE,
+    "afmoe": AFMOE,
     "flex_olmo": FLEX_OLMO,
     "glm4_moe_lite": GLM4_MOE_LITE,
     "solar_open": SOLAR_OPEN,
