@@ -42,7 +42,7 @@ _OTHER_EXPERTS = {
     "kimi_linear": "its delta rule has a decay for each column of a key",
     "mimo_v2_flash": "its values are narrower than keys, and heads differ from block to block",
     "mistral4": "queries of its latent attention grow with their position",
-    "axk1": "a norm stands after experts",
+    "axk1": "a norm stands after experts, and none after attention",
     "minimax": "most of its attention is linear",
     "phimoe": "its routers pick experts one after the other, and its norms have biases",
 }

@@ -914,6 +914,8 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("hy_v3", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "`mlp_layer_types` is"),
         ("hy_v3", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("exaone_moe", {"num_local_experts": 8}, "`num_local_experts` is 8"),
+        ("afmoe", {"attention_bias": True}, "`attention_bias` is True"),
+        ("afmoe", {"n_group": 4}, "`n_group` is 4"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
         (
             "apertus",
