@@ -26,7 +26,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "router_normalised": "norm_topk_prob",
     "router_loss": "router_aux_loss_coef moe_aux_loss_coeff aux_loss_coef",
     "routing": "n_group topk_group routed_scaling_factor use_expert_bias scoring_func "
-    "moe_router_score_function router_scaling_factor",
+    "moe_router_score_function router_scaling_factor route_scale",
     "shared_ffn": "n_shared_experts shared_intermediate_size shared_expert_intermediate_size "
     "moe_shared_expert_intermediate_size moe_num_shared_experts num_shared_experts",
     "dense_blocks": "first_k_dense_replace mlp_only_layers mlp_layer_types moe_layer_start_index "
@@ -60,9 +60,10 @@ _OF_OTHERS: Mapping[str, str] = {
     "rope_scaling": "rope_parameters",
     "rotary_fraction": "partial_rotary_factor rotary_pct rotary_percent rotary_dim",
     "local_rope_theta": "rope_local_base_freq",
-    "attention_pattern": "layer_types sliding_window_pattern no_rope_layers",
+    "attention_pattern": "layer_types sliding_window_pattern no_rope_layers "
+    "global_attn_every_n_layers",
     "score_scale": "query_pre_attn_scalar attention_multiplier key_multiplier",
-    "embedding_scale": "embedding_multiplier",
+    "embedding_scale": "embedding_multiplier mup_enabled",
     "residual_scale": "residual_multiplier",
     "gate_scale": "mlp_multipliers",
     "attention_beside": "attention_out_multiplier ssm_out_multiplier",
