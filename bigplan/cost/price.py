@@ -268,7 +268,7 @@ def _kind_cost(
             rerun_waits={recompute: one.waits for recompute, one in again.items()},
         )
 
-    framework = replace(framework, waits=True) if kind.waits else framework
+    framework = replace(framework, waits=True) if kind.in_turn else framework
     launched = cost(framework)
     capturing = framework.captures and nodes.gpu.runs_kernels and groups.alone
     if kind.waits or not (capturing and kind.name in BLOCKS):

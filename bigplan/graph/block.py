@@ -88,6 +88,7 @@ def block(shape: RankShape) -> LayerKind:
     streams = _streams(shape)
     forward = [pair[0] for pair in streams]
     linear, linear_backward = _linear(shape)
+    awaited = [product for product in linear if isinstance(product, Gemm) and product.apart]
     exchanged_forward, exchanged_backward = _collectives(shape)
     return LayerKind(
         name="block",
@@ -115,7 +116,9 @@ def block(shape: RankShape) -> LayerKind:
         largest=max(shape.whole_hidden, largest_bytes(shape, trained), shared_inner_bytes(shape)),
         frozen=shape.frozen,
         adapters=adapters,
-        waits=any(isinstance(product, Gemm) and product.apart for product in linear),
+        waits=bool(awaited),
+        # Other tools wait before tokens are sent, and have no products to run meanwhile.
+        in_turn=any(shape.dispatched or not product.long for product in awaited),
         whole_experts=(
             sum(t.elements for t in tensors if t.experts)
             if shape.dispatched or shape.spreads_experts

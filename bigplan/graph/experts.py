@@ -255,12 +255,8 @@ def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
 
 
 def _activated_by_kernel(shape: RankShape) -> bool:
-    """Whether a kernel runs experts' activation: a clamped one of any number of rows has none."""
-    return shape.generated and not (
-        shape.model.mlp == "relu2"
-        or _weighs_inputs(shape)
-        or (shape.spreads_experts and shape.model.mlp != "swiglu")
-    )
+    """Whether a kernel runs experts' activation."""
+    return shape.generated and shape.model.mlp != "relu2" and not _weighs_inputs(shape)
 
 
 def _weighs_inputs(shape: RankShape) -> bool:

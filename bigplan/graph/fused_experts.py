@@ -57,6 +57,7 @@ def _fused(kind: LayerKind, mxfp8_attention: bool) -> LayerKind:
         forward=(*_changed(kind.forward, forward, mxfp8_attention), stashed),
         backward=(*_changed(kind.backward, backward, mxfp8_attention), stashed),
         waits=False,
+        in_turn=False,
     )
 
 

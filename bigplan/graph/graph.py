@@ -86,6 +86,7 @@ class LayerKind:
     adapters: tuple[Tensor, ...] = ()
     # The host waits for the device within a pass, for numbers that the next launches need.
     waits: bool = False
+    in_turn: bool = False  # and the device has run out of work by then
     # Elements of experts, where `ep` ranks have them all together. Fewer ranks share them than
     # share the rest (`Strategy.expert_shards`). They are the first tensors.
     whole_experts: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from bigplan.mechanics import worth_apart
 from bigplan.spec.gpu import FlashKernel
 
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -45,6 +46,11 @@ class Gemm:
     def launches(self) -> int:
         """Kernels."""
         return 0 if self.inside else self.count * (self.groups if self.apart else 1)
+
+    @property
+    def long(self) -> bool:
+        """Whether a group's product lets the host work beside it, once that knows its rows."""
+        return worth_apart(self.m / self.groups, self.n, self.k)
 
     @property
     def inner(self) -> float:

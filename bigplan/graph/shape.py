@@ -13,6 +13,7 @@ from bigplan.mechanics import (
     groups_in_one,
     repeats_heads,
     sums_in_products,
+    worth_apart,
 )
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.lora import adapted_steps, stored
@@ -84,12 +85,19 @@ class RankShape:
 
     @property
     def grouped_kernels(self) -> bool:
-        """Whether one kernel multiplies all experts' rows: torch's does in bf16."""
+        """Whether one kernel multiplies all experts' rows: torch's does in bf16.
+
+        The native runtime has one for each expert where these are large, and their rows are known.
+        """
         model = self.model
         if self.dispatched:  # Transformer Engine's do in every precision
             return True
-        fits = groups_in_one(model.experts, model.hidden, model.ffn // self.tp)
-        return self.grouped and self.training.precision == "bf16" and fits
+        widths = model.hidden, model.ffn // self.tp
+        if not (self.grouped and self.training.precision == "bf16"):
+            return False
+        rows = self.tokens * model.experts_per_token / max(1, model.experts)
+        varying = self.spreads_experts or self.training.fp8_gemms or not self.fused
+        return groups_in_one(model.experts, *widths) and (varying or not worth_apart(rows, *widths))
 
     @property
     def tp(self) -> int:

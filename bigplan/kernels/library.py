@@ -166,49 +166,16 @@ class Library:
         rows.put(total, part, fresh=fresh)
 
     def weighted(
-        self,
-        gate: Tensor,
-        up: Tensor,
-        weights: Tensor,
-        *,
-        varying: bool = False,
-        clamped: bool = False,
+        self, gate: Tensor, up: Tensor, weights: Tensor, *, clamped: bool = False
     ) -> Tensor:
-        """SwiGLU of rows [rows, f] times a weight each, fp32 [rows]; `clamped`: GPT-OSS's.
-
-        `varying`: the number of rows is another every time, for which no kernel is made.
-        """
-        if varying:
-            return rows.weighted(gate, up, weights)
-        shape = tuple(gate.shape)
-        entry = self._entry(
-            ("weighted", shape, gate.dtype, clamped),
-            lambda: single.weighted(shape, NAMES[gate.dtype], clamped=clamped),
-        )
-        (out,) = entry({"x": gate, "y": up, "weight": weights.view(-1, 1)})
-        return out
+        """As rows.weighted."""
+        return rows.weighted(gate, up, weights, clamped=clamped)
 
     def weighted_backward(
-        self,
-        gate: Tensor,
-        up: Tensor,
-        weights: Tensor,
-        gradient: Tensor,
-        *,
-        varying: bool = False,
-        clamped: bool = False,
+        self, gate: Tensor, up: Tensor, weights: Tensor, gradient: Tensor, *, clamped: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients by gate, up and weights; what `weighted` gives goes to `gradient`."""
-        if varying:
-            return rows.weighted_backward(gate, up, weights, gradient)
-        shape = tuple(gate.shape)
-        entry = self._entry(
-            ("weighted backward", shape, gate.dtype, clamped),
-            lambda: single.weighted_backward(shape, NAMES[gate.dtype], clamped=clamped),
-        )
-        named = {"x": gate, "y": up, "weight": weights.view(-1, 1), "gradient": gradient}
-        by_gate, by_up, by_weights, _ = entry(named, {"out": gradient})
-        return by_gate, by_up, by_weights.view(-1)
+        """As rows.weighted_backward."""
+        return rows.weighted_backward(gate, up, weights, gradient, clamped=clamped)
 
     # --- Positions and the loss.
 

@@ -119,7 +119,7 @@ def _pass_rows(
     device = device_of(nodes, plan.training, NATIVE)
     groups = LayerGroups.of(graph.strategy, nodes)
     captured = plan.placement.captured and kind.name in BLOCKS
-    framework = replace(NATIVE, captured=captured, waits=kind.waits)
+    framework = replace(NATIVE, captured=captured, waits=kind.in_turn)
     again = phase == PASSES[2]
     whole = pass_cost(operators, device, groups, framework, again=again).seconds * times
     costs = list(operator_costs(operators, device, groups, NATIVE))

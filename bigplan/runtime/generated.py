@@ -268,11 +268,8 @@ def rotary(library: Library, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _GeneratedRotary.apply(library, x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def rows_of(library: Library | None, *, varying: bool = False) -> RowOperators:
-    """What passes over rows of experts, by its kernels where there is a library.
-
-    `varying`: their number is another every time.
-    """
+def rows_of(library: Library | None) -> RowOperators:
+    """What passes over rows of experts, by its kernels where there is a library."""
     if library is None:
         return RowOperators()
 
@@ -282,12 +279,12 @@ def rows_of(library: Library | None, *, varying: bool = False) -> RowOperators:
     def combined(rows: Tensor, places: Places, beside: Tensor | None = None) -> Tensor:
         return library.combined(rows, beside, places.rows, len(places.chosen))
 
-    weighted = partial(library.weighted, varying=varying)
-    weighted_backward = partial(library.weighted_backward, varying=varying)
-    operators = RowOperators(sent, combined, weighted, weighted_backward, library.put)
-    if varying:  # a clamped activation has no kernel of any number of rows
-        return operators
-    return operators._replace(
+    return RowOperators(
+        sent,
+        combined,
+        library.weighted,
+        library.weighted_backward,
+        library.put,
         clamped=partial(library.weighted, clamped=True),
         clamped_backward=partial(library.weighted_backward, clamped=True),
     )

@@ -156,6 +156,22 @@ def test_without_a_grouped_kernel_each_expert_is_a_launch_that_waits() -> None:
     assert not block(shape(find_model("llama-3-8b"), gpu="a100-sxm4-80gb")).waits
 
 
+@pytest.mark.parametrize(("tokens", "long"), [(9_360, False), (9_368, True)])
+def test_long_products_of_experts_are_launches_of_their_own_beside_the_host(
+    tokens: int, *, long: bool
+) -> None:
+    """From 2^38 FLOPs: 2,341 rows an expert of Mixtral's, 2 of 8 for each of 9,363 tokens."""
+    one = replace(shape(), training=Training(sequence_length=tokens, global_batch=2))
+    kind = block(one)
+    assert (kind.waits, kind.in_turn) == (long, False)
+    assert gemm(kind, "mlp up").launches == (16 if long else 2)
+    # Which add to fp32 sums themselves.
+    matrix = 8 * MIXTRAL.hidden * MIXTRAL.ffn
+    assert gradient_bytes(one, kind.tensors) == (0 if long else 2 * matrix)
+    assert not block(replace(one, strategy=Strategy(dp=2, ep=2))).waits  # rows vary there
+    assert block(shape(gpu="a100-sxm4-80gb")).in_turn
+
+
 def test_collectives_are_those_of_a_dense_block() -> None:
     dense = find_model("mistral-7b").model_copy(update={"sliding_window": None})
 

@@ -21,7 +21,6 @@ from bigplan.kernels.fusion.graph import (
     dense,
     frozen,
 )
-from bigplan.spec.clamped import ALPHA, LIMIT
 
 # By weight, or by 1 + weight.
 NormKind = Literal["rmsnorm", "rmsnorm_plus_one", "layernorm", "layernorm_plus_one"]
@@ -211,86 +210,6 @@ def activation_backward(
         return make.single("by_x", "by_y")
     make.one("mul", dense("out", shape, dtype), self=opened, other=y)
     return make.single("by_x", "by_y", "out")
-
-
-def weighted(shape: TensorShape, dtype: str, *, clamped: bool = False) -> Single:
-    """SwiGLU of rows with a weight each: silu(x) * y * weight, weights fp32 [*rows, 1].
-
-    `clamped`: as GPT-OSS has it, (y + 1) x sigmoid(1.702 x), with x up to 7 and y within 7.
-    """
-    make = _Maker()
-    x, y, weight = _rows_weighted(make, shape, dtype)
-    gate, other, *_ = (_clamped if clamped else _plain)(make, x, y, shape)
-    inner = make.mul("inner", gate, other, shape)
-    make.mul("out", inner, weight, shape, dtype)
-    return make.single("out")
-
-
-def weighted_backward(shape: TensorShape, dtype: str, *, clamped: bool = False) -> Single:
-    """Gradients by x, y and weight (fp32 [*rows, 1]), and the output, of `weighted`."""
-    make = _Maker()
-    gradient = Arg(make.given("gradient", shape, dtype))
-    x, y, weight = _rows_weighted(make, shape, dtype)
-    gate, other, *more = (_clamped if clamped else _plain)(make, x, y, shape)
-    inner = make.mul("inner", gate, other, shape)
-    product = make.mul("product", inner, gradient, shape)
-    row = dense("by_weight", (*shape[:-1], 1), "fp32")
-    make.one("sum", row, self=product, dim=(-1,), keepdim=True)
-    scaled = make.mul("scaled", gradient, weight, shape)
-    by_gate = make.mul("by_gate", scaled, other, shape)
-    if clamped:
-        _clamped_back(make, (x, y), (by_gate, make.mul("by_other", scaled, gate, shape)), more)
-    else:
-        make.one("silu_backward", dense("by_x", shape, dtype), grad_output=by_gate, self=x)
-        make.mul("by_y", scaled, gate, shape, dtype)
-    make.mul("out", inner, weight, shape, dtype)
-    return make.single("by_x", "by_y", "by_weight", "out")
-
-
-def _plain(make: _Maker, x: Arg, y: Arg, shape: TensorShape) -> tuple[Arg, Arg]:
-    """silu(x), and y."""
-    return Arg(make.one("silu", dense("silu", shape, "fp32"), self=x)), y
-
-
-def _clamped(make: _Maker, x: Arg, y: Arg, shape: TensorShape) -> tuple[Arg, ...]:
-    """G sigmoid(1.702 g) of the clamped x, the clamped y plus 1, and g and the sigmoid."""
-
-    def made(op: str, name: str, **arguments: Argument) -> Arg:
-        return Arg(make.one(op, dense(name, shape, "fp32"), **arguments))
-
-    gate = made("clamp", "limited x", self=x, max=LIMIT)
-    share = made("sigmoid", "share", self=made("mul", "sharper", self=gate, other=ALPHA))
-    other = made("clamp", "limited y", self=y, min=-LIMIT, max=LIMIT)
-    other = made("add", "other", self=other, other=1.0)
-    return make.mul("opened", gate, share, shape), other, gate, share
-
-
-def _clamped_back(
-    make: _Maker, inputs: tuple[Arg, Arg], gradients: tuple[Arg, Arg], more: list[Arg]
-) -> None:
-    """Gradients by x and y, of those by the first two that `_clamped` gives, and by its others."""
-    (x, y), (by_opened, by_other), (gate, share) = inputs, gradients, more
-    given = next(value for value in make.inputs if value.name == x.name)
-    shape, dtype = given.shape, given.dtype
-
-    def made(op: str, name: str, form: str = "fp32", **arguments: Argument) -> Arg:
-        return Arg(make.one(op, dense(name, shape, form), **arguments))
-
-    # sigmoid (1 + 1.702 g (1 - sigmoid))
-    left = made("rsub", "left", self=share, other=1.0)
-    slope = made("mul", "steeper", self=make.mul("curve", gate, left, shape), other=ALPHA)
-    slope = make.mul("slope", made("add", "one more", self=slope, other=1.0), share, shape)
-    by_gate = make.mul("by limited x", by_opened, slope, shape)
-    within = made("le", "x within", "bool", self=x, other=LIMIT)
-    made("where", "by_x", dtype, condition=within, self=by_gate, other=0.0)
-    size = made("abs", "size", self=y)
-    within = made("le", "y within", "bool", self=size, other=LIMIT)
-    made("where", "by_y", dtype, condition=within, self=by_other, other=0.0)
-
-
-def _rows_weighted(make: _Maker, shape: TensorShape, dtype: str) -> tuple[Arg, Arg, Arg]:
-    x, y = (Arg(make.given(name, shape, dtype)) for name in "xy")
-    return x, y, Arg(make.given("weight", (*shape[:-1], 1), "fp32"))
 
 
 def rotary(

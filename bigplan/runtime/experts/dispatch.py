@@ -11,8 +11,8 @@ backward. An expert's result is weighted before its last product, so that result
 not be kept for the weights' gradients.
 
 On CUDA products in bf16 are torch's grouped ones, which have kernels for compute capabilities 9 and
-10 (aten/src/ATen/native/cuda/GroupMM.cu). Otherwise they run expert by expert, and the CPU waits
-for the rows' numbers.
+10 (aten/src/ATen/native/cuda/GroupMM.cu). Otherwise, and where experts' own products are large,
+they run expert by expert, and the CPU waits for the rows' numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.mechanics import groups_in_one
+from bigplan.mechanics import groups_in_one, worth_apart
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.constants import values_of
 from bigplan.runtime.experts import clamped as of_gpt_oss
@@ -325,8 +325,13 @@ def stays_on_device(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _has_kernel(a: Tensor, b: Tensor, widths: Sequence[int], experts: int) -> bool:
-    """Whether torch has a kernel for these factors; `widths` are the sides that are no rows."""
+    """Whether torch has a kernel for these factors that is worth taking.
+
+    `a` has all rows; `widths` are the sides that are no rows.
+    """
     if not stays_on_device(a.device, a.dtype) or not groups_in_one(experts, *widths):
+        return False
+    if worth_apart(len(a) / experts, *widths):
         return False
     starts = (a.data_ptr(), b.data_ptr())
     return all(n % 16 == 0 for n in starts)

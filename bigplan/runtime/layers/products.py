@@ -297,7 +297,7 @@ class Products:
     @property
     def mixture(self) -> Mixture:
         """How a block runs its experts."""
-        rows = rows_of(self.kernels, varying=self.spread.group.size > 1)
+        rows = rows_of(self.kernels)
         mixture = Mixture(self.ranks, self.sums, rows=rows, frozen=self.frozen, scale=self.scale)
         return mixture._replace(grouped=self.matrices.grouped, spread=self.spread)
 

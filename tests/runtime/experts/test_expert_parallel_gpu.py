@@ -76,7 +76,7 @@ class _Case(NamedTuple):
             {n: torch.full(t.shape, torch.nan, device="cuda") for n, t in p.items()}, fresh=True
         )
         library = generated.library_for(tiny_training(1, precision="bf16"), x.device)
-        rows = generated.rows_of(library, varying=group.size > 1)
+        rows = generated.rows_of(library)
         how = Mixture(sums=sums, gated=True, rows=rows, spread=ExpertParallel(group))
         leaves = x.requires_grad_(), normed.requires_grad_()
         output = expert_mlp.mlp(p, *leaves, self.model, how)
