@@ -87,6 +87,8 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         parts.append("latent_attention.norm_epsilon")
     if model.routed_by.bias and model.routed_by.scores == "softmax":  # it wants sigmoids then
         parts.append("routing.bias beside softmax")
+    if model.routed_by.scores == "sparsemixer":
+        parts.append("routing.scores sparsemixer")
     if model.experts and tool not in WITH_EXPERTS:
         others = " or megatron" if set(parts) <= set(MEGATRON_PARTS) else ""
         return (

@@ -40,6 +40,10 @@ DISPATCHED_BACK_PASSES = 5  # Megatron Core keeps the activation that the native
 # A bias, and groups: bytes a score and kernels beyond these.
 BIASED_BYTES, BIASED_LAUNCHES = 8, 4
 IN_GROUPS_BYTES, IN_GROUPS_LAUNCHES = 12, 8
+# Bytes a score and kernels of SparseMixer for each expert of a token, beyond these: a softmax over
+# some experts, and its derivative (runtime/experts/sparsemixer.py).
+IN_TURN_BYTES, IN_TURN_LAUNCHES = 70, 11
+IN_TURN_BACK_BYTES, IN_TURN_BACK_LAUNCHES = 94, 16
 SENT = "sent"  # the stream that copies tokens for experts
 PLACES_LAUNCHES = 4  # the numbers that say where a row comes from, or goes to
 
@@ -88,7 +92,7 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     the rows again, because the forward keeps none.
     """
     rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
-    chosen, launches = _choosing(shape)
+    chosen, chosen_back = _choosing(shape)
     hidden = spread.routed_hidden(shape)
     # Tokens in 8 bits are copied at half the bytes (runtime/experts/grouped_eight_bits.py).
     copied = rows if shape.training.fp8_gemms else 2 * rows
@@ -101,8 +105,8 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
         there = back = _brought(shape)
     return (
         (
-            Stream("route", chosen * scores, launches),
-            Stream("route", ROUTED_BACK_BYTES * scores, ROUTED_BACK_LAUNCHES),
+            Stream("route", chosen[0] * scores, chosen[1]),
+            Stream("route", chosen_back[0] * scores, chosen_back[1]),
         ),
         (
             Stream(SENT, there, PLACES_LAUNCHES, generated=made),
@@ -111,15 +115,21 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     )
 
 
-def _choosing(shape: RankShape) -> tuple[int, int]:
-    """Bytes a score, and kernels, of a token's choice."""
+def _choosing(shape: RankShape) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Bytes a score, and kernels, of a token's choice, forward and backward."""
     routing = shape.model.routed_by
     nbytes, launches = ROUTED_BYTES, ROUTED_LAUNCHES
+    back, back_launches = ROUTED_BACK_BYTES, ROUTED_BACK_LAUNCHES
+    if routing.scores == "sparsemixer":
+        each = shape.model.experts_per_token
+        nbytes, launches = nbytes + each * IN_TURN_BYTES, launches + each * IN_TURN_LAUNCHES
+        back += each * IN_TURN_BACK_BYTES
+        back_launches += each * IN_TURN_BACK_LAUNCHES
     if routing.bias:
         nbytes, launches = nbytes + BIASED_BYTES, launches + BIASED_LAUNCHES
     if routing.groups > 1:
         nbytes, launches = nbytes + IN_GROUPS_BYTES, launches + IN_GROUPS_LAUNCHES
-    return nbytes, launches
+    return (nbytes, launches), (back, back_launches)
 
 
 def combining(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:

@@ -53,6 +53,11 @@ def _check_choice(model: Any) -> None:
         )
     if problem := model.routed_by.problem(model.experts, model.experts_per_token):
         raise InputError(problem)
+    if model.routed_by.scores == "sparsemixer" and model.router_normalised:
+        raise InputError(
+            "`routing.scores` is sparsemixer with `router_normalised`, but each of its weights is "
+            "a share of its own; set `router_normalised: false`"
+        )
     if model.routed_by.scores == "sigmoid" and model.router_loss:
         raise InputError(
             f"`router_loss` {model.router_loss:g} balances a softmax, but `routing.scores` is "

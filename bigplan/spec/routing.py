@@ -15,9 +15,16 @@ class Routing(Spec):
     Shares of experts are a softmax over all scores, or the sigmoid of each. A token gets the
     experts with the largest shares, plus `bias` where there is one; its weights are shares without
     the bias (DeepSeek-V3, arXiv 2412.19437, equations 13 to 16).
+
+    With SparseMixer (arXiv 2409.12136) a token's experts are those with the largest scores, one
+    after the other. Each weighs its share by a softmax over those that were not chosen before it
+    and whose score s comes near the largest m of these: (m - s) / max(|s|, m) is at most twice
+    `jitter`. So transformers' PhiMoE evaluates; what its training draws by chance is left out.
     """
 
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    jitter: float = Field(default=0.01, gt=0, le=1)
+    """of SparseMixer: half of the relative distance of scores that count"""
     bias: bool = False
     """numbers added to shares where experts are chosen; training leaves them as they are"""
     score_bias: bool = False
@@ -35,6 +42,12 @@ class Routing(Spec):
 
     def problem(self, experts: int, each: int) -> str | None:
         """Why a token cannot choose `each` of so many experts like this; None: it can."""
+        if self.scores == "sparsemixer" and (self.bias or self.groups > 1):
+            beside = "bias" if self.bias else "groups"
+            return (
+                f"`routing.scores` is sparsemixer with `routing.{beside}`, but it chooses the "
+                "largest scores of all experts; remove one"
+            )
         if self.groups == self.groups_per_token == 1:
             return None
         size, rest = divmod(experts, self.groups)

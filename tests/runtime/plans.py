@@ -354,6 +354,9 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
         routing["weighs"] = draw(st.sampled_from(("outputs", "inputs")))
         style["routing"] = routing
     if draw(st.booleans()):
+        style["routing"] = routing | {"scores": "sparsemixer", "jitter": 0.2}
+        style["router_normalised"] = False
+    elif draw(st.booleans()):
         style["routing"] = routing | {
             "scores": "sigmoid",
             "bias": draw(st.booleans()),

@@ -29,6 +29,7 @@ from bigplan.mechanics import groups_in_one, worth_apart
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.constants import values_of
 from bigplan.runtime.experts import clamped as of_gpt_oss
+from bigplan.runtime.experts import sparsemixer
 from bigplan.runtime.experts import squared as of_nemotron
 from bigplan.runtime.experts import weighed_inputs as of_llama4
 from bigplan.runtime.operators import gated, gated_backward
@@ -79,18 +80,27 @@ def route(
     Weights are the experts' shares in fp32, where `normalised` those of a token divided by their
     sum: fp32 by row. A bias, `routing`'s, is fp32 [experts] as terms of a constant.
     """
-    every = shares_of(scores, routing)
-    if bias is None and routing.groups == 1:
-        shares, chosen = every.topk(each, dim=-1)
-    else:
-        chosen = _chosen(every, each, routing, bias)
-        shares = every.gather(-1, chosen)
+    shares, chosen = _shares_of_chosen(scores, each, routing, bias)
     if normalised:
         shares = shares / shares.sum(-1, keepdim=True)
     if routing.scale != 1:
         shares = shares * routing.scale
     order = in_order(chosen)
     return shares.flatten()[order], Places(chosen.to(torch.int32), order)
+
+
+def _shares_of_chosen(
+    scores: Tensor, each: int, routing: Routing, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Shares in fp32 of every token's experts and these, int64: [tokens, each]."""
+    if routing.scores == "sparsemixer":
+        return sparsemixer.shares(scores.float(), each, routing.jitter)
+    every = shares_of(scores, routing)
+    if bias is None and routing.groups == 1:
+        shares, chosen = every.topk(each, dim=-1)
+        return shares, chosen
+    chosen = _chosen(every, each, routing, bias)
+    return every.gather(-1, chosen), chosen
 
 
 def in_order(chosen: Tensor) -> Tensor:
@@ -106,7 +116,7 @@ def router_scores(
 
     So they are in DeepSeek-V3 and GLM-4.5, whose experts near ties lie close beside each other.
     """
-    if routing.scores == "softmax" or x.dtype is torch.float32:
+    if routing.scores != "sigmoid" or x.dtype is torch.float32:
         return F.linear(x, router, bias)
     if x.is_cuda:
         scores = torch.mm(x, router.T, out_dtype=torch.float32)
@@ -115,7 +125,7 @@ def router_scores(
 
 
 def shares_of(scores: Tensor, routing: Routing) -> Tensor:
-    """Shares of experts in fp32, of scores [tokens, experts]."""
+    """Shares of experts in fp32, of scores [tokens, experts]; of SparseMixer for the balance."""
     wide = scores.float()
     return wide.sigmoid() if routing.scores == "sigmoid" else wide.softmax(-1)
 
@@ -156,12 +166,18 @@ def by_scores(
         mine = shares.gather(-1, chosen)
         total = mine.sum(-1, keepdim=True)
         by_choice = (by_choice - (by_choice * mine).sum(-1, keepdim=True) / total) / total
-    by_probability = torch.zeros_like(shares).scatter_(-1, chosen, by_choice)
+    by_probability = torch.zeros_like(shares)
+    in_turn = routing.scores == "sparsemixer"
+    if not in_turn:
+        by_probability.scatter_(-1, chosen, by_choice)
     if by_shares is not None:
         by_probability += by_shares
     if routing.scores == "sigmoid":
         return by_probability * shares * (1.0 - shares)
-    return shares * (by_probability - (by_probability * shares).sum(-1, keepdim=True))
+    found = shares * (by_probability - (by_probability * shares).sum(-1, keepdim=True))
+    if in_turn:
+        found += sparsemixer.by_scores(scores.float(), chosen, by_choice, routing.jitter)
+    return found
 
 
 def balance_gradient(places: Places, experts: int, coefficient: float) -> Tensor:

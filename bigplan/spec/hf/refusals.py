@@ -44,7 +44,6 @@ _OTHER_EXPERTS = {
     "mistral4": "queries of its latent attention grow with their position",
     "axk1": "a norm stands after experts, and none after attention",
     "minimax": "most of its attention is linear",
-    "phimoe": "its routers pick experts one after the other, and its norms have biases",
 }
 # Keys of experts by other names, and the loss's, which say nothing of the model.
 _READ = ("num_experts", "num_local_experts", "output_router_logits", "router_jitter_noise")

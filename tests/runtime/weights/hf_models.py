@@ -307,6 +307,16 @@ AFMOE = (
         "mup_enabled": True,
     }
 )
+PHIMOE = (
+    LLAMA
+    | NO_TOKENS
+    | {
+        "num_local_experts": 6,
+        "router_jitter_noise": 0.3,
+        "attention_bias": True,
+        "lm_head_bias": True,
+    }
+)
 MELLUM = OLMO3 | {
     "head_dim": 16,
     "mlp_layer_types": ["dense", "sparse", "sparse"],
@@ -351,6 +361,15 @@ LONGROPE = {
     "short_factor": [1.0, 1.5],
     "long_factor": [2.0, 7.0],
     "original_max_position_embeddings": 16,
+}
+OF_PHIMOE = {  # up to the pre-training's length, from where transformers has no longer divisors
+    "rope_type": "longrope",
+    "rope_theta": 5000.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 7.0, 8.0, 9.0],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 64,
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
@@ -632,6 +651,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hy-v3": ("hy_v3", HY_V3),
     "exaone-moe": ("exaone_moe", EXAONE_MOE),
     "afmoe": ("afmoe", AFMOE),
+    "phimoe": ("phimoe", PHIMOE),
+    "phimoe-longrope": (
+        "phimoe",
+        PHIMOE | {"sliding_window": WINDOW, "rope_parameters": OF_PHIMOE, "lm_head_bias": False},
+    ),
     "mellum": ("mellum", MELLUM),
     "granite-moe": ("granitemoe", GRANITE_MOE),
     "granite-moe-shared": (
@@ -689,6 +713,7 @@ RENAMED = {
     "nemotron_h": {"model.": "backbone."},
     "mixtral": {".mlp.": ".block_sparse_moe."},
     "minimax_m2": {".mlp.": ".block_sparse_moe."},
+    "phimoe": {".mlp.": ".block_sparse_moe.", ".router.": ".gate."},
     "ernie4_5_moe": {".gate.moe_statics.": ".moe_statics."},
     "hy_v3": {
         ".mlp.gate.weight": ".mlp.router.gate.weight",

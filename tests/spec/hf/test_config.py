@@ -165,6 +165,8 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("olmoe", _SMALL),
     ("afmoe", _SMALL | {"num_dense_layers": 1, "global_attn_every_n_layers": 2}),
     ("flex_olmo", _SMALL | {"pad_token_id": None}),
+    ("phimoe", _SMALL),
+    ("phimoe", _SMALL | {"attention_bias": True, "lm_head_bias": True, "sliding_window": 64}),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
     ("minimax_m2", _SMALL),
     ("minimax_m2", _SMALL | {"num_local_experts": 8, "head_dim": 16, "rotary_dim": 8}),
@@ -915,6 +917,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("hy_v3", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("exaone_moe", {"num_local_experts": 8}, "`num_local_experts` is 8"),
         ("afmoe", {"attention_bias": True}, "`attention_bias` is True"),
+        ("phimoe", {"num_experts_per_tok": 3}, "`num_experts_per_tok` is 3"),
         ("afmoe", {"n_group": 4}, "`n_group` is 4"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
         (

@@ -54,6 +54,7 @@ from bigplan.spec.hf.families.olmoe import FLEX_OLMO, OLMOE
 from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi import PHI
 from bigplan.spec.hf.families.phi3 import PHI3
+from bigplan.spec.hf.families.phimoe import PHIMOE
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
 from bigplan.spec.hf.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from bigplan.spec.hf.families.qwen3_next import QWEN3_NEXT
@@ -116,6 +117,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "olmoe": OLMOE,
     "afmoe": AFMOE,
     "flex_olmo": FLEX_OLMO,
+    "phimoe": PHIMOE,
     "glm4_moe_lite": GLM4_MOE_LITE,
     "solar_open": SOLAR_OPEN,
     "minimax_m2": MINIMAX_M2,
