@@ -309,5 +309,5 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     within = rows + (entering if by_kernel else eager) * inner
     projection = rows + entering * inner + made + spread.routed_hidden(shape)
     adding = entering * (inner + rows) + spread.routed_hidden(shape)
-    beside = shape.hidden if shape.model.norms != "before" else 0
+    beside = shape.hidden if shape.model.closes("mlp") else 0
     return max(within, projection, adding) + shape.gathered + beside

@@ -68,6 +68,8 @@ class Architecture(Spec):
     """
     routing: Routing | None = None
     """how a token's experts are chosen and weighted; null: the likeliest ones, by a softmax"""
+    expert_norms: Literal["as_others", "after"] = "as_others"
+    """norms of experts: where `norms` says, or one behind them, too (A.X-K1)"""
     shared_ffn: int = Field(default=0, ge=0, le=10**7)
     """inner width of an MLP beside the experts that all tokens pass, the shared ones; 0: none"""
     shared_gate: bool = False
@@ -309,9 +311,13 @@ class Architecture(Spec):
             own |= {ATTENTION: beside.attention_scale, self.mixer: beside.other_scale}
         return self.residual_scale * own.get(part, 1.0)
 
+    def closes(self, part: str) -> bool:
+        """Whether what a part of a block gives is normed before it is added."""
+        return self.norms != "before" or (part == "mlp" and self.expert_norms != "as_others")
+
     def adds_product_of(self, part: str) -> bool:
         """Whether the product of a part of a block is added as it is, not normed or scaled."""
-        return self.norms == "before" and self.scale_of(part) == 1
+        return not self.closes(part) and self.scale_of(part) == 1
 
     @property
     def has_mlp(self) -> bool:

@@ -118,10 +118,12 @@ def check_norms(model: Any) -> None:
     beside = [key for key in ("parallel_residual",) if getattr(model, key)]
     if model.experts and model.residual_scale != 1:  # which is in experts' weights, before a norm
         beside.append("residual_scale")
-    if model.norms != "before" and beside:
+    if (model.norms != "before" or model.expert_norms != "as_others") and beside:
         of = " of experts" if model.experts else ""
+        key = "norms" if model.norms != "before" else "expert_norms"
         raise InputError(
-            f"`norms` {model.norms} with `{beside[0]}`{of}, whose norms stand before; change one"
+            f"`{key}` {getattr(model, key)} with `{beside[0]}`{of}, whose norms stand before; "
+            "change one"
         )
     alone = [key for key in ("parallel_residual", "shared_gate") if getattr(model, key)]
     if model.residual_scale != 1 and alone:

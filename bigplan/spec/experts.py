@@ -9,7 +9,7 @@ from bigplan.errors import InputError
 OF_EXPERTS = (  # keys that say something only where there are experts
     *("experts", "experts_per_token", "router_normalised", "router_loss", "routing"),
     *("shared_ffn", "shared_gate", "dense_blocks", "dense_ffn"),
-    "expert_pattern",
+    *("expert_pattern", "expert_norms"),
 )
 
 
@@ -70,6 +70,11 @@ def _check_beside(model: Any) -> None:
     if model.shared_gate and not model.shared_ffn:
         raise InputError(
             "`shared_gate` without `shared_ffn`, the MLP that it gates; state it, or remove it"
+        )
+    if model.expert_norms == "after" and model.norms != "before":
+        raise InputError(
+            f"`expert_norms: after` with `norms: {model.norms}`, by which one stands behind "
+            "experts already; remove it"
         )
     if model.expert_pattern:
         _check_pattern(model)

@@ -123,12 +123,12 @@ def _widening_half(
         read = second[-1].gives[0] if second else read
     shared = _shared(model, read)
     beside = shared[-1].gives[0] if shared else None
-    if beside is not None and model.norms == "before":
+    if beside is not None and not model.closes("mlp"):
         shared.append(_sum(SHARED_SUM, stream, beside, "with shared"))
         stream = shared[-1].gives[0]
     if model.experts:  # whose weights hold the factor of what they add
         steps = _experts(model, read)
-        if model.norms != "before":  # which there is one of, for both
+        if model.closes("mlp"):  # by one norm of both
             if beside is not None:
                 steps.append(_sum(SHARED_SUM, beside, steps[-1].gives[0], "with shared"))
             steps += _closing(model, "mlp", steps[-1].gives[0])
@@ -159,7 +159,7 @@ def _opening_norm(
 def _closing(model: Architecture, part: str, given: StepValue) -> list[LayerStep]:
     """What becomes of a part's product before it is added; nobody saves the results."""
     steps = []
-    if model.norms != "before":
+    if model.closes(part):
         module, name = f"{part}_closing_norm", f"{part} closing norm"
         norm = _norm(model, module, name, given, f"normed {part}")
         steps.append(replace(norm, cheap=False))
@@ -247,7 +247,7 @@ def _shared(model: Architecture, x: StepValue) -> list[LayerStep]:
     )
     output = {"shared.down_proj": _hidden(model, "shared output")}
     last = product("shared down", inner, output, bias=False)
-    scaled = _closing(model, "shared", last.gives[0]) if model.norms == "before" else []
+    scaled = [] if model.closes("mlp") else _closing(model, "shared", last.gives[0])
     return [first, activation, last, *scaled]
 
 

@@ -344,6 +344,8 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
         style["mlp"] = draw(st.sampled_from(("swiglu", "relu2")))
     if style.get("residual_scale", 1) == 1:
         style["norms"] = draw(st.sampled_from(("before", "around", "after")))
+        if style["norms"] == "before":
+            style["expert_norms"] = draw(st.sampled_from(("as_others", "after")))
     if draw(st.booleans()):
         style |= {"dense_blocks": 1, "dense_ffn": 64}
     elif draw(st.booleans()):

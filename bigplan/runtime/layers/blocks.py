@@ -167,7 +167,7 @@ def _block(p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, way
 def _widened(p: Parameters, normed: Tensor, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
     """Add to x what the MLP or the experts give of `normed`."""
     if model.experts:
-        if model.norms == "before":
+        if not model.closes("mlp"):
             if model.shared_ffn:
                 x = _shared(p, x, normed, model, ways)
             return expert_mlp.mlp(p, x, normed, model, ways.experts)
@@ -336,7 +336,7 @@ def _closed_and_normed(
 
 def _closed(p: Parameters, part: str, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
     """What a part of the block adds, of its product x: normed and scaled as the model has it."""
-    if model.norms != "before":
+    if model.closes(part):
         x = norm_alone(p, f"{part}_closing_norm", x, model, ways)
     scale = model.scale_of(part)
     return x if scale == 1 else x * scale
@@ -354,7 +354,7 @@ def _closed_and_added(
 
     Where nothing reads that sum, nothing reads a product that is scaled alone.
     """
-    idle = ways.unread and model.norms == "before"
+    idle = ways.unread and not model.closes("mlp")
     into = x.detach() if idle else None
     if ways.gated and model.mlp in ("swiglu", "geglu"):
         product = ways.gated(p, down, into, inputs, model.mlp)

@@ -96,6 +96,11 @@ class HfFolder:
             if {tensor.name + BLOCKS, tensor.name + SCALES} <= set(in_files):
                 names[tensor.name + SCALES] = tensor.name + SCALES
                 found = [tensor.name + BLOCKS]
+            if (
+                not found
+                and tensor.pieces[0].parameter.name in FAMILIES[family].layouts[layout].absent
+            ):
+                continue
             if not found:
                 raise InputError(
                     f"{folder}: tensor {tensor.name!r} is missing from its safetensors files, and "
@@ -112,7 +117,7 @@ class HfFolder:
             expected |= self._shapes(tensor)
         for path in sorted(set(self.files.values())):
             with opened(path) as file:
-                for name in (name for name in expected if self.files[name] == path):
+                for name in (name for name in expected if self.files.get(name) == path):
                     header = file.get_slice(self.names[name])
                     shape, dtype = tuple(header.get_shape()), header.get_dtype()
                     if shape != expected[name]:
@@ -148,6 +153,8 @@ class HfFolder:
         places = stored(self.family, self.model, layer, parameter, self.layout)
         if parameter.constant:
             (place,) = places
+            if place.tensor not in self.names:
+                return torch.zeros(rectangle.rows, rectangle.columns)
             whole = terms_of(self._tensor(place.tensor).flatten())  # of some families [1, n]
             rows, columns = rectangle.in_matrix
             return whole[rows, columns]

@@ -42,12 +42,12 @@ _OTHER_EXPERTS = {
     "kimi_linear": "its delta rule has a decay for each column of a key",
     "mimo_v2_flash": "its values are narrower than keys, and heads differ from block to block",
     "mistral4": "queries of its latent attention grow with their position",
-    "axk1": "a norm stands after experts, and none after attention",
     "minimax": "most of its attention is linear",
 }
 # Keys of experts by other names, and the loss's, which say nothing of the model.
 _READ = ("num_experts", "num_local_experts", "output_router_logits", "router_jitter_noise")
 _EXPERT_WORDS = ("expert", "moe", "router")
+_USUAL = (("moe_layer_freq", 1),)  # of DeepSeek's files: experts in all blocks but first ones
 _DENSE_BLOCKS = ("first_k_dense_replace", "n_dense_layers", "interleave_moe_layer_step")
 
 
@@ -65,7 +65,7 @@ def refuse_experts(
     read = (*_READ, *families[model_type]) if routed else ()
     for key, value in config.items():
         about = key in _DENSE_BLOCKS or any(word in key for word in _EXPERT_WORDS)
-        if not about or key in read or value in _OFF:
+        if not about or key in read or value in _OFF or (key, value) in _USUAL:
             continue
         told = (
             f"models of type {model_type} are planned without it; leave it out, or take another "
@@ -117,7 +117,7 @@ _RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
 _OF_MAMBA = ("mamba_", "ssm_state_size", "use_mamba_kernels")  # how such keys begin
 _FACTORS = {"falcon_h1": ("ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier")}
 _WITH_MAMBA = ("granitemoehybrid", "bamba", "nemotron_h", "mamba2", "falcon_h1")
-_WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu")
+_WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu", "axk1")
 _OF_INFERENCE = ("mamba_ssm_dtype",)  # the dtype of states of delta rules, kept between tokens
 _FOREIGN_KEYS = (
     "add_cross_attention",

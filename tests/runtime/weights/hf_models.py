@@ -651,6 +651,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hy-v3": ("hy_v3", HY_V3),
     "exaone-moe": ("exaone_moe", EXAONE_MOE),
     "afmoe": ("afmoe", AFMOE),
+    "axk1": (
+        "axk1",
+        DEEPSEEK | OF_DEEPSEEK | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
     "phimoe": ("phimoe", PHIMOE),
     "phimoe-longrope": (
         "phimoe",
@@ -714,6 +718,7 @@ RENAMED = {
     "mixtral": {".mlp.": ".block_sparse_moe."},
     "minimax_m2": {".mlp.": ".block_sparse_moe."},
     "phimoe": {".mlp.": ".block_sparse_moe.", ".router.": ".gate."},
+    "axk1": {".mlp.post_mlp_layernorm": ".post_mlp_layernorm"},
     "ernie4_5_moe": {".gate.moe_statics.": ".moe_statics."},
     "hy_v3": {
         ".mlp.gate.weight": ".mlp.router.gate.weight",

@@ -224,6 +224,20 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     assert "'model.layers.1.mlp.up_proj.weight' is missing" in _refused(folder, model)
 
 
+@torch.no_grad()
+def test_routers_bias_that_files_leave_out_is_zero(tmp_path: Path) -> None:
+    theirs = _saved("axk1", tmp_path)
+    path = tmp_path / "model.safetensors"
+    kept = {n: v for n, v in load_file(path).items() if not n.endswith("correction_bias")}
+    save_file(kept, path, {"format": "pt"})
+    for name, buffer in theirs.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.zero_()
+    model = spec_of(theirs)
+    tokens = _tokens(model)
+    _close(logits(model, _read(tmp_path, model), tokens), theirs(tokens).logits)
+
+
 def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
     folder, model = _folder(tmp_path)
     tensors = load_file(folder / "model.safetensors")

@@ -166,6 +166,7 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("afmoe", _SMALL | {"num_dense_layers": 1, "global_attn_every_n_layers": 2}),
     ("flex_olmo", _SMALL | {"pad_token_id": None}),
     ("phimoe", _SMALL),
+    ("axk1", _SMALL | {"num_key_value_heads": 8, "moe_layer_freq": 1}),
     ("phimoe", _SMALL | {"attention_bias": True, "lm_head_bias": True, "sliding_window": 64}),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
     ("minimax_m2", _SMALL),
@@ -917,6 +918,8 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("hy_v3", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("exaone_moe", {"num_local_experts": 8}, "`num_local_experts` is 8"),
         ("afmoe", {"attention_bias": True}, "`attention_bias` is True"),
+        ("axk1", {"q_lora_rank": None, "num_key_value_heads": 8}, "`q_lora_rank` is None"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "`moe_layer_freq` is 2"),
         ("phimoe", {"num_experts_per_tok": 3}, "`num_experts_per_tok` is 3"),
         ("afmoe", {"n_group": 4}, "`n_group` is 4"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
@@ -1156,6 +1159,7 @@ def test_what_deepseek_v3_says_of_experts_is_a_model() -> None:
     assert (model.dense_blocks, model.dense_ffn, model.shared_ffn) == (3, 18432, 2048)
     assert model.routed_by.model_dump() == {
         "scores": "sigmoid",
+        "jitter": 0.01,
         "bias": True,
         "score_bias": False,
         "groups": 8,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from bigplan.spec.hf.families.afmoe import AFMOE
 from bigplan.spec.hf.families.arcee import ARCEE, NEMOTRON
+from bigplan.spec.hf.families.axk1 import AXK1
 from bigplan.spec.hf.families.bamba import BAMBA
 from bigplan.spec.hf.families.beside_towers import BESIDE_TOWERS
 from bigplan.spec.hf.families.bloom import BLOOM
@@ -119,6 +120,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "flex_olmo": FLEX_OLMO,
     "phimoe": PHIMOE,
     "glm4_moe_lite": GLM4_MOE_LITE,
+    "axk1": AXK1,
     "solar_open": SOLAR_OPEN,
     "minimax_m2": MINIMAX_M2,
     "hunyuan_v1_moe": HUNYUAN_MOE,
