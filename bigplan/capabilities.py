@@ -89,6 +89,9 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         parts.append("routing.bias beside softmax")
     if model.routed_by.scores == "sparsemixer":
         parts.append("routing.scores sparsemixer")
+    own = {"score_scale": model.routed_by.score_scale != 1}
+    own["expert_scales"] = model.routed_by.expert_scales
+    parts += [f"routing.{key}" for key, there in own.items() if there]
     if model.experts and tool not in WITH_EXPERTS:
         others = " or megatron" if set(parts) <= set(MEGATRON_PARTS) else ""
         return (

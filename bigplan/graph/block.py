@@ -46,6 +46,7 @@ from bigplan.graph.shared import (
     added,
     gated_by_score,
     into_mlp,
+    into_router,
     into_shared,
     out_of_mlp,
     shared_inner_bytes,
@@ -136,6 +137,7 @@ def _collectives(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator
         *mixer.exchanges(shape),
         *mixer.into(shape, ""),
         *into_mlp(shape, "mlp input"),
+        *into_router(shape, "mlp input"),
         *out_of_output(shape),
         *out_of_mlp(shape, "mlp output"),
         *counted(shape),
@@ -349,6 +351,8 @@ def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
         again = (*again, *into_mlp(shape, name))
     elif any(step.saves for step in others if step.name == SHARED_UP):
         again = (*again, *into_shared(shape, name))
+    if not shape.frozen:
+        again = (*again, *into_router(shape, name))
     return tuple(Collective(one.name, one.pattern, one.nbytes, hidden=True) for one in again)
 
 

@@ -44,6 +44,8 @@ IN_GROUPS_BYTES, IN_GROUPS_LAUNCHES = 12, 8
 # some experts, and its derivative (runtime/experts/sparsemixer.py).
 IN_TURN_BYTES, IN_TURN_LAUNCHES = 70, 11
 IN_TURN_BACK_BYTES, IN_TURN_BACK_LAUNCHES = 94, 16
+# Of trained numbers of experts (runtime/experts/expert_scales.py), backward.
+SCALED_BACK_BYTES, SCALED_BACK_LAUNCHES = 12, 6
 SENT = "sent"  # the stream that copies tokens for experts
 PLACES_LAUNCHES = 4  # the numbers that say where a row comes from, or goes to
 
@@ -125,6 +127,8 @@ def _choosing(shape: RankShape) -> tuple[tuple[int, int], tuple[int, int]]:
         nbytes, launches = nbytes + each * IN_TURN_BYTES, launches + each * IN_TURN_LAUNCHES
         back += each * IN_TURN_BACK_BYTES
         back_launches += each * IN_TURN_BACK_LAUNCHES
+    if routing.expert_scales:
+        back, back_launches = back + SCALED_BACK_BYTES, back_launches + SCALED_BACK_LAUNCHES
     if routing.bias:
         nbytes, launches = nbytes + BIASED_BYTES, launches + BIASED_LAUNCHES
     if routing.groups > 1:
@@ -266,7 +270,8 @@ def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
 
 def _activated_by_kernel(shape: RankShape) -> bool:
     """Whether a kernel runs experts' activation."""
-    return shape.generated and shape.model.mlp != "relu2" and not _weighs_inputs(shape)
+    plain = shape.model.mlp in ("relu2", "geglu") or _weighs_inputs(shape)
+    return shape.generated and not plain
 
 
 def _weighs_inputs(shape: RankShape) -> bool:
@@ -300,7 +305,8 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     activation itself is computed over the first. Torch's operators need two tensors more, of a
     clamped activation five, and two for weighed inputs. Then comes a projection's gradient; at the
     end rows are added up by token. Without a gate there is one gradient and one set of rows less.
-    A norm of what experts give makes a gradient beside the residual stream's.
+    A norm of what experts give makes a gradient beside the residual stream's, as what the MLP
+    beside them has where each has a norm.
     """
     rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
     entering, eager = _entering(shape), 7 if shape.model.mlp == "clamped_swiglu" else 4
@@ -310,4 +316,5 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     projection = rows + entering * inner + made + spread.routed_hidden(shape)
     adding = entering * (inner + rows) + spread.routed_hidden(shape)
     beside = shape.hidden if shape.model.closes("mlp") else 0
+    beside += shape.whole_hidden if shape.model.expert_norms == "each" else 0
     return max(within, projection, adding) + shape.gathered + beside

@@ -33,6 +33,12 @@ def out_of_shared(shape: RankShape, name: str, beside: str) -> tuple[Collective,
     return out_of_matrix(shape, name, beside=beside)
 
 
+def into_router(shape: RankShape, name: str) -> tuple[Collective, ...]:
+    """Likewise, where a router reads something else than the experts do."""
+    own = shape.model.expert_norms == "each"
+    return into_matrix(shape, name.replace("mlp", "router")) if own else ()
+
+
 def into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
     """As `into_matrix`, and of a shared MLP; ranks with whole experts have no matrix in parts."""
     beside = into_shared(shape, name)
@@ -43,6 +49,8 @@ def into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
 def out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
     """As `out_of_matrix`, likewise."""
     shared = out_of_shared(shape, name, beside)
+    if shape.model.expert_norms == "each" and name.endswith("input"):
+        shared += out_of_matrix(shape, name.replace("mlp", "router"), beside="router by weight")
     whole = shape.dispatched or not shape.model.has_mlp
     return shared if whole else (*shared, *out_of_matrix(shape, name, beside=beside))
 

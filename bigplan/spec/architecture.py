@@ -68,8 +68,12 @@ class Architecture(Spec):
     """
     routing: Routing | None = None
     """how a token's experts are chosen and weighted; null: the likeliest ones, by a softmax"""
-    expert_norms: Literal["as_others", "after"] = "as_others"
-    """norms of experts: where `norms` says, or one behind them, too (A.X-K1)"""
+    expert_norms: Literal["as_others", "after", "each"] = "as_others"
+    """norms of experts: where `norms` says, or one behind them, too (A.X-K1)
+
+    With each, experts and the router read the residual stream by a norm each, and what experts and
+    the MLP beside them give has one each before their sum (Gemma 4).
+    """
     shared_ffn: int = Field(default=0, ge=0, le=10**7)
     """inner width of an MLP beside the experts that all tokens pass, the shared ones; 0: none"""
     shared_gate: bool = False

@@ -76,6 +76,12 @@ def _check_beside(model: Any) -> None:
             f"`expert_norms: after` with `norms: {model.norms}`, by which one stands behind "
             "experts already; remove it"
         )
+    if model.expert_norms == "each" and (model.norms != "around" or not model.shared_ffn):
+        raise InputError(
+            f"`expert_norms: each` with `norms: {model.norms}` and `shared_ffn` "
+            f"{model.shared_ffn}, but it is of experts beside an MLP, whose sum has norms around "
+            "it; state `norms: around` and `shared_ffn`, or remove it"
+        )
     if model.expert_pattern:
         _check_pattern(model)
     elif bool(model.dense_blocks) != bool(model.dense_ffn):
@@ -111,19 +117,25 @@ def _check_pattern(model: Any) -> None:
 def _check_mlp(model: Any) -> None:
     """What an expert is."""
     unlike = {
-        f"`mlp: {model.mlp}`": model.mlp not in ("swiglu", "clamped_swiglu", "relu2"),
+        f"`mlp: {model.mlp}`": model.mlp not in ("swiglu", "clamped_swiglu", "geglu", "relu2"),
         "`parallel_residual`": model.parallel_residual,
     }
     if found := [name for name, there in unlike.items() if there]:
         raise InputError(
             f"`experts` {model.experts} with {' and '.join(found)}, but experts are swiglu "
-            "MLPs, clamped or not, or relu2 MLPs, after attention; change that, or remove `experts`"
+            "MLPs, clamped or not, geglu or relu2 MLPs, after attention; change that, or remove "
+            "`experts`"
         )
     of_gates = [key for key in ("mlp_bias", "shared_gate") if getattr(model, key)]
     if of_gates and not model.gated:
         raise InputError(
             f"`experts` {model.experts} with `mlp: {model.mlp}` and `{of_gates[0]}`, which experts "
             "with a gate have; remove one"
+        )
+    if model.mlp == "geglu" and of_gates:
+        raise InputError(
+            f"`experts` {model.experts} with `mlp: geglu` and `{of_gates[0]}`, which swiglu "
+            "experts have; remove one"
         )
     if model.routed_by.weighs == "inputs" and (model.mlp != "swiglu" or model.mlp_bias):
         beside = "mlp_bias" if model.mlp == "swiglu" else f"mlp: {model.mlp}"

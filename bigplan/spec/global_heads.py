@@ -84,11 +84,11 @@ def check_heads(model: Any) -> None:
         )
 
 
-_OTHERS = ("experts", "latent_attention", "mixer_pattern", "parallel_residual")
+_OTHERS = ("latent_attention", "mixer_pattern", "parallel_residual", "dense_blocks")
 _OTHER_MIXERS = ("convolution", "delta_rule", "state_space")
 
 
 def _unlike(key: str) -> tuple[str, ...]:
     """Fields that a model with this one leaves as they are by default."""
     beside = {"global_heads": ("global_query_growth",), "value_norm": ("qk_norm_whole",)}
-    return (*_OTHERS, *_OTHER_MIXERS, *beside.get(key, ()))
+    return (*_OTHERS, "expert_pattern", *_OTHER_MIXERS, *beside.get(key, ()))

@@ -40,6 +40,7 @@ _KINDS: Mapping[tuple[Mixer, bool], str] = {
 BLOCKS = (*_KINDS.values(), GLOBAL)
 ROUTER_BIAS = "router.bias"  # a constant that is added to shares
 SCORE_BIAS = "router_scores.bias"
+EXPERT_SCALES = "router_weights.scale"
 SINKS = "attention.sinks"
 BLOCK_SCALE = "block.scale"  # a constant that multiplies what a block gives
 OF_AN_EXPERT = "experts."  # what names of parameters begin with of which each expert has a part
@@ -49,6 +50,7 @@ ATTENTION_SUM = "attention residual"  # with another mixer beside, which is adde
 SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"
 ROUTER = "router.weight"  # which chooses experts
 
+_OWN = ("expert", "router")  # what reads the residual stream by a norm of its own, by `each`
 # Steps of others than attention.
 _MIXING = {CONVOLUTION: convolution, DELTA_RULE: delta_rule, STATE_SPACE: state_space}
 
@@ -121,13 +123,16 @@ def _widening_half(
         read = read if model.parallel_residual else stream
         second = _opening_norm(model, "post_norm", "post norm", read, "mlp input")
         read = second[-1].gives[0] if second else read
-    shared = _shared(model, read)
+    shared, by = _shared(model, read), (read, read)
+    if model.expert_norms == "each":
+        own = [_norm(model, f"{one}_norm", f"{one} norm", stream, f"{one} input") for one in _OWN]
+        second, by = [*second, *own], (own[0].gives[0], own[1].gives[0])
     beside = shared[-1].gives[0] if shared else None
     if beside is not None and not model.closes("mlp"):
         shared.append(_sum(SHARED_SUM, stream, beside, "with shared"))
         stream = shared[-1].gives[0]
     if model.experts:  # whose weights hold the factor of what they add
-        steps = _experts(model, read)
+        steps = _experts(model, *by)
         if model.closes("mlp"):  # by one norm of both
             if beside is not None:
                 steps.append(_sum(SHARED_SUM, beside, steps[-1].gives[0], "with shared"))
@@ -247,12 +252,13 @@ def _shared(model: Architecture, x: StepValue) -> list[LayerStep]:
     )
     output = {"shared.down_proj": _hidden(model, "shared output")}
     last = product("shared down", inner, output, bias=False)
-    scaled = [] if model.closes("mlp") else _closing(model, "shared", last.gives[0])
-    return [first, activation, last, *scaled]
+    own = not model.closes("mlp") or model.expert_norms == "each"
+    closing = _closing(model, "shared", last.gives[0]) if own else []
+    return [first, activation, last, *closing]
 
 
-def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
-    """A router and MLPs, gated or not, of which each token passes some.
+def _experts(model: Architecture, x: StepValue, by: StepValue) -> list[LayerStep]:
+    """A router, which reads `by`, and MLPs, gated or not, of which each token passes some.
 
     Every tensor-parallel rank routes all tokens and has a part of each expert. Values between ROUTE
     and COMBINE have a row for each expert that a token passes. An expert's result is weighted
@@ -261,7 +267,7 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
     Biases of all experts are one matrix with a column for each, by which a row's choice of an
     expert is multiplied; after the last product, a token's weights are.
     """
-    routing = _routing(model, x)
+    routing = _routing(model, x, by)
     sent, weights = routing[-1].gives
     each = model.experts_per_token
     names = entering(model)
@@ -278,16 +284,19 @@ def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
         statistics=(weights,),
         cheap=True,
     )
+    output = _hidden(model, "mlp output")
+    closing = _closing(model, "expert", output) if model.expert_norms == "each" else []
     return [
         *routing,
         LayerStep(StepOp.PRODUCT, "mlp up", (sent,), opened, first),
         activation,
         LayerStep(StepOp.PRODUCT, "mlp down", (inner,), (returned,), last, saves=(inner,)),
-        LayerStep(StepOp.COMBINE, "combine", (returned,), (_hidden(model, "mlp output"),)),
+        LayerStep(StepOp.COMBINE, "combine", (returned,), (output,)),
+        *closing,
     ]
 
 
-def _routing(model: Architecture, x: StepValue) -> list[LayerStep]:
+def _routing(model: Architecture, x: StepValue, by: StepValue) -> list[LayerStep]:
     """Scores of experts, and the rows that are sent to those chosen, with their weights."""
     each = model.experts_per_token
     scores = StepValue("router scores", model.experts, split=False, whole=True)
@@ -297,18 +306,25 @@ def _routing(model: Architecture, x: StepValue) -> list[LayerStep]:
     sent = StepValue("sent", model.hidden, each, split=False, whole=True)
     weights = StepValue("router weights", 1, each, split=False, whole=True)
     places = tuple(weights._replace(name=name) for name in ("chosen experts", "order of rows"))
-    bias = Parameter(ROUTER_BIAS, (TERMS, model.experts), "replicated", False, constant=True)
+    own = []
+    if model.routed_by.bias:
+        shape = (TERMS, model.experts)
+        own.append(Parameter(ROUTER_BIAS, shape, "replicated", False, constant=True))
+    if model.routed_by.expert_scales:
+        own.append(Parameter(EXPERT_SCALES, (model.experts,), "replicated", False))
+        places += (weights._replace(name="weights before their scales"),)
     in_fp32 = model.routed_by.scores == "sigmoid"
     route = LayerStep(
         StepOp.ROUTE,
         "route",
         (x, scores),
         (sent, weights),
-        (bias,) if model.routed_by.bias else (),
+        tuple(own),
         saves=(x,) if in_fp32 else (x, scores),
         statistics=(weights, *places, scores) if in_fp32 else (weights, *places),
     )
-    return [LayerStep(StepOp.PRODUCT, "router", (x,), (scores,), tuple(routers), saves=(x,)), route]
+    router = LayerStep(StepOp.PRODUCT, "router", (by,), (scores,), tuple(routers), saves=(by,))
+    return [router, route]
 
 
 def _of_experts(model: Architecture, *modules: str) -> tuple[Parameter, ...]:

@@ -29,6 +29,10 @@ class Routing(Spec):
     """numbers added to shares where experts are chosen; training leaves them as they are"""
     score_bias: bool = False
     """a trained bias is added to scores, as in GPT-OSS"""
+    score_scale: float = Field(default=1.0, gt=0)
+    """factor of scores: 1 / root of `hidden` in Gemma 4"""
+    expert_scales: bool = False
+    """a token's weights are multiplied by a trained number of each expert, as in Gemma 4"""
     groups: int = Field(default=1, ge=1, le=10**4)
     """equal groups of experts; a token chooses among the experts of some groups alone"""
     groups_per_token: int = Field(default=1, ge=1, le=10**4)

@@ -341,20 +341,29 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
         style |= {"shared_ffn": draw(st.sampled_from((16, 48))), "shared_gate": draw(st.booleans())}
     if not style.get("shared_gate"):
         style["residual_scale"] = draw(st.sampled_from((1.0, 0.3)))
-        style["mlp"] = draw(st.sampled_from(("swiglu", "relu2")))
+        style["mlp"] = draw(st.sampled_from(("swiglu", "relu2", "geglu")))
     if style.get("residual_scale", 1) == 1:
         style["norms"] = draw(st.sampled_from(("before", "around", "after")))
         if style["norms"] == "before":
             style["expert_norms"] = draw(st.sampled_from(("as_others", "after")))
-    if draw(st.booleans()):
+        elif style["norms"] == "around" and "shared_ffn" in style:
+            style["expert_norms"] = draw(st.sampled_from(("as_others", "each")))
+    if style.get("expert_norms") == "each":
+        pattern = {"attention_pattern": ("1 local", "1 global"), "sliding_window": 5}
+        style |= {"norm_plus_one": draw(st.booleans())} | draw(st.sampled_from(({}, pattern)))
+        style |= _of_gemma4(draw, style)
+    elif draw(st.booleans()):
         style |= {"dense_blocks": 1, "dense_ffn": 64}
     elif draw(st.booleans()):
         patterns = ("1 dense", "1 routed"), ("1 routed", "1 dense")
         style |= {"expert_pattern": draw(st.sampled_from(patterns)), "dense_ffn": 64}
-    routing: dict[str, object] = {}
+    routing: dict[str, object] = {
+        "score_scale": draw(st.sampled_from((1.0, 0.3))),
+        "expert_scales": draw(st.booleans()),
+    }
     if style.get("mlp", "swiglu") == "swiglu":
         routing["weighs"] = draw(st.sampled_from(("outputs", "inputs")))
-        style["routing"] = routing
+    style["routing"] = routing
     if draw(st.booleans()):
         style["routing"] = routing | {"scores": "sparsemixer", "jitter": 0.2}
         style["router_normalised"] = False

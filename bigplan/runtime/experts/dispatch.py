@@ -29,6 +29,7 @@ from bigplan.mechanics import groups_in_one, worth_apart
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.constants import values_of
 from bigplan.runtime.experts import clamped as of_gpt_oss
+from bigplan.runtime.experts import geglu as of_gemma4
 from bigplan.runtime.experts import sparsemixer
 from bigplan.runtime.experts import squared as of_nemotron
 from bigplan.runtime.experts import weighed_inputs as of_llama4
@@ -117,11 +118,13 @@ def router_scores(
     So they are in DeepSeek-V3 and GLM-4.5, whose experts near ties lie close beside each other.
     """
     if routing.scores != "sigmoid" or x.dtype is torch.float32:
-        return F.linear(x, router, bias)
-    if x.is_cuda:
+        scores = F.linear(x, router, bias)
+    elif x.is_cuda:
         scores = torch.mm(x, router.T, out_dtype=torch.float32)
-        return scores if bias is None else scores + bias
-    return F.linear(x.float(), router.float(), None if bias is None else bias.float())
+        scores = scores if bias is None else scores + bias
+    else:
+        scores = F.linear(x.float(), router.float(), None if bias is None else bias.float())
+    return scores if routing.score_scale == 1 else scores.mul_(routing.score_scale)
 
 
 def shares_of(scores: Tensor, routing: Routing) -> Tensor:
@@ -178,6 +181,11 @@ def by_scores(
     if in_turn:
         found += sparsemixer.by_scores(scores.float(), chosen, by_choice, routing.jitter)
     return found
+
+
+def by_product(by_scores: Tensor, routing: Routing) -> Tensor:
+    """The gradient by the product that `router_scores` makes scores of."""
+    return by_scores if routing.score_scale == 1 else by_scores * routing.score_scale
 
 
 def balance_gradient(places: Places, experts: int, coefficient: float) -> Tensor:
@@ -276,6 +284,10 @@ class RowOperators(NamedTuple):
             )
         if mlp == "clamped_swiglu":
             return self._replace(weighted=self.clamped, weighted_backward=self.clamped_backward)
+        if mlp == "geglu":
+            return self._replace(
+                weighted=of_gemma4.weighted, weighted_backward=of_gemma4.weighted_backward
+            )
         if mlp == "relu2":
             return self._replace(weighted=self.squared, weighted_backward=self.squared_backward)
         return self

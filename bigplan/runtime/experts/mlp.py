@@ -30,8 +30,9 @@ from bigplan.runtime.experts.mixture import (
     by_experts,
     by_matrix,
 )
+from bigplan.runtime.experts.own_scores import own_scores
 from bigplan.runtime.experts.routed_rows import Passed, RoutedRows, sent
-from bigplan.spec.layers import ROUTER_BIAS, SCORE_BIAS
+from bigplan.spec.layers import EXPERT_SCALES, ROUTER_BIAS, SCORE_BIAS
 from bigplan.spec.model import ModelSpec
 
 
@@ -50,19 +51,26 @@ def mlp(
     normed: Tensor,
     model: ModelSpec,
     mixture: Mixture = PLAIN,
+    by: Tensor | None = None,
 ) -> Tensor:
     """Add to x what the experts of `normed` give, both [b, s, h] or as tensor-parallel ranks.
 
     None: what they give alone, of which there is a norm. That reads it in its backward, too.
+    `by`: what the router reads; None: as experts.
     """
     assert x is not None or not mixture.unread
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
     rows = mixture.rows.activating(model.mlp, model.routed_by.weighs)
     entering = mixture.adapters(p, GATE), mixture.adapters(p, UP)
     passed = Passed(mixture._replace(forget=None, rows=rows), model, entering)
-    biases = (p.get(name) for name in (SCORE_BIAS, GATE_BIAS, UP_BIAS))
+    router, score_bias, scores = p[ROUTER], p.get(SCORE_BIAS), None
+    if by is not None:
+        scores = own_scores(by, router, score_bias, mixture, model.routed_by)
+    routing = (None, None) if by is not None else (router, score_bias)
+    others = routing[1], p.get(EXPERT_SCALES), p.get(GATE_BIAS), p.get(UP_BIAS)
+    matrices = routing[0], p.get(GATE), p[UP]
     routed = RoutedRows.apply(  # type: ignore[no-untyped-call]
-        passed, mixture.forget, normed, p.get(ROUTER_BIAS), p[ROUTER], p.get(GATE), p[UP], *biases
+        passed, mixture.forget, normed, p.get(ROUTER_BIAS), scores, *matrices, *others
     )
     gate, up, weights, by_token, dispatch, *places = routed
     there = _Sent(passed.mixture, dispatch, mixture.adapters(p, DOWN), normed.shape)

@@ -17,6 +17,7 @@ from torch.autograd import Function
 
 from bigplan.runtime.experts import biases as expert_biases
 from bigplan.runtime.experts import dispatch as experts
+from bigplan.runtime.experts import expert_scales
 from bigplan.runtime.experts.adapters import ExpertAdapters
 from bigplan.runtime.experts.dispatch import Places, RowOperators
 from bigplan.runtime.experts.expert_parallel import Dispatch
@@ -110,13 +111,15 @@ class RoutedRows(Function):
         forget: ForgetRouted | None,
         x: Tensor,
         bias: Tensor | None,
+        own_scores: Tensor | None,
         *weights: Any,
     ) -> tuple[Tensor | Dispatch | None, ...]:
         ctx.set_materialize_grads(False)
         mixture, model, adapters = passed
-        router, gate, up, score_bias, *biases = weights
-        whole = mixture.ranks.gather(x)().flatten(0, -2)
-        scores = experts.router_scores(whole, router, model.routed_by, score_bias)
+        router, gate, up, score_bias, scales, *biases = weights
+        whole, scores = mixture.ranks.gather(x)().flatten(0, -2), own_scores
+        if scores is None:
+            scores = experts.router_scores(whole, router, model.routed_by, score_bias)
         by_token, places = experts.route(
             scores,
             model.experts_per_token,
@@ -124,15 +127,19 @@ class RoutedRows(Function):
             routing=model.weighted_by,
             bias=bias,
         )
+        unscaled = None
+        if scales is not None:
+            unscaled, by_token = by_token, expert_scales.scaled(by_token, places, scales)
         ctx.mark_non_differentiable(*places)
         dispatch = mixture.spread.dispatch(places, model.experts)
-        ctx.passed, ctx.dispatch, ctx.shape = passed, dispatch, x.shape
+        ctx.passed, ctx.dispatch, ctx.shape, ctx.dtype = passed, dispatch, x.shape, x.dtype
         coming = dispatch.came(mixture.rows, whole)
         by_row, tokens = dispatch.weights(by_token, places), coming()
         del coming
         asked = not mixture.frozen or any(adapters)
         kept = x if asked else None, tokens if dispatch.away else None
-        ctx.save_for_backward(*kept, scores, *places, router, gate, up, biases[0])
+        weighed = scales, unscaled
+        ctx.save_for_backward(*kept, scores, *places, router, gate, up, biases[0], *weighed)
         rows = read(dispatch, mixture.rows, mixture.grouped, tokens, *places)
         matrices: tuple[Matrix | None, Matrix] = (None if gate is None else (gate,)), (up,)
         if biases[0] is not None:
@@ -152,7 +159,7 @@ class RoutedRows(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        x, kept, scores, chosen, order, router, gate, up, bias = ctx.saved_tensors
+        x, kept, scores, chosen, order, router, gate, up, bias, *weighed = ctx.saved_tensors
         mixture, model, adapters = ctx.passed
         dispatch, places = ctx.dispatch, Places(chosen, order)
         ends, asked = dispatch.ends(places), x is not None
@@ -171,14 +178,18 @@ class RoutedRows(Function):
         by_input = dispatch.combined(mixture.rows, found[0], places, *found[1:])
         del found
         by_token = dispatch.returned(by_weights, places)
+        by_token = by_token if by_own is None else by_token + by_own
+        by_scales, by_token = _unscaled(by_token, places, *weighed)
         by_scores = experts.by_scores(
             scores,
             places,
-            by_token if by_own is None else by_token + by_own,
+            by_token,
             _balance(mixture, model, places),
             normalised=model.router_normalised,
             routing=model.weighted_by,
-        ).to(router.dtype)
+        )
+        by_given = None if router is not None else by_scores.to(scores.dtype)
+        by_scores = experts.by_product(by_scores, model.routed_by).to(ctx.dtype)
 
         def by_factors(tokens: Tensor) -> list[Tensor | None]:
             rows = sent(dispatch, mixture.rows, tokens, *places)
@@ -189,22 +200,40 @@ class RoutedRows(Function):
 
         # What other ranks' experts give comes beside these products.
         by_matrices = by_factors(kept) if dispatch.away and asked else [None, None]
-        summed = mixture.ranks.sum(by_input().addmm_(by_scores, router))
+        by_tokens = by_input()
+        summed = mixture.ranks.sum(
+            by_tokens if router is None else by_tokens.addmm_(by_scores, router)
+        )
         if again is None:
-            return None, None, summed().view(ctx.shape), *[None] * 7
+            return None, None, summed().view(ctx.shape), None, by_given, *[None] * 7
         whole = again().flatten(0, -2)
         if mixture.frozen:
             by_factors(whole)
-            return None, None, summed().view(ctx.shape), *[None] * 7
-        by_router = by_matrix(mixture.sums, ROUTER, by_scores, whole)
+            return None, None, summed().view(ctx.shape), None, by_given, *[None] * 7
+        by_router = None
+        if router is not None:
+            by_router = by_matrix(mixture.sums, ROUTER, by_scores, whole)
         if kept is None:
             by_matrices = by_factors(whole)
-        by_biases = [by_scores.sum(0) if ctx.needs_input_grad[7] else None, None, None]
+        by_score_bias = by_scores.sum(0) if ctx.needs_input_grad[8] else None
+        by_biases: list[Tensor | None] = [None, None]
         if bias is not None:
             vectors = unit_vectors(dispatch, places, bias)
             named = (GATE_BIAS, by_gate), (UP_BIAS, by_up)
-            by_biases[1:] = [by_matrix(mixture.sums, name, one, vectors) for name, one in named]
-        return None, None, summed().view(ctx.shape), None, by_router, *by_matrices, *by_biases
+            by_biases = [by_matrix(mixture.sums, name, one, vectors) for name, one in named]
+        by_routing = by_score_bias, by_scales
+        by_x = summed().view(ctx.shape)
+        return None, None, by_x, None, by_given, by_router, *by_matrices, *by_routing, *by_biases
+
+
+def _unscaled(
+    by_scaled: Tensor, places: Places, scales: Tensor | None, weights: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    """The gradients by numbers of experts, where there are some, and by weights before them."""
+    if scales is None or weights is None:
+        return None, by_scaled
+    by_scales = expert_scales.by_scales(by_scaled, weights, places, scales)
+    return by_scales, expert_scales.scaled(by_scaled, places, scales)
 
 
 def _by_adapters(

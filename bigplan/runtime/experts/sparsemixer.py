@@ -22,9 +22,9 @@ def shares(scores: Tensor, each: int, jitter: float) -> tuple[Tensor, Tensor]:
 def by_scores(scores: Tensor, chosen: Tensor, by_shares: Tensor, jitter: float) -> Tensor:
     """The gradient by fp32 scores [tokens, experts] of that by weights, fp32 [tokens, each]."""
     total = torch.zeros_like(scores)
-    for turn, by_mine in enumerate(by_shares.split(1, dim=-1)):
+    for turn in range(chosen.shape[1]):
         every, expert = _among(scores, chosen[:, :turn], jitter), chosen[:, turn, None]
-        weighted = by_mine * every.gather(-1, expert)
+        weighted = by_shares[:, turn, None] * every.gather(-1, expert)
         total.sub_(every.mul_(weighted)).scatter_add_(-1, expert, weighted)
     return total
 

@@ -172,7 +172,10 @@ def _widened(p: Parameters, normed: Tensor, x: Tensor, model: ModelSpec, ways: W
                 x = _shared(p, x, normed, model, ways)
             return expert_mlp.mlp(p, x, normed, model, ways.experts)
         beside = _shared(p, None, normed, model, ways) if model.shared_ffn else None
-        given = expert_mlp.mlp(p, beside, normed, model, ways.experts._replace(unread=False))
+        if model.expert_norms == "each":
+            given, x = _normed_each(p, beside, x, model, ways)
+        else:
+            given = expert_mlp.mlp(p, beside, normed, model, ways.experts._replace(unread=False))
         added = _closed(p, "mlp", given, model, ways)
         return unread_sum(x, added) if ways.unread else x + added
     inputs = _mlp_inputs(p, normed, model, ways)
@@ -181,6 +184,22 @@ def _widened(p: Parameters, normed: Tensor, x: Tensor, model: ModelSpec, ways: W
     if ways.gated and model.mlp in ("swiglu", "geglu"):
         return ways.gated(p, "down_proj", x, inputs, model.mlp)
     return (ways.last or ways.close)(p, "down_proj", x, _activation(inputs, model, ways))
+
+
+def _normed_each(
+    p: Parameters, beside: Tensor | None, x: Tensor, model: ModelSpec, ways: Ways
+) -> tuple[Tensor, Tensor]:
+    """The sum of what the MLP `beside` and experts of x give, each normed, and x for others.
+
+    Experts and their router read x by norms of their own.
+    """
+    assert beside is not None
+    read, x = norm_of(p, "expert_norm", x, model, ways)
+    by, x = norm_of(p, "router_norm", x, model, ways)
+    mixture = ways.experts._replace(unread=False)
+    given = expert_mlp.mlp(p, None, read, model, mixture, by)
+    normed = _closed(p, "shared", beside, model, ways)
+    return normed + _closed(p, "expert", given, model, ways), x
 
 
 _MIXERS: Mapping[Mixer, Callable[..., Tensor]] = {
@@ -263,8 +282,8 @@ def _shared(
         inner = gated_by_score(ways.experts.rows, (gate, up), score, ways.forget)
     elif x is not None and not model.adds_product_of("shared"):
         return _closed_and_added(p, "shared.down_proj", x, inputs, model, ways)
-    elif ways.gated and model.gated:
-        return ways.gated(p, "shared.down_proj", x, inputs, "swiglu")
+    elif ways.gated and model.mlp in ("swiglu", "geglu"):
+        return ways.gated(p, "shared.down_proj", x, inputs, model.mlp)
     else:
         inner = _activation(inputs, model, ways)
     if x is None:

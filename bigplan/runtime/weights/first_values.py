@@ -23,7 +23,7 @@ from bigplan.runtime.weights.hf import HfFolder
 from bigplan.runtime.weights.peft import PeftFolder
 from bigplan.spec import delta_rule_steps, state_space_steps
 from bigplan.spec.four_bits import is_packed, packed_columns
-from bigplan.spec.layers import BLOCK_SCALE, BLOCKS
+from bigplan.spec.layers import BLOCK_SCALE, BLOCKS, EXPERT_SCALES
 from bigplan.spec.lora import inputs_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -38,6 +38,7 @@ FirstValues = Callable[[str, int, Parameter, Rectangle], Tensor]
 DECAYS = {delta_rule_steps.LOG_DECAY: (0.01, 16.0), state_space_steps.LOG_DECAY: (1.0, 16.0)}
 TIME_STEPS = 0.001, 0.1  # of a state space's heads, uniform in their logarithms, likewise
 ONES = (
+    EXPERT_SCALES,
     delta_rule_steps.DECAY_OFFSET,
     delta_rule_steps.NORM,
     state_space_steps.NORM,

@@ -87,8 +87,6 @@ _OTHER_BLOCKS = {
 
 # What sizes of Gemma 4 have that are not supported, by the key that says so.
 _OF_GEMMA4 = {
-    "enable_moe_block": "experts beside the MLP of each block, each with norms of its own, as in "
-    "Gemma 4 26B A4B",
     "num_kv_shared_layers": "blocks that read the keys and values of another block, as in Gemma 4 "
     "E2B and E4B",
 }
@@ -102,7 +100,7 @@ def refuse_type(config: Mapping[str, Any], where: str) -> None:
         if config.get(key) not in _OFF:
             raise RefusedError(
                 f"{where}: `{key}` is {_shown(config[key])}: {part}, is not supported; take Gemma "
-                "4 31B or 12B, or a model of another family"
+                "4 31B, 26B A4B or 12B, or a model of another family"
             )
     if model_type in _OTHER_BLOCKS:
         raise RefusedError(

@@ -47,11 +47,17 @@ APART = 1e-5
 LIKED = ("any", "first rank", "one")
 SHARED = {"shared_ffn": 16}
 BIASED = {"mlp": "clamped_swiglu", "mlp_bias": True, "routing": {"score_bias": True}}
+OF_GEMMA = SHARED | {
+    "mlp": "geglu",
+    "norms": "around",
+    "expert_norms": "each",
+    "routing": {"score_scale": 0.3, "expert_scales": True},
+}
 SIGMOIDS = {"routing": {"scores": "sigmoid", "bias": True, "scale": 2.5}}
 
 recomputes = st.sampled_from(tuple(Recompute))
 sizes = st.sampled_from(((2, 4, 2), (4, 4, 3), (4, 8, 1), (2, 6, 3)))  # ranks, experts, of a token
-parts = st.sampled_from(({}, SHARED, SIGMOIDS, BIASED, {"router_normalised": True}))
+parts = st.sampled_from(({}, SHARED, SIGMOIDS, BIASED, OF_GEMMA, {"router_normalised": True}))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -168,6 +168,12 @@ GEMMA4 = GEMMA | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
+GEMMA4_MOE = GEMMA4 | {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 40,
+}
 GRANITE = LLAMA | {
     "embedding_multiplier": 6.0,
     "residual_multiplier": 0.22,
@@ -408,6 +414,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4_text",
         GEMMA4 | {"attention_k_eq_v": False, "attention_bias": True, "tie_word_embeddings": False},
     ),
+    "gemma4-experts": ("gemma4_text", GEMMA4_MOE),
     "gemma4-global": ("gemma4_text", GEMMA4 | {"layer_types": ["full_attention"] * 3}),
     "olmo": ("olmo", OLMO),
     "olmo-mha-tied": ("olmo", OLMO | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -781,7 +788,7 @@ def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, t
             each = enumerate(theirs.pop(f"{prefix}{part}"))
             theirs |= {f"{prefix}{e}.{part}.weight": one for e, one in each}
     for name in [n for n in theirs if n.endswith("experts.gate_up_proj")]:
-        if config.model_type not in ("gpt_oss", "llama4_text"):
+        if config.model_type not in ("gpt_oss", "llama4_text", "gemma4_text"):
             theirs |= of_experts(theirs, name.removesuffix("gate_up_proj"))
     return theirs
 

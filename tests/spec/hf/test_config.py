@@ -205,6 +205,12 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("hyperclovax", _SMALL),
     ("hyperclovax", _SMALL | {"use_post_norm": False, "attention_multiplier": 0.3}),
     ("gemma4_text", _GEMMA4),
+    (
+        "gemma4_text",
+        _GEMMA4
+        | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2}
+        | {"moe_intermediate_size": 48},
+    ),
     ("gemma4_text", _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     ("gemma4_text", _GEMMA4 | {"layer_types": ["full_attention"] * 3, "global_head_dim": 16}),
     ("llama4_text", _SMALL),
@@ -326,7 +332,14 @@ def _of_gemma4(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, A
     far = spec.global_heads
     assert far is not None, spec.name
     del llama["rope_theta"]
-    return "gemma4_text", llama | {
+    of_experts = {
+        "enable_moe_block": True,
+        "intermediate_size": spec.shared_ffn,
+        "moe_intermediate_size": spec.ffn,
+        "num_experts": spec.experts,
+        "top_k_experts": spec.experts_per_token,
+    }
+    return "gemma4_text", llama | (of_experts if spec.experts else {}) | {
         "head_dim": spec.head_dim,
         "global_head_dim": far.head_dim,
         "num_global_key_value_heads": far.kv_heads,
@@ -461,7 +474,7 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         return ("olmo", without) if weightless else ("stablelm", of_stablelm)
     if spec.name.startswith("phi"):
         return "phi3", llama | {"sliding_window": spec.sliding_window, "pad_token_id": None}
-    if spec.experts or spec.delta_rule is not None:
+    if (spec.experts and spec.global_heads is None) or spec.delta_rule is not None:
         return _with_experts(spec, llama)
     if spec.norm_plus_one or spec.global_heads is not None:
         return _of_gemma(spec, llama)
@@ -622,6 +635,7 @@ _PUBLISHED = {
     "gemma-3-27b": (25600e6 + 262_208 * 5376, 0.5e6),
     # what their cards say, in billions
     "gemma-4-31b": (30.7e9, 0.05e9),
+    "gemma-4-26b-a4b": (25.2e9, 0.05e9),
     "olmo-2-7b": (7.3e9, 0.05e9),
     "olmo-2-13b": (13.7e9, 0.05e9),
     "olmo-2-32b": (32.2e9, 0.05e9),
@@ -888,11 +902,6 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("iquestcoder", {"use_sliding_window": True}, "`use_sliding_window` is True"),
         ("helium", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("gemma4_text", {}, "`hidden_size_per_layer_input` is 256"),
-        (
-            "gemma4_text",
-            {"enable_moe_block": True},
-            "is True: experts beside the MLP of each block",
-        ),
         ("gemma4_text", {"num_kv_shared_layers": 2}, "is 2: blocks that read the keys and values"),
         (
             "gemma4",
@@ -932,7 +941,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "nemotron_h, llama4_text, qwen3_vl_moe, glm4v_moe, llama4, qwen3_5_moe, or a dense one",
+            "gemma4_text, qwen3_vl_moe, glm4v_moe, llama4, gemma4, gemma4_unified, qwen3_5_moe, or",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),
@@ -1160,6 +1169,8 @@ def test_what_deepseek_v3_says_of_experts_is_a_model() -> None:
     assert model.routed_by.model_dump() == {
         "scores": "sigmoid",
         "jitter": 0.01,
+        "score_scale": 1.0,
+        "expert_scales": False,
         "bias": True,
         "score_bias": False,
         "groups": 8,

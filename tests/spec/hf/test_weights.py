@@ -11,7 +11,7 @@ from bigplan.spec.catalog import find_model
 from bigplan.spec.delta_rule_steps import DECAY_OFFSET, LOG_DECAY
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.weights import Stored, hf_tensors, stored
-from bigplan.spec.layers import BLOCK_SCALE, ROUTER_BIAS
+from bigplan.spec.layers import BLOCK_SCALE, EXPERT_SCALES, ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 
@@ -98,8 +98,15 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
     if experts and "mlp" not in changes:  # a family may name modules that only some models have
         others = {"shared_gate": True, "dense_blocks": 1, "dense_ffn": 8}
         beside = ModelSpec.model_validate(model.model_dump() | others | {"routing": {"bias": True}})
-        names = [p.name for kind in beside.kinds().values() for p in kind]
-        named |= {*(name.rpartition(".")[0] for name in names), ROUTER_BIAS}
+        each = {"norms": "around", "expert_norms": "each", "routing": {"expert_scales": True}}
+        gemma = ModelSpec.model_validate(model.model_dump() | each)
+        names = [p.name for one in (beside, gemma) for kind in one.kinds().values() for p in kind]
+        named |= {
+            EXPERT_SCALES,
+            "router_norm.weight",
+            *(name.rpartition(".")[0] for name in names),
+            ROUTER_BIAS,
+        }
         own = {"attention_sinks": True, "mlp_bias": True, "routing": {"score_bias": True}}
         biased = ModelSpec.model_validate(model.model_dump() | own | {"shared_ffn": 0})
         names = [p.name for kind in biased.kinds().values() for p in kind]

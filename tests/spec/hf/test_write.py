@@ -28,6 +28,7 @@ from bigplan.spec.model import ModelSpec
         ("starcoder2-7b", "starcoder2"),
         ("falcon-40b", "falcon"),
         ("gemma-4-31b", "gemma4_text"),
+        ("gemma-4-26b-a4b", "gemma4_text"),
         ("llama-3.2-1b", "llama"),
         ("qwen3-8b", "qwen3"),
         ("mixtral-8x7b", "mixtral"),

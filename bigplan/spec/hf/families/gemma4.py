@@ -1,10 +1,14 @@
-"""The dense text models of Gemma 4: heads of two widths, keys that are values in global blocks."""
+"""The text models of Gemma 4: heads of two widths, keys that are values in global blocks.
+
+26B A4B has experts beside the MLP of each block, each with norms of its own.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.hf.families.experts import DENSE
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.gemma import AROUND_TENSORS, read_geglu, write_gemma
 from bigplan.spec.hf.families.layer_types import (
@@ -15,7 +19,7 @@ from bigplan.spec.hf.families.layer_types import (
 )
 from bigplan.spec.hf.families.llama import LLAMA_DEFAULTS, LLAMA_KEYS
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import BLOCK_SCALE
+from bigplan.spec.layers import BLOCK_SCALE, EXPERT_SCALES
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import expanded
 
@@ -61,7 +65,21 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     if slides and fields["sliding_window"] is None:
         reader.refuse("sliding_window", "a number of tokens")
     fields = read_ropes(reader, fields, _LOCAL_BASE)
-    return fields | _read_heads(reader, fields)
+    return fields | _read_heads(reader, fields) | _read_experts(reader)
+
+
+def _read_experts(reader: ConfigReader) -> dict[str, Any]:
+    """Those beside the MLP of each block, if any; transformers balances them by no loss."""
+    if not reader.flag("enable_moe_block"):
+        return {}
+    return {
+        "ffn": reader.count("moe_intermediate_size"),
+        "shared_ffn": reader.count("intermediate_size"),
+        "experts": reader.count("num_experts"),
+        "experts_per_token": reader.count("top_k_experts"),
+        "expert_norms": "each",
+        "routing": {"score_scale": reader.count("hidden_size") ** -0.5, "expert_scales": True},
+    }
 
 
 def _read_heads(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
@@ -115,9 +133,32 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
     if model.sliding_window is not None:
         config["sliding_window"] = model.sliding_window
+    if model.experts:
+        config |= {
+            "enable_moe_block": True,
+            "intermediate_size": model.shared_ffn,
+            "moe_intermediate_size": model.ffn,
+            "num_experts": model.experts,
+            "top_k_experts": model.experts_per_token,
+        }
     return write_ropes(config, model)
 
 
+_WITHIN = "model.layers.{}"
+_FIRST = ("experts.gate_proj", "experts.up_proj")
+_NAMES = {
+    **AROUND_TENSORS.names,
+    BLOCK_SCALE: f"{_WITHIN}.layer_scalar",
+    **{f"shared.{name}": f"{_WITHIN}.mlp.{name}" for name in DENSE},
+    "shared_closing_norm": f"{_WITHIN}.post_feedforward_layernorm_1",
+    "expert_norm": f"{_WITHIN}.pre_feedforward_layernorm_2",
+    "expert_closing_norm": f"{_WITHIN}.post_feedforward_layernorm_2",
+    "router_norm.weight": f"{_WITHIN}.router.scale",
+    "router": f"{_WITHIN}.router.proj",
+    EXPERT_SCALES: f"{_WITHIN}.router.per_expert_scale",
+    **{f"{name}.weight": f"{_WITHIN}.experts.gate_up_proj" for name in _FIRST},
+    "experts.down_proj.weight": f"{_WITHIN}.experts.down_proj",
+}
 GEMMA4 = ModelFamily(
     _read,
     LLAMA_DEFAULTS
@@ -140,17 +181,25 @@ GEMMA4 = ModelFamily(
         "final_logit_softcapping": None,
         "use_bidirectional_attention": None,
         "hidden_size_per_layer_input": 256,
+        "enable_moe_block": False,
     },
     _write,
     replace(
         AROUND_TENSORS,
-        names={**AROUND_TENSORS.names, BLOCK_SCALE: "model.layers.{}.layer_scalar"},
+        names=_NAMES,
+        fused=(_FIRST,),
+        transposed=("experts.down_proj.weight",),
     ),
     LLAMA_KEYS
     | {
         "logit_cap": ("final_logit_softcapping",),
         "attention_pattern": ("layer_types",),
         "keys_as_values": ("attention_k_eq_v",),
+        "ffn": ("moe_intermediate_size", "intermediate_size"),
+        "shared_ffn": ("intermediate_size",),
+        "experts": ("num_experts",),
+        "experts_per_token": ("top_k_experts",),
+        "expert_norms": ("enable_moe_block",),
         "global_heads.head_dim": ("global_head_dim", "per_layer_config"),
         "global_heads.kv_heads": ("num_global_key_value_heads", "per_layer_config"),
     },
