@@ -134,7 +134,8 @@ def _works(model: ModelSpec) -> Mapping[str, Mapping[str, Callable[[], object]]]
     x, router = _make(TOKENS, model.hidden), _make(count, model.hidden)
     scores = x @ router.T
     weights, places = experts.route(scores, each, normalised=True)
-    by = _rows().of_clamped if model.mlp == "clamped_swiglu" else _rows()
+    by = _rows()
+    activation = by.activation(model.mlp, model.routed_by.weighs)
     rows, ends = by.sent(x, places), places.ends(count)
     up = _make(model.ffn * count, model.hidden)
     total = torch.zeros(up.shape, device=up.device)
@@ -150,14 +151,14 @@ def _works(model: ModelSpec) -> Mapping[str, Mapping[str, Callable[[], object]]]
             "route": lambda: experts.route(scores, each, normalised=True)[1].ends(count),
             "sent": lambda: by.sent(x, places),
             "mlp up": lambda: (rises(), rises()),
-            "activation": lambda: by.weighted(gate, inner, weights),
+            "activation": lambda: activation.forward(gate, inner, weights),
             "mlp down": falls,
             "combine": lambda: by.combined(rows, places, None),
         },
         "backward": {
             "combine": lambda: by.sent(x, places),
             "mlp down by input": rises,
-            "activation": lambda: by.weighted_backward(gate, gate, weights, inner),
+            "activation": lambda: activation.backward(gate, gate, weights, inner),
             "mlp down by weight": add,
             "mlp up by input": lambda: (falls(), falls()),
             "sent": lambda: (by.combined(rows, places, rows), by.sent(x, places)),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.parts import milliseconds
-from bigplan.kernels.handwritten import rows as by_hand
+from bigplan.kernels.handwritten import rows, weighted_rows
 from bigplan.runtime.experts import dispatch as experts
 
 EXPERTS = 8
@@ -41,7 +41,7 @@ def _products(h: int, f: int, each: int) -> dict[str, Callable[[], object]]:
     total = torch.zeros(f * EXPERTS, h, device="cuda")
 
     def add() -> None:
-        experts.add_grouped(total, (inner, x), ends, fresh=False, by=by_hand.put)
+        experts.add_grouped(total, (inner, x), ends, fresh=False, by=rows.put)
 
     return {
         "entering": lambda: experts.grouped(x, entering, ends),
@@ -68,11 +68,11 @@ def products() -> None:
 def activations() -> None:
     """Milliseconds and TB/s of the weighted activation's backward."""
     print("rows, f: ms (TB/s) of the activation's backward")
-    for rows, f in ACTIVATIONS:
-        gate, up, gradient = (_make(rows, f) for _ in range(3))
-        weights = torch.rand(rows, device="cuda")
-        ms = milliseconds(partial(by_hand.weighted_backward, gate, up, weights, gradient))
-        print(rows, f, f"{ms:.3f} ({12e-9 * rows * f / ms:.2f})", flush=True)
+    for number, f in ACTIVATIONS:
+        gate, up, gradient = (_make(number, f) for _ in range(3))
+        weights = torch.rand(number, device="cuda")
+        ms = milliseconds(partial(weighted_rows.weighted_backward, gate, up, weights, gradient))
+        print(number, f, f"{ms:.3f} ({12e-9 * number * f / ms:.2f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,17 +23,17 @@ ROUTED_BYTES, ROUTED_LAUNCHES = 18, 24
 ROUTED_BACK_BYTES, ROUTED_BACK_LAUNCHES = 76, 28
 # Tensors of gate's size that are read and written, and kernels. The forward is silu(gate), times
 # up, times a weight; the backward computes it again, beside the gradients of all three.
-WEIGHTED_PASSES, WEIGHTED_LAUNCHES = 3, 1  # generated
+WEIGHTED_PASSES, WEIGHTED_LAUNCHES = 3, 1  # by a kernel
 WEIGHTED_BACK_PASSES, WEIGHTED_BACK_LAUNCHES = 6, 1
 EAGER_WEIGHTED, EAGER_WEIGHTED_LAUNCHES = 7, 3  # by torch's operators, one after the other
 EAGER_WEIGHTED_BACK, EAGER_WEIGHTED_BACK_LAUNCHES = 24, 10
-# The clamped activation of GPT-OSS by torch's operators (runtime/experts/clamped.py).
+# Other activations likewise (runtime/experts/activations.py): clamped, of GPT-OSS.
 EAGER_CLAMPED, EAGER_CLAMPED_LAUNCHES = 18, 8
 EAGER_CLAMPED_BACK, EAGER_CLAMPED_BACK_LAUNCHES = 56, 26
-# The squared relu of experts without a gate, likewise (runtime/experts/squared.py).
+# The squared relu of experts without a gate.
 EAGER_SQUARED, EAGER_SQUARED_LAUNCHES = 6, 3
 EAGER_SQUARED_BACK, EAGER_SQUARED_BACK_LAUNCHES = 17, 8
-# Likewise on runtime/experts/weighed_inputs.py.
+# Where weights weigh what experts read.
 EAGER_WEIGHED, EAGER_WEIGHED_LAUNCHES = 9, 5
 EAGER_WEIGHED_BACK, EAGER_WEIGHED_BACK_LAUNCHES = 30, 13
 DISPATCHED_BACK_PASSES = 5  # Megatron Core keeps the activation that the native backward writes
@@ -256,22 +256,19 @@ def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     if _weighs_inputs(shape):
         forward = EAGER_WEIGHED, EAGER_WEIGHED_LAUNCHES
         backward = EAGER_WEIGHED_BACK, EAGER_WEIGHED_BACK_LAUNCHES
-    made = _activated_by_kernel(shape)
-    if made or shape.dispatched:
+    made = shape.generated
+    if shape.dispatched:
         forward = WEIGHTED_PASSES, WEIGHTED_LAUNCHES
-        passes = DISPATCHED_BACK_PASSES if shape.dispatched else WEIGHTED_BACK_PASSES
-        backward = passes, WEIGHTED_BACK_LAUNCHES
+        backward = DISPATCHED_BACK_PASSES, WEIGHTED_BACK_LAUNCHES
+    elif made:  # without a gate there is that to read less, and its gradient to write
+        without = not shape.model.gated
+        forward = WEIGHTED_PASSES - without, WEIGHTED_LAUNCHES
+        backward = WEIGHTED_BACK_PASSES - 2 * without, WEIGHTED_BACK_LAUNCHES
     inner = shape.activation_shape.nbytes(step.gives[0])
     return (
         Stream(step.name, forward[0] * inner, forward[1], generated=made),
         Stream(step.name, backward[0] * inner, backward[1], generated=made),
     )
-
-
-def _activated_by_kernel(shape: RankShape) -> bool:
-    """Whether a kernel runs experts' activation."""
-    plain = shape.model.mlp in ("relu2", "geglu") or _weighs_inputs(shape)
-    return shape.generated and not plain
 
 
 def _weighs_inputs(shape: RankShape) -> bool:
@@ -311,7 +308,7 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
     entering, eager = _entering(shape), 7 if shape.model.mlp == "clamped_swiglu" else 4
     eager += 2 * _weighs_inputs(shape)
-    by_kernel = _activated_by_kernel(shape) or shape.dispatched
+    by_kernel = shape.generated or shape.dispatched
     within = rows + (entering if by_kernel else eager) * inner
     projection = rows + entering * inner + made + spread.routed_hidden(shape)
     adding = entering * (inner + rows) + spread.routed_hidden(shape)

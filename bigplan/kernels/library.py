@@ -16,7 +16,7 @@ from bigplan.errors import InputError
 from bigplan.kernels.fusion import single
 from bigplan.kernels.fusion.price import Fused, Pricer
 from bigplan.kernels.fusion.single import ActivationKind, NormKind, Single
-from bigplan.kernels.handwritten import rows
+from bigplan.kernels.handwritten import rows, weighted_rows
 from bigplan.kernels.launch import NOTHING, Into, LaunchedKernel
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -166,16 +166,25 @@ class Library:
         rows.put(total, part, fresh=fresh)
 
     def weighted(
-        self, gate: Tensor, up: Tensor, weights: Tensor, *, clamped: bool = False
+        self, gate: Tensor | None, up: Tensor, weights: Tensor, *, kind: str, inputs: bool
     ) -> Tensor:
-        """As rows.weighted."""
-        return rows.weighted(gate, up, weights, clamped=clamped)
+        """As weighted_rows.weighted."""
+        return weighted_rows.weighted(gate, up, weights, kind=kind, inputs=inputs)
 
     def weighted_backward(
-        self, gate: Tensor, up: Tensor, weights: Tensor, gradient: Tensor, *, clamped: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """As rows.weighted_backward."""
-        return rows.weighted_backward(gate, up, weights, gradient, clamped=clamped)
+        self,
+        gate: Tensor | None,
+        up: Tensor,
+        weights: Tensor,
+        gradient: Tensor,
+        *,
+        kind: str,
+        inputs: bool,
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
+        """As weighted_rows.weighted_backward."""
+        return weighted_rows.weighted_backward(
+            gate, up, weights, gradient, kind=kind, inputs=inputs
+        )
 
     # --- Positions and the loss.
 

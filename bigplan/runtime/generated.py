@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime.cpu.native import Piece
+from bigplan.runtime.experts.activations import Activation
 from bigplan.runtime.experts.dispatch import Places, RowOperators
 from bigplan.runtime.experts.grouped_eight_bits import EightBitExperts
 from bigplan.runtime.linear import four_bits
@@ -279,15 +280,14 @@ def rows_of(library: Library | None) -> RowOperators:
     def combined(rows: Tensor, places: Places, beside: Tensor | None = None) -> Tensor:
         return library.combined(rows, beside, places.rows, len(places.chosen))
 
-    return RowOperators(
-        sent,
-        combined,
-        library.weighted,
-        library.weighted_backward,
-        library.put,
-        clamped=partial(library.weighted, clamped=True),
-        clamped_backward=partial(library.weighted_backward, clamped=True),
-    )
+    def activation(kind: str, weighs: str) -> Activation:
+        inputs = weighs == "inputs"
+        return Activation(
+            partial(library.weighted, kind=kind, inputs=inputs),
+            partial(library.weighted_backward, kind=kind, inputs=inputs),
+        )
+
+    return RowOperators(sent, combined, library.put, activation)
 
 
 def cross_entropy(rule: LossRule, logits: Tensor, targets: Tensor) -> Tensor:

@@ -28,12 +28,8 @@ from torch import Tensor
 from bigplan.mechanics import groups_in_one, worth_apart
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.constants import values_of
-from bigplan.runtime.experts import clamped as of_gpt_oss
-from bigplan.runtime.experts import geglu as of_gemma4
 from bigplan.runtime.experts import sparsemixer
-from bigplan.runtime.experts import squared as of_nemotron
-from bigplan.runtime.experts import weighed_inputs as of_llama4
-from bigplan.runtime.operators import gated, gated_backward
+from bigplan.runtime.experts.activations import Activation, plain_activation
 from bigplan.spec.routing import Routing
 
 LIKELIEST = Routing()
@@ -220,22 +216,6 @@ def combined(rows: Tensor, places: Places, beside: Tensor | None = None) -> Tens
     return found if each == 1 else found.view(tokens, each, rows.shape[1]).sum(1)
 
 
-def weighted(gate: Tensor, up: Tensor, weights: Tensor) -> Tensor:
-    """silu(gate) * up * weight of rows [rows, f] with a weight each, fp32 [rows]."""
-    return gated(gate, up).mul_(weights[:, None])
-
-
-def weighted_backward(
-    gate: Tensor, up: Tensor, weights: Tensor, gradient: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by gate, up and weights; weighted(gate, up, weights) goes to `gradient`."""
-    inner = gated(gate, up)
-    by_weights = (inner * gradient).sum(-1, dtype=torch.float32)
-    by_gate, by_up = gated_backward(gate, up, gradient.mul_(weights[:, None]))
-    torch.mul(inner, weights[:, None], out=gradient)
-    return by_gate, by_up, by_weights
-
-
 def put(total: Tensor, part: Tensor, *, fresh: bool) -> None:
     """Add `part` to `total`, or copy it to a fresh one."""
     if fresh:
@@ -258,39 +238,14 @@ class Adds(Protocol):
         """Add, or overwrite."""
 
 
-# Of gate, up and weights, and of the gradient besides; squared relu has no gate: None.
-Weighting = Callable[..., Tensor]
-WeightingBackward = Callable[..., tuple[Tensor | None, Tensor, Tensor]]
-
-
 class RowOperators(NamedTuple):
     """What passes over rows, and over gradients of experts: torch's operators, or kernels."""
 
     sent: Callable[[Tensor, Places], Tensor] = sent
     combined: Callable[[Tensor, Places, Tensor | None], Tensor] = combined
-    weighted: Weighting = weighted
-    weighted_backward: WeightingBackward = weighted_backward
     put: Put = put
-    clamped: Weighting = of_gpt_oss.weighted
-    clamped_backward: WeightingBackward = of_gpt_oss.weighted_backward
-    squared: Weighting = of_nemotron.weighted
-    squared_backward: WeightingBackward = of_nemotron.weighted_backward
-
-    def activating(self, mlp: str, weighs: str) -> RowOperators:
-        """The same with a model's activation in place of the usual one, and what weights weigh."""
-        if weighs == "inputs":
-            return self._replace(
-                weighted=of_llama4.weighted, weighted_backward=of_llama4.weighted_backward
-            )
-        if mlp == "clamped_swiglu":
-            return self._replace(weighted=self.clamped, weighted_backward=self.clamped_backward)
-        if mlp == "geglu":
-            return self._replace(
-                weighted=of_gemma4.weighted, weighted_backward=of_gemma4.weighted_backward
-            )
-        if mlp == "relu2":
-            return self._replace(weighted=self.squared, weighted_backward=self.squared_backward)
-        return self
+    # Of a model's `mlp`, and of what its weights weigh.
+    activation: Callable[[str, str], Activation] = plain_activation
 
 
 def entering(weight: Tensor, experts: int) -> Tensor:

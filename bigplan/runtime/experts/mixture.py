@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bigplan.runtime.experts import dispatch as experts
+from bigplan.runtime.experts.activations import Activation, plain_activation
 from bigplan.runtime.experts.adapters import ExpertAdapters, GroupedSums
 from bigplan.runtime.experts.dispatch import Places, RowOperators
 from bigplan.runtime.experts.expert_parallel import ALL_HERE, Dispatch, ExpertParallel
@@ -63,6 +64,7 @@ class Mixture(NamedTuple):
     unread: bool = False  # for the backward alone: the output is not computed
     forget: ForgetRouted | None = None  # None: gate and up are kept
     rows: RowOperators = experts.RowOperators()
+    activation: Activation = plain_activation("swiglu", "outputs")
     frozen: bool = False  # nobody asks for weights' gradients, nor keeps what they would be made of
     grouped: Grouped = EXPERTS_AS_STORED  # how rows are multiplied
     spread: ExpertParallel = ALL_HERE  # who has which experts

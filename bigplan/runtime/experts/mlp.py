@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime.experts import biases as expert_biases
+from bigplan.runtime.experts.activations import Activation
 from bigplan.runtime.experts.adapters import ExpertAdapters
-from bigplan.runtime.experts.dispatch import Places, RowOperators
+from bigplan.runtime.experts.dispatch import Places
 from bigplan.runtime.experts.expert_parallel import Dispatch
 from bigplan.runtime.experts.mixture import (
     DOWN,
@@ -60,9 +61,9 @@ def mlp(
     """
     assert x is not None or not mixture.unread
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
-    rows = mixture.rows.activating(model.mlp, model.routed_by.weighs)
+    activation = mixture.rows.activation(model.mlp, model.routed_by.weighs)
     entering = mixture.adapters(p, GATE), mixture.adapters(p, UP)
-    passed = Passed(mixture._replace(forget=None, rows=rows), model, entering)
+    passed = Passed(mixture._replace(forget=None, activation=activation), model, entering)
     router, score_bias, scores = p[ROUTER], p.get(SCORE_BIAS), None
     if by is not None:
         scores = own_scores(by, router, score_bias, mixture, model.routed_by)
@@ -77,7 +78,7 @@ def mlp(
     last = p[DOWN], p.get(DOWN_BIAS), weights if by_token is None else by_token
     if mixture.gated:
         return _Gated.apply(there, x, gate, up, weights, *places, *last)  # type: ignore[no-any-return, no-untyped-call]
-    inner = Weighted.apply(rows, gate, up, weights)  # type: ignore[no-untyped-call]
+    inner = Weighted.apply(activation, gate, up, weights)  # type: ignore[no-untyped-call]
     return _Closing.apply(there, x, inner, *places, *last)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -86,16 +87,16 @@ class Weighted(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, operators: RowOperators, gate: Tensor | None, up: Tensor, weights: Tensor
+        ctx: Any, activation: Activation, gate: Tensor | None, up: Tensor, weights: Tensor
     ) -> Tensor:
-        ctx.operators = operators
+        ctx.activation = activation
         ctx.save_for_backward(gate, up, weights)
-        return operators.weighted(gate, up, weights)
+        return activation.forward(gate, up, weights)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         gate, up, weights = ctx.saved_tensors
-        return None, *ctx.operators.weighted_backward(gate, up, weights, gradients[0])
+        return None, *ctx.activation.backward(gate, up, weights, gradients[0])
 
 
 class _Closing(Function):
@@ -138,7 +139,7 @@ class _Gated(Function):
         if passed.mixture.unread:
             assert x is not None
             return x.new_empty(()).expand_as(x)
-        inner = passed.mixture.rows.weighted(gate, up, weights)
+        inner = passed.mixture.activation.forward(gate, up, weights)
         return _added(passed, x, inner, Places(*places), last)
 
     @staticmethod
@@ -146,7 +147,7 @@ class _Gated(Function):
         gate, up, weights, chosen, order, *last = ctx.saved_tensors
         (by_output,), places = gradients, Places(chosen, order)
         rows, inner, ends, biased = _returned(ctx.passed, by_output, places, _Last(*last))
-        by_factors = ctx.passed.mixture.rows.weighted_backward(gate, up, weights, inner)
+        by_factors = ctx.passed.mixture.activation.backward(gate, up, weights, inner)
         del gate, up  # which may have been computed again, and are as large
         by_down = _by_down(ctx.passed.mixture, last[0], (inner, rows), ends)
         _by_adapters(ctx.passed, (inner, rows), ends)

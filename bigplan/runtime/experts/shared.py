@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from bigplan.runtime.experts.dispatch import RowOperators
+from bigplan.runtime.experts.activations import Activation
 from bigplan.runtime.experts.mlp import Weighted
 
 
 def gated_by_score(
-    operators: RowOperators,
+    activation: Activation,
     inputs: tuple[Tensor, Tensor],
     score: Tensor,
     forget: Callable[..., None],
@@ -26,6 +26,6 @@ def gated_by_score(
     """
     weights = score.float().sigmoid().flatten()
     gate, up = (one.flatten(0, -2) for one in inputs)
-    inner = Weighted.apply(operators, gate, up, weights)  # type: ignore[no-untyped-call]
-    forget(inner, operators.weighted, gate, up, weights)
+    inner = Weighted.apply(activation, gate, up, weights)  # type: ignore[no-untyped-call]
+    forget(inner, activation.forward, gate, up, weights)
     return inner.view(inputs[0].shape)  # type: ignore[no-any-return]

@@ -279,7 +279,8 @@ def _shared(
     inputs = (ways.widening or ways.linears)(p, tuple(names), normed)
     if model.shared_gate:
         gate, up, score = inputs
-        inner = gated_by_score(ways.experts.rows, (gate, up), score, ways.forget)
+        activation = ways.experts.rows.activation(model.mlp, "outputs")
+        inner = gated_by_score(activation, (gate, up), score, ways.forget)
     elif x is not None and not model.adds_product_of("shared"):
         return _closed_and_added(p, "shared.down_proj", x, inputs, model, ways)
     elif ways.gated and model.mlp in ("swiglu", "geglu"):

@@ -1,4 +1,4 @@
-"""Rows of experts by hand and by generated kernels: on a GPU, or in Triton's interpreter."""
+"""Rows of experts, copied and added up by kernels: on a GPU, or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ pytest.importorskip("triton")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from bigplan.kernels.handwritten import rows
-from bigplan.kernels.library import Library
-from bigplan.kernels.optimised import Optimiser
 from bigplan.runtime.experts import dispatch as experts
-from bigplan.runtime.generated import rows_of
 from tests.examples import examples
 from tests.kernels.generated import error, random
 
@@ -24,11 +20,6 @@ runs = settings(max_examples=examples(30), derandomize=True, deadline=None)
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3000))
 # A rounding of fp32 an operation, and an approximate exp; that of bf16 is 2^-9.
 APART = {torch.float32: 3e-6, torch.bfloat16: 2**-8}
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return Library(Optimiser("h200-sxm", 0.0).pricer)
 
 
 def _places(tokens: int, each: int) -> experts.Places:
@@ -90,49 +81,8 @@ def test_gradients_are_added_to_every_so_manyth_row(
     assert torch.equal(*totals)
 
 
-def _exact(
-    gate: Tensor, up: Tensor, weights: Tensor, given: Tensor, *, clamped: bool
-) -> list[Tensor]:
-    leaves = [one.double().requires_grad_() for one in (gate, up, weights)]
-    if clamped:  # as transformers has it
-        limited = leaves[0].clamp(max=7.0)
-        result = (leaves[1].clamp(-7.0, 7.0) + 1.0) * limited * torch.sigmoid(1.702 * limited)
-    else:
-        result = torch.nn.functional.silu(leaves[0]) * leaves[1]
-    result = result * leaves[2][:, None]
-    return [result.detach(), *torch.autograd.grad(result, leaves, given.double())]
-
-
-@pytest.mark.parametrize("dtype", list(APART), ids=str)
-@pytest.mark.parametrize("size", [(2, 3), (5, 24), (33, 96), (3, 2050)])
-@pytest.mark.parametrize("clamped", [False, True])
-@pytest.mark.parametrize("by", ["torch", "kernel"])
-def test_weighted_activations(
-    dtype: torch.dtype, size: tuple[int, int], library: Library, by: str, *, clamped: bool
-) -> None:
-    """Gates beyond 7 and values beyond -7 and 7 are clamped, and have no gradient."""
-    wide = 5.0 if clamped else 1.0
-    gate, up, given_rows = ((random(i, *size) * wide).to(dtype) for i in range(3))
-    weights = random(4, size[0]).abs()
-    exact = _exact(gate, up, weights, given_rows, clamped=clamped)
-    operators = rows_of(None if by == "torch" else library)
-    operators = operators.activating("clamped_swiglu", "outputs") if clamped else operators
-    found = [operators.weighted(gate, up, weights)]
-    gradient = given_rows.clone()
-    by_gate, *others = operators.weighted_backward(gate, up, weights, gradient)
-    assert by_gate is not None
-    found += [by_gate, *others]
-    assert found[3].dtype is torch.float32
-    more = 4 if by == "torch" else 2  # torch rounds after every operator
-    for one, right in zip([*found, gradient], [*exact, exact[0]], strict=True):
-        assert error(one, right) < more * APART[dtype]
-
-
 def test_no_rows_are_nothing() -> None:
     """An expert-parallel rank may get none."""
-    none, weights = torch.empty(0, 24), torch.empty(0)
-    places = torch.empty(0, dtype=torch.int32)
-    assert rows.sent(none, places, 1).shape == rows.weighted(none, none, weights).shape == (0, 24)
+    none, places = torch.empty(0, 24), torch.empty(0, dtype=torch.int32)
+    assert rows.sent(none, places, 1).shape == (0, 24)
     assert rows.combined(none, none, places, 0).shape == (0, 24)
-    found = rows.weighted_backward(none, none, weights, none)
-    assert [len(one) for one in found] == [0, 0, 0]

@@ -50,7 +50,8 @@ def test_the_gates_kernels_compute_what_torchs_operators_do() -> None:
     gate, up, score = (draw(2, 300, n).requires_grad_() for n in (512, 512, 1))
     by_inner, found = draw(2, 300, 512), []
     for library in (None, generated.library_for(tiny_training(1, precision="bf16"), gate.device)):
-        inner = shared.gated_by_score(generated.rows_of(library), (gate, up), score, keep)
+        activation = generated.rows_of(library).activation("swiglu", "outputs")
+        inner = shared.gated_by_score(activation, (gate, up), score, keep)
         by = torch.autograd.grad(inner, [gate, up, score], by_inner.clone())
         found.append((inner.detach(), *by))
     for ours, plain in zip(found[1], found[0], strict=True):
