@@ -87,6 +87,9 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         parts.append("latent_attention.norm_epsilon")
     if model.routed_by.bias and model.routed_by.scores == "softmax":  # it wants sigmoids then
         parts.append("routing.bias beside softmax")
+    scaling = model.rope_scaling if model.latent_attention else None
+    if scaling is not None and scaling.query_growth:
+        parts.append("rope_scaling.query_growth")
     if model.routed_by.scores == "sparsemixer":
         parts.append("routing.scores sparsemixer")
     own = {"score_scale": model.routed_by.score_scale != 1}

@@ -82,6 +82,9 @@ def turned(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     joins, passes = step.name == KEYS, 2 if shape.generated else TURNING_PASSES
     columns = 2 * latent.plain_dim + latent.rope_dim if joins else passes * latent.rope_dim
     launches = 1 if shape.generated else TURNING_KERNELS + 3 * joins
+    scaling, length = shape.model.rope_scaling, shape.training.sequence_length
+    if not joins and scaling is not None and scaling.grows_within(length):
+        columns, launches = columns + 2 * latent.head_dim, launches + 1
     one = Stream(step.name, columns * heads, launches, generated=shape.generated)
     return one, one
 

@@ -21,15 +21,14 @@ def check_attention(model: Any) -> None:
 
 
 def check_factors(model: Any) -> None:
-    """Longrope has a factor for each pair of columns; queries that grow are turned whole."""
+    """Longrope has a factor for each pair of columns; turned queries that grow are turned whole."""
     scaling = model.rope_scaling
     if scaling is None:
         return
-    if scaling.query_growth and (model.latent_attention or model.rotary_fraction != 1):
-        beside = "latent_attention" if model.latent_attention else "rotary_fraction"
+    if scaling.query_growth and model.rotary_fraction != 1:
         raise InputError(
-            f"`rope_scaling` has a `query_growth` with `{beside}`, but queries grow where rope "
-            "turns all of their columns; remove one"
+            "`rope_scaling` has a `query_growth` with `rotary_fraction`, but queries grow where "
+            "rope turns all of their columns, or with latent attention; remove one"
         )
     if scaling.name != "longrope":
         return

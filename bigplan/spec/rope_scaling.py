@@ -67,7 +67,7 @@ class RopeScaling(Spec):
     turned: float | None = Field(default=None, gt=0, le=1)
     """proportional: the part of the pairs that rope turns; others stay as they are"""
     query_growth: float | None = Field(default=None, gt=0)
-    """yarn: turned queries at position i are multiplied by 1 + it * ln(1 + floor(i /
+    """yarn: queries at position i are multiplied by 1 + it * ln(1 + floor(i /
     original_length)), as in Ministral 3 (arXiv 2501.19399 has the idea); null: not"""
 
     @model_validator(mode="after")

@@ -320,8 +320,10 @@ def _stand_alone(style: dict[str, object]) -> bool:
 
 def _latent(draw: st.DrawFn) -> dict[str, object]:
     """Latent attention, with one matrix of queries or two."""
+    growing = {"name": "yarn", "factor": 2.0, "original_length": 3, "query_growth": 0.5}
     return {
         "sliding_window": None,
+        "rope_scaling": draw(st.sampled_from((None, growing))),
         "latent_attention": {
             "query_rank": draw(st.sampled_from((None, 16))),
             "kv_rank": 16,
@@ -357,18 +359,27 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
     elif draw(st.booleans()):
         patterns = ("1 dense", "1 routed"), ("1 routed", "1 dense")
         style |= {"expert_pattern": draw(st.sampled_from(patterns)), "dense_ffn": 64}
+    return style | _routing(draw, style)
+
+
+def _routing(draw: st.DrawFn, style: dict[str, object]) -> dict[str, object]:
+    """How routers of such a model choose, and what that takes."""
     routing: dict[str, object] = {
         "score_scale": draw(st.sampled_from((1.0, 0.3))),
         "expert_scales": draw(st.booleans()),
     }
     if style.get("mlp", "swiglu") == "swiglu":
         routing["weighs"] = draw(st.sampled_from(("outputs", "inputs")))
-    style["routing"] = routing
+    found: dict[str, object] = {"routing": routing}
+    if routing["expert_scales"]:  # of four, what follows would have other bits on a CPU
+        found["experts"] = 16
     if draw(st.booleans()):
-        style["routing"] = routing | {"scores": "sparsemixer", "jitter": 0.2}
-        style["router_normalised"] = False
-    elif draw(st.booleans()):
-        style["routing"] = routing | {
+        return found | {
+            "routing": routing | {"scores": "sparsemixer", "jitter": 0.2},
+            "router_normalised": False,
+        }
+    if draw(st.booleans()):
+        groups = {
             "scores": "sigmoid",
             "bias": draw(st.booleans()),
             "groups": 2,
@@ -376,8 +387,9 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
             "scale": draw(st.sampled_from((1.0, 2.5))),
         }
         # A group of two or three experts may be all that a token chooses among.
-        style |= {"router_loss": 0.0, "experts_per_token": draw(st.sampled_from((1, 2)))}
-    return style
+        few = {"router_loss": 0.0, "experts_per_token": draw(st.sampled_from((1, 2)))}
+        return found | few | {"routing": routing | groups}
+    return found
 
 
 @st.composite

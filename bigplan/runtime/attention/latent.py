@@ -69,19 +69,26 @@ class Angles(NamedTuple):
 
 
 class _Queries(Function):
-    """Heads [b, s, heads, d] whose last columns are turned in place; saves cos and sin only."""
+    """Heads [b, s, heads, d] whose last columns are turned in place; saves tables only.
+
+    All of them may grow with their position, by factors [s].
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, angles: Angles) -> Tensor:
-        ctx.angles = angles
+    def forward(ctx: Any, q: Tensor, angles: Angles, growth: Tensor | None) -> Tensor:
+        ctx.angles, ctx.growth = angles, growth
         angles.turn_(_last(q, angles))
+        if growth is not None:
+            q.mul_(growth[:, None, None])
         return q.view_as(q)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
         (gradient,) = gradients  # of attention, which nobody else reads
         ctx.angles.turn_(_last(gradient, ctx.angles), back=True)
-        return gradient, None
+        if ctx.growth is not None:
+            gradient.mul_(ctx.growth[:, None, None])
+        return gradient, None, None
 
 
 class _Keys(Function):
@@ -129,9 +136,9 @@ def _last(heads: Tensor, angles: Angles) -> Tensor:
     return heads[..., -2 * angles.cos.shape[-1] :]
 
 
-def turned(q: Tensor, angles: Angles) -> Tensor:
-    """Queries [b, s, heads, d], whose last columns are turned in place."""
-    return _Queries.apply(q, angles)  # type: ignore[no-any-return, no-untyped-call]
+def turned(q: Tensor, angles: Angles, growth: Tensor | None = None) -> Tensor:
+    """Queries [b, s, heads, d], whose last columns are turned in place, times factors [s]."""
+    return _Queries.apply(q, angles, growth)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def keys(plain: Tensor, shared: Tensor, angles: Angles) -> Tensor:
@@ -167,4 +174,4 @@ def heads(
     k = keys(plain, shared, angles)
     if how.again:
         how.again[1](k, partial(_joined, angles), plain, shared)
-    return turned(q, angles), k, v
+    return turned(q, angles, *tables[2:]), k, v

@@ -20,7 +20,7 @@ class Positions(NamedTuple):
     """Tables of position_tables, and the attention of the blocks that they are for."""
 
     # The first has a row for each position; of queries that grow, two of their own come last, or
-    # one of factors where rope turns nothing.
+    # one of factors where rope turns nothing, or not all columns of latent attention's heads.
     tables: tuple[Tensor, ...]
     attends: BlockAttention
     bounds: Tensor | None = None  # of documents that are kept apart, int32 [b, 2, s]
@@ -73,7 +73,7 @@ def _of_queries(
 ) -> tuple[Tensor, ...]:
     """Cos and sin of queries that grow with their position; empty: they turn as keys do.
 
-    Where rope turns nothing, the factors of queries [s].
+    Where rope turns nothing, and of latent attention, the factors of queries [s].
     """
     growth = attends.growth
     if growth is not None and growth.grows_within(sequence_length):
@@ -85,6 +85,8 @@ def _of_queries(
     assert scaling.query_growth and scaling.original_length, scaling
     positions = torch.arange(sequence_length, dtype=torch.float32)
     grown = 1.0 + scaling.query_growth * (positions / scaling.original_length).floor().log1p()
+    if model.latent_attention is not None:
+        return (grown.to(dtype),)
     cos, sin = rope_table(model, sequence_length, "cpu", torch.float32, attends)
     return (cos * grown[:, None]).to(dtype), (sin * grown[:, None]).to(dtype)
 

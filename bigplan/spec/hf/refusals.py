@@ -41,7 +41,6 @@ _OTHER_EXPERTS = {
     "longcat_flash": "its blocks have two attentions beside experts, some of which do nothing",
     "kimi_linear": "its delta rule has a decay for each column of a key",
     "mimo_v2_flash": "its values are narrower than keys, and heads differ from block to block",
-    "mistral4": "queries of its latent attention grow with their position",
     "minimax": "most of its attention is linear",
 }
 # Keys of experts by other names, and the loss's, which say nothing of the model.
@@ -115,7 +114,16 @@ _RANKS = ("kv_lora_rank", "q_lora_rank")  # of latent attention, no adapters
 _OF_MAMBA = ("mamba_", "ssm_state_size", "use_mamba_kernels")  # how such keys begin
 _FACTORS = {"falcon_h1": ("ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier")}
 _WITH_MAMBA = ("granitemoehybrid", "bamba", "nemotron_h", "mamba2", "falcon_h1")
-_WITH_RANKS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu", "axk1")
+_WITH_RANKS = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k2",
+    "glm4_moe_lite",
+    "youtu",
+    "axk1",
+    "mistral4",
+    "mistral3",
+)
 _OF_INFERENCE = ("mamba_ssm_dtype",)  # the dtype of states of delta rules, kept between tokens
 _FOREIGN_KEYS = (
     "add_cross_attention",

@@ -17,7 +17,7 @@ from bigplan.spec.hf.families.rope import PLACES
 _TEXT = "text_config"
 _OF_ALL = ("model_type", "tie_word_embeddings", "quantization_config")
 # Where text models are of several families, the types of those that are read.
-_READ_TEXTS = {"mistral3": ("mistral", "ministral3"), "llava": ("mistral",)}
+_READ_TEXTS = {"mistral3": ("mistral", "ministral3", "mistral4"), "llava": ("mistral",)}
 _FLAT = ("qwen2_vl", "qwen2_5_vl")  # whose first files have one level
 _OF_PICTURES = ("vision", "image_token", "video_token")  # in keys of theirs
 _SECTIONS = ("mrope_section", "mrope_interleaved")

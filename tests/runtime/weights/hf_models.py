@@ -18,7 +18,9 @@ from bigplan.spec.hf.config import from_hf_config
 from bigplan.spec.hf.weights import hf_tensors, stored
 from bigplan.spec.layers import BLOCK_SCALE, ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
+from tests.registered import register
 
+register()
 SEED = 3
 LENGTH = 20
 WINDOW = 7  # tokens that a token of a model with a sliding window sees
@@ -168,6 +170,18 @@ GEMMA4 = GEMMA | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
+MISTRAL4 = (
+    DEEPSEEK
+    | OF_DEEPSEEK
+    | NO_TOKENS
+    | {
+        "first_k_dense_replace": 0,
+        "n_shared_experts": 2,
+        "rope_parameters": YARN
+        | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8}
+        | {"llama_4_scaling_beta": 0.5},
+    }
+)
 GEMMA4_MOE = GEMMA4 | {
     "enable_moe_block": True,
     "num_experts": 6,
@@ -377,6 +391,8 @@ OF_PHIMOE = {  # up to the pre-training's length, from where transformers has no
     "long_mscale": 1.2,
     "original_max_position_embeddings": 64,
 }
+GRANITE_SWA = GRANITE | NO_TOKENS | {"num_hidden_layers": 3, "sliding_window": WINDOW}
+OF_GRANITE = {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 56}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -658,9 +674,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hy-v3": ("hy_v3", HY_V3),
     "exaone-moe": ("exaone_moe", EXAONE_MOE),
     "afmoe": ("afmoe", AFMOE),
+    "granite-swa": ("granite_swa", GRANITE_SWA | {"layer_rope_theta": [0, 100.0, 100.0]}),
+    "granite-moe-swa": (
+        "granitemoe_swa",
+        GRANITE_SWA | OF_GRANITE | {"layer_rope_theta": [5000.0, 100.0, 100.0]},
+    ),
     "axk1": (
         "axk1",
         DEEPSEEK | OF_DEEPSEEK | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "mistral4": ("mistral4", MISTRAL4),
+    "mistral4-dense-first": (
+        "mistral4",
+        MISTRAL4 | {"q_lora_rank": None, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
     ),
     "phimoe": ("phimoe", PHIMOE),
     "phimoe-longrope": (
@@ -719,6 +745,8 @@ _OF_GRANITE = {
     ".experts.down_proj": ".output_linear.weight",
     ".router.": ".router.layer.",
 }
+# Families whose files have a tensor of all experts' gates and ups, as transformers 5 has them.
+_STACKED = ("gpt_oss", "llama4_text", "gemma4_text", "mistral4", "granitemoe_swa")
 # What files call the modules that transformers 5 has by other names.
 RENAMED = {
     "nemotron_h": {"model.": "backbone."},
@@ -788,7 +816,7 @@ def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, t
             each = enumerate(theirs.pop(f"{prefix}{part}"))
             theirs |= {f"{prefix}{e}.{part}.weight": one for e, one in each}
     for name in [n for n in theirs if n.endswith("experts.gate_up_proj")]:
-        if config.model_type not in ("gpt_oss", "llama4_text", "gemma4_text"):
+        if config.model_type not in _STACKED:
             theirs |= of_experts(theirs, name.removesuffix("gate_up_proj"))
     return theirs
 

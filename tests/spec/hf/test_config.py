@@ -1,4 +1,5 @@
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,9 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("afmoe", _SMALL | {"num_dense_layers": 1, "global_attn_every_n_layers": 2}),
     ("flex_olmo", _SMALL | {"pad_token_id": None}),
     ("phimoe", _SMALL),
+    ("granite_swa", _SMALL | {"bos_token_id": None, "eos_token_id": None}),
+    ("granitemoe_swa", _SMALL | {"shared_intermediate_size": 48, "tie_word_embeddings": True}),
+    ("mistral4", _SMALL | {"num_key_value_heads": 8}),
     ("axk1", _SMALL | {"num_key_value_heads": 8, "moe_layer_freq": 1}),
     ("phimoe", _SMALL | {"attention_bias": True, "lm_head_bias": True, "sliding_window": 64}),
     ("olmoe", _SMALL | {"attention_bias": True, "norm_topk_prob": True}),
@@ -225,6 +229,7 @@ def built_by_transformers(model_type: str, fields: dict[str, Any]) -> tuple[dict
     """The whole config.json that transformers writes, and the parameters that it builds."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
+    import_module("tests.registered").register()
     config = transformers.AutoConfig.for_model(model_type, **fields)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
@@ -927,6 +932,8 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("hy_v3", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("exaone_moe", {"num_local_experts": 8}, "`num_local_experts` is 8"),
         ("afmoe", {"attention_bias": True}, "`attention_bias` is True"),
+        ("granite_swa", {"layer_rope_theta": [0, 0, 9.0]}, "`layer_rope_theta` is [0, 0, 9.0]"),
+        ("granitemoe_swa", {"layer_rope_theta": [1.0]}, "supported: a number for each block"),
         ("axk1", {"q_lora_rank": None, "num_key_value_heads": 8}, "`q_lora_rank` is None"),
         ("deepseek_v3", {"moe_layer_freq": 2}, "`moe_layer_freq` is 2"),
         ("phimoe", {"num_experts_per_tok": 3}, "`num_experts_per_tok` is 3"),
@@ -941,7 +948,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "deepseek_v32",
             {},
-            "gemma4_text, qwen3_vl_moe, glm4v_moe, llama4, gemma4, gemma4_unified, qwen3_5_moe, or",
+            "mistral3, qwen3_vl_moe, glm4v_moe, llama4, gemma4, gemma4_unified, qwen3_5_moe, or a",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),

@@ -74,9 +74,9 @@ def test_longer_texts_stay_scaled() -> None:
     ("config", "told"),
     [
         (
-            {"model_type": "mistral3", "text_config": {"model_type": "mistral4"}},
-            "c.json:7: the text model has the model_type 'mistral4', and in models of type "
-            "mistral3 mistral or ministral3 is read",
+            {"model_type": "mistral3", "text_config": {"model_type": "llama"}},
+            "c.json:7: the text model has the model_type 'llama', and in models of type "
+            "mistral3 mistral or ministral3 or mistral4 is read",
         ),
         (
             NESTED | {"quantization_config": {"quant_method": "fp8"}},

@@ -32,6 +32,7 @@ from bigplan.spec.hf.families.gptj import GPTJ
 from bigplan.spec.hf.families.granite import GRANITE
 from bigplan.spec.hf.families.granite_hybrid import GRANITE_HYBRID
 from bigplan.spec.hf.families.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from bigplan.spec.hf.families.granite_swa import GRANITE_MOE_SWA, GRANITE_SWA
 from bigplan.spec.hf.families.hunyuan import HUNYUAN
 from bigplan.spec.hf.families.hunyuan_moe import HUNYUAN_MOE
 from bigplan.spec.hf.families.hy_v3 import HY_V3
@@ -47,6 +48,7 @@ from bigplan.spec.hf.families.mellum import MELLUM
 from bigplan.spec.hf.families.minimax import MINIMAX_M2
 from bigplan.spec.hf.families.ministral import MINISTRAL
 from bigplan.spec.hf.families.ministral3 import MINISTRAL3
+from bigplan.spec.hf.families.mistral4 import MISTRAL4
 from bigplan.spec.hf.families.nanochat import NANOCHAT
 from bigplan.spec.hf.families.nemotron_h import NEMOTRON_H
 from bigplan.spec.hf.families.olmo import OLMO, OLMO2, OLMO3
@@ -121,6 +123,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "phimoe": PHIMOE,
     "glm4_moe_lite": GLM4_MOE_LITE,
     "axk1": AXK1,
+    "mistral4": MISTRAL4,
     "solar_open": SOLAR_OPEN,
     "minimax_m2": MINIMAX_M2,
     "hunyuan_v1_moe": HUNYUAN_MOE,
@@ -130,6 +133,8 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "mellum": MELLUM,
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": GRANITE_MOE_SHARED,
+    "granite_swa": GRANITE_SWA,
+    "granitemoe_swa": GRANITE_MOE_SWA,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "qwen3_next": QWEN3_NEXT,

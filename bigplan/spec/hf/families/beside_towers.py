@@ -18,9 +18,11 @@ from bigplan.spec.hf.families.glm import GLM4
 from bigplan.spec.hf.families.llama import MISTRAL
 from bigplan.spec.hf.families.llama4 import LLAMA4
 from bigplan.spec.hf.families.ministral3 import MINISTRAL3
+from bigplan.spec.hf.families.mistral4 import MISTRAL4
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
 from bigplan.spec.hf.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from bigplan.spec.hf.families.shared_experts import GLM4_MOE
+from bigplan.spec.hf.reader import ConfigReader
 
 _FIRST = ("experts.gate_proj", "experts.up_proj")
 _LAST = "experts.down_proj"
@@ -75,12 +77,32 @@ _QWEN3: Mapping[str, Any] = {
     "rope_theta": 500000.0,
 }
 
+
+def _read_mistral3(reader: ConfigReader) -> dict[str, Any]:
+    """Text models of two families, told apart by their attention."""
+    if reader.config.get("kv_lora_rank") is None:
+        return MINISTRAL3.read(reader)
+    return MISTRAL4.read(replace(reader, defaults=MISTRAL4.defaults))
+
+
+# Pixtral is published as a LLaVA. transformers ties the words of a Mistral 3 that does not say so;
+# published ones do not say so, and have a head. Files of Ministral 3 and Mistral 4 tell all of
+# their keys. Mistral 4's names are the others', and more.
+_MISTRAL3 = replace(
+    MISTRAL4,
+    read=_read_mistral3,
+    defaults=MISTRAL.defaults,
+    keys={
+        **MISTRAL4.keys,
+        **MINISTRAL3.keys,
+        "ffn": ("moe_intermediate_size", "intermediate_size"),
+    },
+)
+
 # By the type of the whole model.
 BESIDE_TOWERS: Mapping[str, ModelFamily] = {
     "gemma3": _beside(GEMMA3),
-    # Pixtral is published as a LLaVA. transformers ties the words of a Mistral 3 that does not say
-    # so; published ones do not say so, and have a head. Files of Ministral 3 tell all of its keys.
-    "mistral3": _beside(replace(MINISTRAL3, defaults=MISTRAL.defaults)),
+    "mistral3": _beside(_MISTRAL3),
     "llava": _beside(MISTRAL),
     "qwen2_vl": _beside(QWEN2, **_QWEN2),
     "qwen2_5_vl": _beside(QWEN2, **_QWEN2),

@@ -10,12 +10,12 @@ from bigplan.spec.hf.families.rope import write_parameters
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
-_GROWTH = "llama_4_scaling_beta"
+GROWTH = "llama_4_scaling_beta"
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
     fields = MISTRAL.read(reader)
-    growth = reader.mapping("rope_parameters").get(_GROWTH)
+    growth = reader.mapping("rope_parameters").get(GROWTH)
     if growth and fields["rope_scaling"]:
         fields["rope_scaling"] |= {"query_growth": growth}
     return fields
@@ -28,7 +28,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     config["rope_parameters"] = {
         "original_max_position_embeddings": model.max_sequence_length,
         **config["rope_parameters"],
-        _GROWTH: (scaling.query_growth if scaling else None) or 0.0,
+        GROWTH: (scaling.query_growth if scaling else None) or 0.0,
     }
     named = {"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"]}
     return {**config, **named, **NO_TOKENS}
@@ -57,10 +57,10 @@ MINISTRAL3 = ModelFamily(
             "beta_slow": 1.0,
             "mscale": 1.0,
             "mscale_all_dim": 1.0,
-            _GROWTH: 0.1,
+            GROWTH: 0.1,
         },
     },
     _write,
     MISTRAL.tensors,
-    {**MISTRAL.keys, "rope_scaling.query_growth": (f"rope_parameters.{_GROWTH}",)},
+    {**MISTRAL.keys, "rope_scaling.query_growth": (f"rope_parameters.{GROWTH}",)},
 )
