@@ -92,7 +92,8 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         parts.append("rope_scaling.query_growth")
     if model.routed_by.scores == "sparsemixer":
         parts.append("routing.scores sparsemixer")
-    own = {"score_scale": model.routed_by.score_scale != 1}
+    own = {"bias_of": model.routed_by.bias_of != "shares"}
+    own |= {"score_scale": model.routed_by.score_scale != 1}
     own["expert_scales"] = model.routed_by.expert_scales
     parts += [f"routing.{key}" for key, there in own.items() if there]
     if model.experts and tool not in WITH_EXPERTS:

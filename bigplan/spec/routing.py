@@ -27,6 +27,8 @@ class Routing(Spec):
     """of SparseMixer: half of the relative distance of scores that count"""
     bias: bool = False
     """numbers added to shares where experts are chosen; training leaves them as they are"""
+    bias_of: Literal["shares", "scores"] = "shares"
+    """what these are added to: shares, or scores before they are shares (Kolibri 1)"""
     score_bias: bool = False
     """a trained bias is added to scores, as in GPT-OSS"""
     score_scale: float = Field(default=1.0, gt=0)
@@ -52,6 +54,8 @@ class Routing(Spec):
                 f"`routing.scores` is sparsemixer with `routing.{beside}`, but it chooses the "
                 "largest scores of all experts; remove one"
             )
+        if self.bias_of == "scores" and not self.bias:
+            return "`routing.bias_of` is scores without `routing.bias`; state it, or remove this"
         if self.groups == self.groups_per_token == 1:
             return None
         size, rest = divmod(experts, self.groups)

@@ -362,6 +362,13 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
     return style | _routing(draw, style)
 
 
+_BIASES: tuple[dict[str, object], ...] = (
+    {"bias": False},
+    {"bias": True},
+    {"bias": True, "bias_of": "scores"},
+)
+
+
 def _routing(draw: st.DrawFn, style: dict[str, object]) -> dict[str, object]:
     """How routers of such a model choose, and what that takes."""
     routing: dict[str, object] = {
@@ -381,7 +388,7 @@ def _routing(draw: st.DrawFn, style: dict[str, object]) -> dict[str, object]:
     if draw(st.booleans()):
         groups = {
             "scores": "sigmoid",
-            "bias": draw(st.booleans()),
+            **draw(st.sampled_from(_BIASES)),
             "groups": 2,
             "groups_per_token": draw(st.sampled_from((1, 2))),
             "scale": draw(st.sampled_from((1.0, 2.5))),

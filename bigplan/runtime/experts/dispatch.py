@@ -96,7 +96,8 @@ def _shares_of_chosen(
     if bias is None and routing.groups == 1:
         shares, chosen = every.topk(each, dim=-1)
         return shares, chosen
-    chosen = _chosen(every, each, routing, bias)
+    wanted = every if routing.bias_of == "shares" else scores.float()
+    chosen = _chosen(wanted, each, routing, bias)
     return every.gather(-1, chosen), chosen
 
 

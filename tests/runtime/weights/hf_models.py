@@ -391,6 +391,14 @@ OF_PHIMOE = {  # up to the pre-training's length, from where transformers has no
     "long_mscale": 1.2,
     "original_max_position_embeddings": 64,
 }
+KOLIBRI = ({k: v for k, v in LLAMA.items() if k != "intermediate_size"} | NO_TOKENS | ROUTED) | {
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 GRANITE_SWA = GRANITE | NO_TOKENS | {"num_hidden_layers": 3, "sliding_window": WINDOW}
 OF_GRANITE = {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 56}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -679,6 +687,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoe_swa",
         GRANITE_SWA | OF_GRANITE | {"layer_rope_theta": [5000.0, 100.0, 100.0]},
     ),
+    "kolibri": ("kolibri1", KOLIBRI),
     "axk1": (
         "axk1",
         DEEPSEEK | OF_DEEPSEEK | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
@@ -753,6 +762,11 @@ RENAMED = {
     "mixtral": {".mlp.": ".block_sparse_moe."},
     "minimax_m2": {".mlp.": ".block_sparse_moe."},
     "phimoe": {".mlp.": ".block_sparse_moe.", ".router.": ".gate."},
+    "kolibri1": {
+        ".post_self_attn_layernorm": ".post_attn_norm",
+        ".post_mlp_layernorm": ".post_ffn_norm",
+        ".mlp.gate.e_score_correction_bias": ".moe.router.expert_bias",
+    },
     "axk1": {".mlp.post_mlp_layernorm": ".post_mlp_layernorm"},
     "ernie4_5_moe": {".gate.moe_statics.": ".moe_statics."},
     "hy_v3": {

@@ -38,6 +38,7 @@ from bigplan.spec.hf.families.hunyuan_moe import HUNYUAN_MOE
 from bigplan.spec.hf.families.hy_v3 import HY_V3
 from bigplan.spec.hf.families.hyperclovax import HYPERCLOVAX
 from bigplan.spec.hf.families.jais2 import JAIS2
+from bigplan.spec.hf.families.kolibri import KOLIBRI1
 from bigplan.spec.hf.families.lfm2 import LFM2
 from bigplan.spec.hf.families.lfm2_moe import LFM2_MOE
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
@@ -123,6 +124,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "phimoe": PHIMOE,
     "glm4_moe_lite": GLM4_MOE_LITE,
     "axk1": AXK1,
+    "kolibri1": KOLIBRI1,
     "mistral4": MISTRAL4,
     "solar_open": SOLAR_OPEN,
     "minimax_m2": MINIMAX_M2,
