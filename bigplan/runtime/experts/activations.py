@@ -59,11 +59,12 @@ def _gated_backward(
 def _of_inputs(gate: Tensor | None, up: Tensor, weights: Tensor) -> Tensor:
     """silu(w gate) * w up, as in Llama 4, whose experts read w times a row.
 
-    The first products read rows as they are: w x times a matrix is w times x times it.
+    The first products read rows as they are: w x times a matrix is w times x times it. All in the
+    order of the backward, which makes it again, so that both have the same bits.
     """
     assert gate is not None
     each = weights[:, None].to(gate.dtype)
-    return gated(gate * each, up).mul_(each)
+    return gated(gate * each, up * each)
 
 
 def _of_inputs_backward(
