@@ -399,6 +399,13 @@ KOLIBRI = ({k: v for k, v in LLAMA.items() if k != "intermediate_size"} | NO_TOK
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+FLINT = QWEN2_MOE | {
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "mlp_only_layers": [],
+}
+ARIA = {"moe_num_experts": 6, "moe_topk": 3, "attention_bias": True}
 GRANITE_SWA = GRANITE | NO_TOKENS | {"num_hidden_layers": 3, "sliding_window": WINDOW}
 OF_GRANITE = {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 56}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -687,6 +694,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoe_swa",
         GRANITE_SWA | OF_GRANITE | {"layer_rope_theta": [5000.0, 100.0, 100.0]},
     ),
+    "flint": ("flint", FLINT),
+    "flint-dense-first": (
+        "flint",
+        FLINT | {"mlp_only_layers": [0], "norm_topk_prob": False, "attention_bias": True},
+    ),
+    "aria": ("aria_text", LLAMA | NO_TOKENS | ARIA),
     "kolibri": ("kolibri1", KOLIBRI),
     "axk1": (
         "axk1",
@@ -767,6 +780,9 @@ RENAMED = {
         ".post_mlp_layernorm": ".post_ffn_norm",
         ".mlp.gate.e_score_correction_bias": ".moe.router.expert_bias",
     },
+    "flint": {".self_attn.sinks": ".self_attn.softmax_offset"},
+    "aria_text": {".experts.gate_up_proj": ".experts.fc1.weight"}
+    | {".experts.down_proj": ".experts.fc2.weight"},
     "axk1": {".mlp.post_mlp_layernorm": ".post_mlp_layernorm"},
     "ernie4_5_moe": {".gate.moe_statics.": ".moe_statics."},
     "hy_v3": {

@@ -167,6 +167,8 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("afmoe", _SMALL | {"num_dense_layers": 1, "global_attn_every_n_layers": 2}),
     ("flex_olmo", _SMALL | {"pad_token_id": None}),
     ("phimoe", _SMALL),
+    ("flint", _SMALL | {"num_hidden_layers": 6}),
+    ("aria_text", _SMALL | {"moe_num_shared_experts": 1, "tie_word_embeddings": True}),
     ("kolibri1", {k: v for k, v in _SMALL.items() if k != "intermediate_size"} | {"head_dim": 8}),
     ("granite_swa", _SMALL | {"bos_token_id": None, "eos_token_id": None}),
     ("granitemoe_swa", _SMALL | {"shared_intermediate_size": 48, "tie_word_embeddings": True}),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from bigplan.spec.hf.families.afmoe import AFMOE
 from bigplan.spec.hf.families.arcee import ARCEE, NEMOTRON
+from bigplan.spec.hf.families.aria import ARIA_TEXT
 from bigplan.spec.hf.families.axk1 import AXK1
 from bigplan.spec.hf.families.bamba import BAMBA
 from bigplan.spec.hf.families.beside_towers import BESIDE_TOWERS
@@ -21,6 +22,7 @@ from bigplan.spec.hf.families.experts import MIXTRAL, QWEN3_MOE
 from bigplan.spec.hf.families.falcon import FALCON
 from bigplan.spec.hf.families.falcon_h1 import FALCON_H1
 from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.flint import FLINT
 from bigplan.spec.hf.families.gemma import GEMMA, GEMMA2, GEMMA3
 from bigplan.spec.hf.families.gemma4 import GEMMA4
 from bigplan.spec.hf.families.glm import GLM, GLM4
@@ -125,6 +127,8 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "glm4_moe_lite": GLM4_MOE_LITE,
     "axk1": AXK1,
     "kolibri1": KOLIBRI1,
+    "flint": FLINT,
+    "aria_text": ARIA_TEXT,
     "mistral4": MISTRAL4,
     "solar_open": SOLAR_OPEN,
     "minimax_m2": MINIMAX_M2,
