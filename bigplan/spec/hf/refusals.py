@@ -30,13 +30,27 @@ def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
 
 
 # Model types with mixtures of experts, and what their blocks have that no block here has.
+_INDEX = "its attention sees those tokens alone that an index of its own picks"
 _OTHER_EXPERTS = {
+    "axk2": _INDEX,
+    "bailing_hybrid": "its delta rule has a decay for each column of a key",
+    "beam": "what blocks add, and the residual stream, are scaled by how deep they stand",
+    "cohere2_moe": "attention and experts read the same input, side by side",
+    "doge": "its experts are rows of tables, and a mask that is trained hides tokens",
+    "dots3_note_text": _INDEX,
+    "hy_v4": _INDEX,
+    "inkling_text": "attention knows positions by trained profiles, behind short convolutions",
+    "inkling2_text": "attention knows positions by trained profiles, behind short convolutions",
+    "laguna": "heads differ from block to block, and a softplus of each head gates attention",
+    "minimax_m3_vl_text": _INDEX,
+    "qwen4_exp_text": "residual streams are several, and blocks have tables of words of their own",
+    "zaya": "its routers are MLPs that hand states to the next block's",
     "dbrx": "queries, keys and values are clipped, and its norms are layer norms without biases",
-    "deepseek_v32": "its attention sees those tokens alone that an index of its own picks",
+    "deepseek_v32": _INDEX,
     "grok-1": "its norms stand before and after, and scores and logits are capped",
     "jamba": "most of its blocks are state-space models",
     "jetmoe": "its attention is a mixture of experts, too",
-    "glm_moe_dsa": "its attention sees those tokens alone that an index of its own picks",
+    "glm_moe_dsa": _INDEX,
     "deepseek_v4": "its attention sees compressed tokens, and residual streams are several",
     "longcat_flash": "its blocks have two attentions beside experts, some of which do nothing",
     "kimi_linear": "its delta rule has a decay for each column of a key",

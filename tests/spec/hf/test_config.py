@@ -941,6 +941,10 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("deepseek_v3", {"moe_layer_freq": 2}, "`moe_layer_freq` is 2"),
         ("phimoe", {"num_experts_per_tok": 3}, "`num_experts_per_tok` is 3"),
         ("afmoe", {"n_group": 4}, "`n_group` is 4"),
+        ("laguna", {}, "model_type 'laguna' is not supported: heads differ from block to block"),
+        ("flint", {"output_router_logits": True}, "`router_aux_loss_coef` is 0.0005"),
+        ("aria_text", {"mlp_bias": True}, "`mlp_bias` is True"),
+        ("mistral4", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "`rope_parameters` is"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
         (
             "apertus",
