@@ -79,23 +79,16 @@ def other_tools_refusal(model: ModelSpec, training: Training | None, tool: str) 
         for key in NATIVE_PARTS
         if key not in known and getattr(model, key) != usual[key].default
     ]
-    of_experts = {"mlp_bias": model.mlp_bias, "routing.score_bias": model.routed_by.score_bias}
     if model.positions == "none":
         parts.append("positions none")
-    parts += [key for key, there in of_experts.items() if there and model.experts]
+    if model.experts and model.mlp_bias:
+        parts.append("mlp_bias")
+    parts += [f"routing.{part}" for part in model.routed_by.own]
     if model.of_latents is not model:  # Megatron-LM has one epsilon for all norms
         parts.append("latent_attention.norm_epsilon")
-    if model.routed_by.bias and model.routed_by.scores == "softmax":  # it wants sigmoids then
-        parts.append("routing.bias beside softmax")
     scaling = model.rope_scaling if model.latent_attention else None
     if scaling is not None and scaling.query_growth:
         parts.append("rope_scaling.query_growth")
-    if model.routed_by.scores == "sparsemixer":
-        parts.append("routing.scores sparsemixer")
-    own = {"bias_of": model.routed_by.bias_of != "shares"}
-    own |= {"score_scale": model.routed_by.score_scale != 1}
-    own["expert_scales"] = model.routed_by.expert_scales
-    parts += [f"routing.{key}" for key, there in own.items() if there]
     if model.experts and tool not in WITH_EXPERTS:
         others = " or megatron" if set(parts) <= set(MEGATRON_PARTS) else ""
         return (

@@ -36,7 +36,7 @@ def _check_unused(model: Any) -> None:
     values = {key: getattr(model, key) for key in OF_EXPERTS[1:]}
     usual = {key: type(model).model_fields[key].default for key in values}
     unused = [
-        f"`{key}`" if key in ("routing", "expert_pattern") else f"`{key}` {value:g}"
+        f"`{key}`" if key in ("routing", "expert_pattern", "expert_norms") else f"`{key}` {value:g}"
         for key, value in values.items()
         if value != usual[key] and key != "router_normalised"
     ]

@@ -46,6 +46,19 @@ class Routing(Spec):
     scale: float = Field(default=1.0, gt=0)
     """factor of all weights"""
 
+    @property
+    def own(self) -> tuple[str, ...]:
+        """What Megatron-LM's routers have not, which wants sigmoids beside a bias."""
+        parts = {
+            "score_bias": self.score_bias,
+            "bias beside softmax": self.bias and self.scores == "softmax",
+            "scores sparsemixer": self.scores == "sparsemixer",
+            "bias_of scores": self.bias_of == "scores",
+            "score_scale": self.score_scale != 1,
+            "expert_scales": self.expert_scales,
+        }
+        return tuple(part for part, there in parts.items() if there)
+
     def problem(self, experts: int, each: int) -> str | None:
         """Why a token cannot choose `each` of so many experts like this; None: it can."""
         if self.scores == "sparsemixer" and (self.bias or self.groups > 1):

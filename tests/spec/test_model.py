@@ -222,6 +222,35 @@ def test_experts() -> None:
             _EIGHT | {"router_loss": 0.1, "routing": {"scores": "sigmoid"}},
             "`router_loss` 0.1 balances a softmax, but `routing.scores` is sigmoid; remove it",
         ),
+        ({"expert_norms": "after"}, "`expert_norms` without `experts`; state `experts`"),
+        (
+            _EIGHT | {"expert_norms": "after", "norms": "around"},
+            "`expert_norms: after` with `norms: around`, by which one stands behind experts",
+        ),
+        (
+            _EIGHT | {"expert_norms": "each", "norms": "around"},
+            "`expert_norms: each` with `norms: around` and `shared_ffn` 0, but it is of experts",
+        ),
+        (
+            _EIGHT | {"expert_norms": "after", "residual_scale": 0.5},
+            "`expert_norms` after with `residual_scale` of experts, whose norms stand before",
+        ),
+        (
+            _EIGHT | {"routing": {"scores": "sparsemixer"}},
+            "`routing.scores` is sparsemixer with `router_normalised`, but each of its weights",
+        ),
+        (
+            _EIGHT | {"routing": {"scores": "sparsemixer", "bias": True}},
+            "`routing.scores` is sparsemixer with `routing.bias`, but it chooses the largest",
+        ),
+        (
+            _EIGHT | {"routing": {"bias_of": "scores"}},
+            "`routing.bias_of` is scores without `routing.bias`",
+        ),
+        (
+            _EIGHT | {"mlp": "geglu", "mlp_bias": True},
+            "`experts` 8 with `mlp: geglu` and `mlp_bias`, which swiglu experts have",
+        ),
         (_EIGHT | {"mlp_bias": True, "shared_ffn": 8}, "`mlp_bias` of experts with `shared_ffn`"),
         (
             _EIGHT | {"mlp": "clamped_swiglu", "dense_blocks": 1, "dense_ffn": 8},

@@ -160,34 +160,20 @@ class RoutedRows(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         x, kept, scores, chosen, order, router, gate, up, bias, *weighed = ctx.saved_tensors
-        mixture, model, adapters = ctx.passed
+        mixture, model, _ = ctx.passed
         dispatch, places = ctx.dispatch, Places(chosen, order)
         ends, asked = dispatch.ends(places), x is not None
         # Frozen products need no tokens, and their adapters those that came.
         again = None if x is None or (mixture.frozen and dispatch.away) else mixture.ranks.gather(x)
         del x
         by_gate, by_up, by_weights, by_own, *_ = gradients
-        grouped = mixture.grouped
-        found = []
-        for own, by_output, matrix in zip(adapters, (by_gate, by_up), (gate, up), strict=True):
-            if matrix is None:
-                continue
-            found.append(grouped.leaving(grouped.read(by_output), matrix, ends))
-            if own is not None:
-                own.add_by_input(found[-1], by_output, ends)
+        found = _by_rows(ctx.passed, (by_gate, by_up), (gate, up), ends)
         by_input = dispatch.combined(mixture.rows, found[0], places, *found[1:])
         del found
         by_token = dispatch.returned(by_weights, places)
         by_token = by_token if by_own is None else by_token + by_own
         by_scales, by_token = _unscaled(by_token, places, *weighed)
-        by_scores = experts.by_scores(
-            scores,
-            places,
-            by_token,
-            _balance(mixture, model, places),
-            normalised=model.router_normalised,
-            routing=model.weighted_by,
-        )
+        by_scores = _by_scores(ctx.passed, scores, places, by_token)
         by_given = None if router is not None else by_scores.to(scores.dtype)
         by_scores = experts.by_product(by_scores, model.routed_by).to(ctx.dtype)
 
@@ -201,9 +187,9 @@ class RoutedRows(Function):
         # What other ranks' experts give comes beside these products.
         by_matrices = by_factors(kept) if dispatch.away and asked else [None, None]
         by_tokens = by_input()
-        summed = mixture.ranks.sum(
-            by_tokens if router is None else by_tokens.addmm_(by_scores, router)
-        )
+        if router is not None:
+            by_tokens.addmm_(by_scores, router)
+        summed = mixture.ranks.sum(by_tokens)
         if again is None:
             return None, None, summed().view(ctx.shape), None, by_given, *[None] * 7
         whole = again().flatten(0, -2)
@@ -224,6 +210,33 @@ class RoutedRows(Function):
         by_routing = by_score_bias, by_scales
         by_x = summed().view(ctx.shape)
         return None, None, by_x, None, by_given, by_router, *by_matrices, *by_routing, *by_biases
+
+
+def _by_rows(
+    passed: Passed, by_outputs: Sequence[Tensor], matrices: Sequence[Tensor | None], ends: Tensor
+) -> list[Tensor]:
+    """Gradients by the rows that gate and up read, of those by what they give."""
+    grouped, found = passed.mixture.grouped, []
+    for own, by_output, matrix in zip(passed.adapters, by_outputs, matrices, strict=True):
+        if matrix is None:
+            continue
+        found.append(grouped.leaving(grouped.read(by_output), matrix, ends))
+        if own is not None:
+            own.add_by_input(found[-1], by_output, ends)
+    return found
+
+
+def _by_scores(passed: Passed, scores: Tensor, places: Places, by_token: Tensor) -> Tensor:
+    """The gradient by scores, fp32, of that by weights of this rank's tokens' rows."""
+    mixture, model, _ = passed
+    return experts.by_scores(
+        scores,
+        places,
+        by_token,
+        _balance(mixture, model, places),
+        normalised=model.router_normalised,
+        routing=model.weighted_by,
+    )
 
 
 def _unscaled(

@@ -146,6 +146,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt-oss-experts": {"targets": EXPERTS},  # gate and up take turns in columns of one parameter
     "lfm2-moe": {},  # what a convolution reads is one module
     "qwen3-next": {},  # what a delta rule reads is two, and a gate is part of a third
+    "gemma4-experts-experts": {"targets": [*EXPERTS, "q_proj"]},  # behind norms of their own
     "granite-hybrid": {},  # what a state space reads is one module, and an MLP's halves are another
     "granite-hybrid-experts-experts": {"targets": [*EXPERTS, "space.x_proj", "shared.down_proj"]},
 }
