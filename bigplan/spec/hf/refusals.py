@@ -137,6 +137,7 @@ _WITH_RANKS = (
     "axk1",
     "mistral4",
     "mistral3",
+    "minicpm3",
 )
 _OF_INFERENCE = ("mamba_ssm_dtype",)  # the dtype of states of delta rules, kept between tokens
 _FOREIGN_KEYS = (

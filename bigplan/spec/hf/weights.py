@@ -170,6 +170,8 @@ def hf_tensors(family: str, model: ModelSpec, layout: int = 0) -> tuple[HfTensor
             for place in stored(family, model, layer, parameter, layout):
                 found = pieces.setdefault((place.tensor, place.transposed), [])
                 found.append((ParameterPiece(layer, parameter, place.expert), place))
+    for parts in pieces.values():  # as they stand in the tensor
+        parts.sort(key=lambda part: part[1].above)
     return tuple(
         HfTensor(
             name,

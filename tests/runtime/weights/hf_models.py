@@ -373,6 +373,15 @@ GPTJ = {key: value for key, value in GPT2.items() if key != "n_head"} | {
     "n_head": 3,
     "rotary_dim": 4,
 }
+CODEGEN = GPTJ | {"n_head": 4}
+GPT_NEO = {key: value for key, value in SIZES.items() if "num_" not in key} | NO_TOKENS
+GPT_NEO |= {"num_layers": 3, "num_heads": 6, "window_size": WINDOW}
+GPT_NEO["attention_types"] = [[["global", "local"], 1], [["local"], 1]]
+MPT = NO_TOKENS | {"d_model": 48, "n_layers": 2, "n_heads": 6, "vocab_size": 256, "max_seq_len": 64}
+# One base of blocks that slide and one of others, or none of these.
+GRANITE_SWA = GRANITE | NO_TOKENS | {"num_hidden_layers": 3, "sliding_window": WINDOW}
+GRANITE_SWA |= {"layer_rope_theta": [5000.0, 100.0, 100.0], "tie_word_embeddings": False}
+MINICPM3 = YOUTU | {"rope_parameters": LINEAR, "v_head_dim": None}
 # Shorter and longer sequences than the pre-training's have divisors of their own.
 LONGROPE = {
     "rope_type": "longrope",
@@ -406,8 +415,8 @@ FLINT = QWEN2_MOE | {
     "mlp_only_layers": [],
 }
 ARIA = {"moe_num_experts": 6, "moe_topk": 3, "attention_bias": True}
-GRANITE_SWA = GRANITE | NO_TOKENS | {"num_hidden_layers": 3, "sliding_window": WINDOW}
 OF_GRANITE = {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 56}
+LONGROPE_OF_FOUR = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 7.0, 9.0, 11.0]}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -441,6 +450,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", GEMMA3),
     "gemma3-capped": ("gemma3_text", GEMMA3 | {"final_logit_softcapping": 1.5}),
     "gemma4": ("gemma4_text", GEMMA4),
+    "gemma4-unified": ("gemma4_unified_text", GEMMA4),
     "gemma4-values": (
         "gemma4_text",
         GEMMA4 | {"attention_k_eq_v": False, "attention_bias": True, "tie_word_embeddings": False},
@@ -540,6 +550,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-11b": ("falcon", FALCON | {"num_ln_in_parallel_attn": 1}),
     "phi": ("phi", PHI),
     "gptj": ("gptj", GPTJ),
+    "codegen": ("codegen", CODEGEN),
+    "gpt-neo": ("gpt_neo", GPT_NEO),
+    "gpt-neo-global-untied": (
+        "gpt_neo",
+        GPT_NEO
+        | {"attention_types": [[["global"], 3]], "tie_word_embeddings": False}
+        | {"intermediate_size": 112, "activation_function": "gelu"},
+    ),
+    "gpt-bigcode": ("gpt_bigcode", GPT2),
+    "gpt-bigcode-many-keys": ("gpt_bigcode", GPT2 | {"multi_query": False, "n_inner": 112}),
+    "mpt": ("mpt", MPT),
+    "mpt-untied": ("mpt", MPT | {"tie_word_embeddings": False}),
+    "granite-swa": ("granite_swa", GRANITE_SWA),
+    "granite-swa-no-rope": (
+        "granite_swa",
+        GRANITE_SWA
+        | {"layer_rope_theta": [0, 100.0, 100.0], "rope_parameters": LINEAR}
+        | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "minicpm3": ("minicpm3", MINICPM3),
+    "minicpm3-one-matrix-of-queries": (
+        "minicpm3",
+        MINICPM3
+        | {"q_lora_rank": None, "v_head_dim": 12, "scale_depth": None, "dim_model_base": None}
+        | {"rope_parameters": LONGROPE | {"partial_rotary_factor": 1.0} | LONGROPE_OF_FOUR},
+    ),
     "gpt2": ("gpt2", GPT2),
     "gpt2-untied-gelu": (
         "gpt2",
@@ -689,7 +725,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hy-v3": ("hy_v3", HY_V3),
     "exaone-moe": ("exaone_moe", EXAONE_MOE),
     "afmoe": ("afmoe", AFMOE),
-    "granite-swa": ("granite_swa", GRANITE_SWA | {"layer_rope_theta": [0, 100.0, 100.0]}),
     "granite-moe-swa": (
         "granitemoe_swa",
         GRANITE_SWA | OF_GRANITE | {"layer_rope_theta": [5000.0, 100.0, 100.0]},

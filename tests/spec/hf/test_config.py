@@ -26,6 +26,9 @@ _SMALL = {
     "max_position_embeddings": 128,
 }
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300, "n_positions": 128}
+_GPT_NEO = {"hidden_size": 64, "num_layers": 3, "num_heads": 4, "vocab_size": 300}
+_GPT_NEO |= {"attention_types": [[["global", "local", "local"], 1]]}
+_MPT = {"d_model": 64, "n_layers": 3, "n_heads": 4, "vocab_size": 300}
 _BLOOM = {"hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300}
 _PHI3 = _SMALL | {"pad_token_id": None}
 _FALCON = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 300}
@@ -218,6 +221,19 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
         | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2}
         | {"moe_intermediate_size": 48},
     ),
+    ("gemma4_unified_text", _SMALL),
+    ("gpt_neo", _GPT_NEO),
+    ("gpt_neo", _GPT_NEO | {"tie_word_embeddings": False, "intermediate_size": 160}),
+    ("gpt_bigcode", _GPT2),
+    ("gpt_bigcode", _GPT2 | {"multi_query": False, "tie_word_embeddings": False}),
+    ("codegen", _GPT2 | {"rotary_dim": 8}),
+    ("codegen", _GPT2 | {"rotary_dim": 16, "n_inner": 100}),
+    ("mpt", _MPT),
+    ("mpt", _MPT | {"tie_word_embeddings": False}),
+    ("granite_swa", _SMALL),
+    ("granite_swa", _SMALL | {"layer_rope_theta": [0, 100.0, 100.0], "attention_bias": True}),
+    ("minicpm3", _SMALL | {"num_key_value_heads": 8}),
+    ("minicpm3", _SMALL | {"num_key_value_heads": 8, "q_lora_rank": None, "scale_depth": None}),
     ("gemma4_text", _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     ("gemma4_text", _GEMMA4 | {"layer_types": ["full_attention"] * 3, "global_head_dim": 16}),
     ("llama4_text", _SMALL),
@@ -889,6 +905,23 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("gemma2", {"use_bidirectional_attention": True}, "tokens see those before them"),
         ("phi", {"qk_layernorm": True}, "it is a layer norm with biases"),
         ("gptj", {"tie_word_embeddings": True}, "the head has a bias"),
+        ("codegen", {"n_head": 6, "n_embd": 96}, "`n_head` is 6, which is not supported"),
+        ("gpt_neo", {"attention_types": [[["global"], 2]]}, "global or local for each block"),
+        ("gpt_neo", {"attention_types": ["local"]}, "global or local for each block"),
+        ("gpt_neo", {"attention_types": [[["slides"], 24]]}, "global or local for each block"),
+        ("mpt", {"attn_config": {"alibi": False}}, "supported: alibi True"),
+        ("mpt", {"attn_config": {"clip_qkv": 6}}, "supported: clip_qkv None"),
+        ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "`logit_scale` is 'inv_sqrt_d_model'"),
+        ("minicpm3", {"mlp_bias": True}, "`mlp_bias` is True"),
+        ("granite_swa", {"layer_rope_theta": [0, 0, 0]}, "one number for all blocks with a window"),
+        ("granite_swa", {"layer_rope_theta": [0, None, 1e4]}, "a number for each block"),
+        ("granite_swa", {"layer_rope_theta": 1e4}, "a number for each block"),
+        (
+            "granite_swa",
+            {"layer_rope_theta": [1e5, 1e4, 1e4]}
+            | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+            "one number where rope_type is not default",
+        ),
         ("cohere", {"use_qk_norm": True}, "its LayerNorm has weights of its own for each head"),
         ("cohere2", {"sliding_window": None}, "`sliding_window` is None"),
         ("falcon", {"parallel_attn": False}, "`parallel_attn` is False"),

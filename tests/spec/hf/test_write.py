@@ -23,6 +23,7 @@ from bigplan.spec.model import ModelSpec
         ("gpt2-xl", "gpt2"),
         ("opt-13b", "opt"),
         ("bloom-176b", "bloom"),
+        ("mpt-7b", "mpt"),
         ("phi-3-mini", "mistral"),  # of equal models the first family is written
         ("stablelm-2-1.6b", "stablelm"),
         ("starcoder2-7b", "starcoder2"),

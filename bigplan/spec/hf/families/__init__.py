@@ -24,13 +24,14 @@ from bigplan.spec.hf.families.falcon_h1 import FALCON_H1
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.flint import FLINT
 from bigplan.spec.hf.families.gemma import GEMMA, GEMMA2, GEMMA3
-from bigplan.spec.hf.families.gemma4 import GEMMA4
+from bigplan.spec.hf.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from bigplan.spec.hf.families.glm import GLM, GLM4
 from bigplan.spec.hf.families.glm_flash import GLM4_MOE_LITE
-from bigplan.spec.hf.families.gpt2 import GPT2
+from bigplan.spec.hf.families.gpt2 import GPT2, GPT_BIGCODE
+from bigplan.spec.hf.families.gpt_neo import GPT_NEO
 from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
 from bigplan.spec.hf.families.gpt_oss import GPT_OSS
-from bigplan.spec.hf.families.gptj import GPTJ
+from bigplan.spec.hf.families.gptj import CODEGEN, GPTJ
 from bigplan.spec.hf.families.granite import GRANITE
 from bigplan.spec.hf.families.granite_hybrid import GRANITE_HYBRID
 from bigplan.spec.hf.families.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
@@ -48,10 +49,12 @@ from bigplan.spec.hf.families.llama4 import LLAMA4
 from bigplan.spec.hf.families.llamas import HELIUM, INTERNLM3, IQUESTCODER
 from bigplan.spec.hf.families.mamba2 import MAMBA2
 from bigplan.spec.hf.families.mellum import MELLUM
+from bigplan.spec.hf.families.minicpm3 import MINICPM3
 from bigplan.spec.hf.families.minimax import MINIMAX_M2
 from bigplan.spec.hf.families.ministral import MINISTRAL
 from bigplan.spec.hf.families.ministral3 import MINISTRAL3
 from bigplan.spec.hf.families.mistral4 import MISTRAL4
+from bigplan.spec.hf.families.mpt import MPT
 from bigplan.spec.hf.families.nanochat import NANOCHAT
 from bigplan.spec.hf.families.nemotron_h import NEMOTRON_H
 from bigplan.spec.hf.families.olmo import OLMO, OLMO2, OLMO3
@@ -160,5 +163,11 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "hyperclovax": HYPERCLOVAX,
     "llama4_text": LLAMA4,
     "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4_UNIFIED,
+    "gpt_neo": GPT_NEO,
+    "gpt_bigcode": GPT_BIGCODE,
+    "codegen": CODEGEN,
+    "mpt": MPT,
+    "minicpm3": MINICPM3,
     **BESIDE_TOWERS,
 }

@@ -13,7 +13,7 @@ from typing import Any
 from bigplan.spec.hf.families.experts import QWEN3_MOE
 from bigplan.spec.hf.families.family import ModelFamily, Tensors
 from bigplan.spec.hf.families.gemma import GEMMA3
-from bigplan.spec.hf.families.gemma4 import GEMMA4
+from bigplan.spec.hf.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from bigplan.spec.hf.families.glm import GLM4
 from bigplan.spec.hf.families.llama import MISTRAL
 from bigplan.spec.hf.families.llama4 import LLAMA4
@@ -138,13 +138,7 @@ BESIDE_TOWERS: Mapping[str, ModelFamily] = {
     ),
     "llama4": _beside(LLAMA4),
     "gemma4": _beside(GEMMA4),
-    "gemma4_unified": _beside(
-        GEMMA4,
-        max_position_embeddings=262144,
-        sliding_window=1024,
-        use_bidirectional_attention="vision",
-        hidden_size_per_layer_input=0,
-    ),
+    "gemma4_unified": _beside(GEMMA4_UNIFIED),
     "qwen3_5": _beside(QWEN3_5),
     "qwen3_5_moe": _beside(
         QWEN3_5_MOE,

@@ -159,6 +159,13 @@ _NAMES = {
     **{f"{name}.weight": f"{_WITHIN}.experts.gate_up_proj" for name in _FIRST},
     "experts.down_proj.weight": f"{_WITHIN}.experts.down_proj",
 }
+
+
+def _write_unified(model: ModelSpec) -> dict[str, Any]:
+    named = {"model_type": "gemma4_unified_text", "architectures": ["Gemma4UnifiedForCausalLM"]}
+    return _write(model) | named
+
+
 GEMMA4 = ModelFamily(
     _read,
     LLAMA_DEFAULTS
@@ -203,4 +210,16 @@ GEMMA4 = ModelFamily(
         "global_heads.head_dim": ("global_head_dim", "per_layer_config"),
         "global_heads.kv_heads": ("num_global_key_value_heads", "per_layer_config"),
     },
+)
+# The text model of Gemma 4 12B, whose files have no tower but read pictures and sound all the same.
+GEMMA4_UNIFIED = replace(
+    GEMMA4,
+    defaults={
+        **GEMMA4.defaults,
+        "max_position_embeddings": 262144,
+        "sliding_window": 1024,
+        "use_bidirectional_attention": "vision",
+        "hidden_size_per_layer_input": 0,
+    },
+    write=_write_unified,
 )

@@ -1,7 +1,11 @@
-"""GPT-2, whose queries, keys and values are one matrix, and its matrices [in, out]."""
+"""GPT-2, whose queries, keys and values are one matrix, and its matrices [in, out].
+
+GPTBigCode (SantaCoder, StarCoder) is one whose heads may share a key, with matrices [out, in].
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.family import GELUS, NO_TOKENS, ModelFamily, Tensors
@@ -89,4 +93,34 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
+def _read_bigcode(reader: ConfigReader) -> dict[str, Any]:
+    shared = {"kv_heads": 1} if reader.flag("multi_query") else {}
+    return _read(reader) | shared
+
+
+def _write_bigcode(model: ModelSpec) -> dict[str, Any]:
+    return _write(model) | {
+        "architectures": ["GPTBigCodeForCausalLM"],
+        "model_type": "gpt_bigcode",
+        "activation_function": "gelu" if model.mlp == "gelu" else "gelu_pytorch_tanh",
+        "multi_query": model.kv_heads == 1,
+    }
+
+
 GPT2 = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, _KEYS)
+GPT_BIGCODE = ModelFamily(
+    _read_bigcode,
+    _DEFAULTS
+    | {
+        "vocab_size": 50257,
+        "n_positions": 1024,
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "activation_function": "gelu_pytorch_tanh",
+        "multi_query": True,
+    },
+    _write_bigcode,
+    replace(_TENSORS, transposed=(), by_head=_FUSED),
+    _KEYS | {"kv_heads": ("multi_query",)},
+)

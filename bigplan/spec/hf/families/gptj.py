@@ -1,7 +1,8 @@
-"""GPT-J: attention and MLP in parallel after one norm, rope's pairs side by side."""
+"""GPT-J and CodeGen: attention and MLP in parallel after one norm, rope's pairs side by side."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.family import GELUS, NO_TOKENS, ModelFamily, Tensors
@@ -93,4 +94,24 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
+def _read_codegen(reader: ConfigReader) -> dict[str, Any]:
+    fields = _read(reader)
+    if fields["heads"] % _PARTS:
+        reader.refuse("n_head", f"a multiple of {_PARTS}: files have rows in as many parts")
+    return fields
+
+
+def _write_codegen(model: ModelSpec) -> dict[str, Any]:
+    return _write(model) | {"model_type": "codegen", "architectures": ["CodeGenForCausalLM"]}
+
+
+_PARTS = 4  # of queries, values and keys, in this order in each, whatever the heads
+_FUSED = ("q_proj", "v_proj", "k_proj")
+_IN_PARTS = replace(
+    _TENSORS,
+    names={**_TENSORS.names, **dict.fromkeys(_FUSED, "transformer.h.{}.attn.qkv_proj")},
+    fused=(_FUSED,),
+    grouped=dict.fromkeys(_FUSED, lambda model: _PARTS),
+)
 GPTJ = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, _KEYS)
+CODEGEN = ModelFamily(_read_codegen, _DEFAULTS, _write_codegen, _IN_PARTS, _KEYS)
