@@ -36,7 +36,7 @@ NATIVE_PARTS = (
     *("convolution", "keys_as_values", "expert_norms"),
 )
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
-NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2")
+NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2", "xielu")
 # Keys of a training, each with the values that the native runtime executes. Other values can be
 # planned, but not run.
 NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {

@@ -6,7 +6,7 @@ give tensors without autograd, which is around them in `runtime/generated.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -150,6 +150,28 @@ class Library:
             named | {"gradient": gradient.contiguous()}, NOTHING if out is None else {"out": out}
         )
         return found[: len(inputs)]
+
+    def xielu(self, x: Tensor, numbers: Sequence[Tensor]) -> Tensor:
+        """XIELU of x, by numbers fp32 [1] in the order of single.XIELU."""
+        entry = self._entry(
+            ("xielu", x.shape, x.dtype), lambda: single.xielu(tuple(x.shape), NAMES[x.dtype])
+        )
+        named = dict(zip(single.XIELU, numbers, strict=True))
+        (out,) = entry(named | {"x": x.contiguous()})
+        return out
+
+    def xielu_backward(
+        self, x: Tensor, numbers: Sequence[Tensor], gradient: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Gradients by x and by the first two numbers."""
+        entry = self._entry(
+            ("xielu backward", x.shape, x.dtype),
+            lambda: single.xielu_backward(tuple(x.shape), NAMES[x.dtype]),
+        )
+        named = dict(zip(single.XIELU, numbers, strict=True))
+        named |= {"x": x.contiguous(), "gradient": gradient.contiguous()}
+        by_x, *sums = entry(named)
+        return by_x, *(one.sum().view(1) for one in sums)
 
     # --- Rows of experts.
 

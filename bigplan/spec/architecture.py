@@ -140,13 +140,14 @@ class Architecture(Spec):
     """the MLP's gate is multiplied by it before its activation, as in Falcon-H1"""
     logit_scale: float = Field(default=1.0, gt=0)
     """scores of words are multiplied by it, as in Granite and Cohere"""
-    mlp: Literal["swiglu", "clamped_swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2"] = (
-        "swiglu"
-    )
+    mlp: Literal[
+        "swiglu", "clamped_swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"
+    ] = "swiglu"
     """swiglu and geglu are gated; gelu_tanh is GPT-2's approximation of gelu, which geglu takes
 
-    relu2 is the square of relu (So et al., arXiv 2109.08668), as in Nemotron. clamped_swiglu is
-    that of GPT-OSS's experts: (u + 1) g sigmoid(1.702 g), of the gate up to 7 and u within 7.
+    relu2 is the square of relu (So et al., arXiv 2109.08668), as in Nemotron. xielu has trained
+    numbers of each block (Huang, arXiv 2411.13010), as in Apertus. clamped_swiglu is that of
+    GPT-OSS's experts: (u + 1) g sigmoid(1.702 g), of the gate up to 7 and u within 7.
     """
     positions: Literal["rope", "learned", "alibi", "none"] = "rope"
     """rope rotates queries and keys, learned adds a table, alibi biases scores by distance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.step import LayerStep, StepOp, StepValue, product
+from bigplan.spec.xielu import xielu_numbers
 
 
 def entering(model: Architecture) -> tuple[str, ...]:
@@ -26,7 +27,13 @@ def mlp(model: Architecture, x: StepValue) -> list[LayerStep]:
     by_output = model.mlp == "relu"
     saved = (inner,) if by_output else inputs
     activation = LayerStep(
-        StepOp.ACTIVATION, "activation", inputs, (inner,), saves=saved, cheap=not by_output
+        StepOp.ACTIVATION,
+        "activation",
+        inputs,
+        (inner,),
+        xielu_numbers() if model.mlp == "xielu" else (),
+        saves=saved,
+        cheap=not by_output,
     )
     output = {"down_proj": StepValue("mlp output", model.hidden, split=False)}
     return [*steps, activation, product("mlp down", inner, output, bias=model.mlp_bias)]

@@ -170,7 +170,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
             "norm": "layernorm",
             "norm_bias": draw(flag),
             "norm_plus_one": draw(flag),
-            "mlp": draw(st.sampled_from(("gelu", "gelu_tanh", "relu", "relu2"))),
+            "mlp": draw(st.sampled_from(("gelu", "gelu_tanh", "relu", "relu2", "xielu"))),
             "positions": "learned",
             "position_offset": draw(st.sampled_from((0, 2))),
             "attention_output_bias": draw(flag),

@@ -16,6 +16,7 @@ def uncovered(model: ModelSpec) -> list[str]:
         "latent attention": model.latent_attention is not None,
         "norms without weights": model.weightless_norms != "none" or model.value_norm,
         "a factor of each block": model.block_scale,
+        "an activation with trained numbers": model.mlp == "xielu",
     }
     if found := [name for name, there in parts.items() if there]:
         return found

@@ -60,7 +60,9 @@ class _Maker:
         self.node(op, (output,), **arguments)
         return output.name
 
-    def mul(self, name: str, a: Arg, b: Arg, shape: TensorShape, dtype: str = "fp32") -> Arg:
+    def mul(
+        self, name: str, a: Arg, b: Arg | float, shape: TensorShape, dtype: str = "fp32"
+    ) -> Arg:
         return Arg(self.one("mul", dense(name, shape, dtype), self=a, other=b))
 
     def single(self, *wanted: str) -> Single:
@@ -210,6 +212,64 @@ def activation_backward(
         return make.single("by_x", "by_y")
     make.one("mul", dense("out", shape, dtype), self=opened, other=y)
     return make.single("by_x", "by_y", "out")
+
+
+# Numbers of an xIELU (bigplan/spec/xielu.py), fp32 [1] each.
+XIELU = ("positive", "negative", "slope", "edge")
+
+
+def xielu(shape: TensorShape, dtype: str) -> Single:
+    """XIELU of x, by numbers with the names in XIELU."""
+    make = _Maker()
+    x = Arg(make.given("x", shape, dtype))
+    by = {name: Arg(make.given(name, (1,), "fp32")) for name in XIELU}
+    above, opened = _xielu_parts(make, x, by["edge"], shape)
+    high = make.mul("high", make.mul("square", x, x, shape), by["positive"], shape)
+    rest = _made(make, "sub", "rest", shape, self=opened, other=x)
+    low = make.mul("low", rest, by["negative"], shape)
+    curve = _made(make, "where", "curve", shape, condition=above, self=high, other=low)
+    line = make.mul("line", x, by["slope"], shape)
+    make.one("add", dense("out", shape, dtype), self=curve, other=line)
+    return make.single("out")
+
+
+def xielu_backward(shape: TensorShape, dtype: str) -> Single:
+    """The gradient by x, and of every row the sums of those by `positive` and `negative`.
+
+    Sums are fp32 [*rows, 1].
+    """
+    make = _Maker()
+    gradient, x = (Arg(make.given(name, shape, dtype)) for name in ("gradient", "x"))
+    by = {name: Arg(make.given(name, (1,), "fp32")) for name in XIELU}
+    above, opened = _xielu_parts(make, x, by["edge"], shape)
+    left = Arg(make.one("lt", dense("left", shape, "bool"), self=x, other=by["edge"]))
+    rising = _made(make, "where", "rising", shape, condition=left, self=opened, other=-1.0)
+    high = make.mul("high", make.mul("twice", x, by["positive"], shape), 2.0, shape)
+    low = make.mul("low", rising, by["negative"], shape)
+    curve = _made(make, "where", "curve", shape, condition=above, self=high, other=low)
+    slope = _made(make, "add", "steep", shape, self=curve, other=by["slope"])
+    make.mul("by_x", gradient, slope, shape, dtype)
+    rest = _made(make, "sub", "rest", shape, self=opened, other=x)
+    square = make.mul("square", x, x, shape)
+    sides = {"by_positive": (square, 0.0), "by_negative": (0.0, rest)}
+    for name, (one, other) in sides.items():
+        side = _made(make, "where", f"side {name}", shape, condition=above, self=one, other=other)
+        part = make.mul(f"part {name}", side, gradient, shape)
+        row = dense(name, (*shape[:-1], 1), "fp32")
+        make.one("sum", row, self=part, dim=(-1,), keepdim=True)
+    return make.single("by_x", *sides)
+
+
+def _xielu_parts(make: _Maker, x: Arg, edge: Arg, shape: TensorShape) -> tuple[Arg, Arg]:
+    """Whether x is above 0, and e^m - 1 of what is at most the edge."""
+    above = Arg(make.one("gt", dense("above", shape, "bool"), self=x, other=0.0))
+    limited = _made(make, "minimum", "limited", shape, self=x, other=edge)
+    power = _made(make, "exp", "power", shape, self=limited)
+    return above, _made(make, "sub", "opened", shape, self=power, other=1.0)
+
+
+def _made(make: _Maker, op: str, name: str, shape: TensorShape, /, **arguments: Argument) -> Arg:
+    return Arg(make.one(op, dense(name, shape, "fp32"), **arguments))
 
 
 def rotary(

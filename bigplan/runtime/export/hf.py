@@ -204,6 +204,8 @@ def joined(tensor: HfTensor, parts: Sequence[Tensor]) -> Tensor:
     sized = zip(ordered, tensor.runs, strict=True)
     whole = torch.cat([part.view(-1, run, *part.shape[1:]) for part, run in sized], dim=1)
     whole = whole.flatten(0, 1)
+    if tensor.as_number:
+        return whole.view(())
     if tensor.as_row:
         return whole.unsqueeze(0)
     if tensor.as_filters:

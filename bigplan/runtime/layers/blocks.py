@@ -16,6 +16,7 @@ from torch import Tensor
 from bigplan.runtime import generated
 from bigplan.runtime.experts import mlp as expert_mlp
 from bigplan.runtime.experts.shared import gated_by_score
+from bigplan.runtime.layers.xielu import xielu
 from bigplan.runtime.mixers import attention as attention_mixer
 from bigplan.runtime.mixers import convolution, delta_rule, state_space
 from bigplan.runtime.mixers.norms import norm_alone, norm_of, norm_rule, norm_weights
@@ -42,6 +43,7 @@ from bigplan.spec.mixers import (
     Mixer,
 )
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.xielu import xielu_numbers
 
 
 def embedding(
@@ -253,11 +255,13 @@ def logits(
 
 
 def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple[Tensor, ...]:
-    """The inputs of the MLP's activation, [b, s, f] each, for x [b, s, h]."""
+    """The inputs of the MLP's activation, [b, s, f] each, for x [b, s, h], and its numbers."""
     if model.mlp == "relu":
         return ways.linears(p, ("up_proj",), x)  # nobody reads it once its ReLU is there
     names = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
     inputs = (ways.widening or ways.linears)(p, names, x)
+    if model.mlp == "xielu":
+        return (*inputs, *(p[number.name] for number in xielu_numbers()))
     if model.gate_scale == 1:
         return inputs
     gate, up = inputs
@@ -304,6 +308,11 @@ _ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
 def _activation(inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways) -> Tensor:
     """The MLP's activation, [b, s, f] as its inputs."""
     assert model.mlp != "clamped_swiglu", "experts alone have it"
+    if model.mlp == "xielu":
+        made = partial(xielu, ways.kernels)
+        output = made(*inputs)
+        ways.forget(output, made, *inputs)
+        return output
     if ways.kernels is not None:
         made = partial(generated.activation, ways.kernels, model.mlp)
         output = made(*inputs)

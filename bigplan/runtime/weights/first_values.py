@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bigplan.content import ADAPTERS
 from bigplan.rectangle import Rectangle, all_of
+from bigplan.runtime.constants import terms_of
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.linear import four_bits
 from bigplan.runtime.weights.hf import HfFolder
@@ -28,6 +29,7 @@ from bigplan.spec.lora import inputs_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
+from bigplan.spec.xielu import EDGE, FIRST, SLOPE
 
 # Of a kind, layer (index in layer_sequence()), parameter and rectangle of it: values on the CPU
 # [rows, columns], fp32 or as a file has them. A vector is one row.
@@ -133,7 +135,7 @@ def random_values(
 
     Decays of delta rules and state spaces are uniform, a delta rule's offsets and the weights of
     their norms one, and so are what a state space adds of values and what multiplies a block. Its
-    time steps begin small.
+    time steps begin small, and numbers of xIELU as in its paper.
     Of adapters A is uniform within +- 1 / sqrt(in), as torch.nn.Linear begins, and B is zero.
 
     The values depend on the arguments alone, so every plan starts from the same model. The value of
@@ -145,8 +147,11 @@ def random_values(
         return torch.zeros(shape)
     if (name := parameter.name) in ONES:
         return torch.ones(shape)
-    if name == BLOCK_SCALE:  # the first term of 1; the others are 0
-        return (torch.arange(rectangle.first_row, rectangle.last_row) == 0).float()[:, None]
+    if name == BLOCK_SCALE or name in (SLOPE, EDGE):
+        number = torch.tensor([FIRST.get(name, 1.0)])
+        return terms_of(number)[rectangle.first_row : rectangle.last_row]
+    if name in FIRST:
+        return torch.full(shape, FIRST[name])
     drawn_vectors = (*DECAYS, state_space_steps.STEP_OFFSET)
     if len(parameter.shape) == 1 and name not in drawn_vectors:
         return torch.full(shape, norm)

@@ -92,7 +92,6 @@ def refuse_experts(
 
 # Dense decoders that people train, and what their blocks have that no block here has.
 _OTHER_BLOCKS = {
-    "apertus": "its activation, xIELU, has trained numbers of its own",
     "mamba": "its state space is Mamba's first, with a decay for each channel and state",
     "gemma3n": "residual streams are several, and blocks have tables of words of their own",
 }

@@ -87,6 +87,7 @@ class HfTensor:
     pairs: tuple[Pairs | None, ...]  # of each piece, as Stored's
     stacked: int = 0  # matrices of as many experts, whose pieces take turns; 0: it is one matrix
     as_row: bool = False  # a vector that the file has as a matrix of one row
+    as_number: bool = False  # one that the file has as a number, without a shape
 
     @property
     def as_filters(self) -> bool:
@@ -99,6 +100,8 @@ class HfTensor:
         rows = sum(piece.shape[0] for piece in self.pieces[:: self.stacked or 1])
         shape = (rows, *self.pieces[0].shape[1:])
         matrix = shape[::-1] if self.transposed else shape
+        if self.as_number:
+            return ()
         if self.as_row:
             return (1, *matrix)
         if self.as_filters:
@@ -164,6 +167,7 @@ def _stored(tensors: Tensors, model: ModelSpec, layer: int, parameter: Parameter
 
 def hf_tensors(family: str, model: ModelSpec, layout: int = 0) -> tuple[HfTensor, ...]:
     """Every tensor of the model's files in a layout, layer by layer."""
+    tensors = FAMILIES[family].layouts[layout]
     pieces: dict[tuple[str, bool], list[tuple[ParameterPiece, Stored]]] = {}
     for layer, kind in enumerate(model.layer_sequence()):
         for parameter in model.kinds()[kind]:
@@ -180,7 +184,8 @@ def hf_tensors(family: str, model: ModelSpec, layout: int = 0) -> tuple[HfTensor
             transposed,
             tuple(place.pairs for _, place in parts),
             parts[0][1].experts if parts[0][1].stacked else 0,
-            parts[0][0].parameter.name in FAMILIES[family].layouts[layout].as_row,
+            parts[0][0].parameter.name in tensors.as_row,
+            parts[0][0].parameter.name in tensors.as_number,
         )
         for (name, transposed), parts in pieces.items()
     )

@@ -85,6 +85,15 @@ def test_the_planner_counts_the_bytes_of_the_kernels(name: str) -> None:
     assert _moved(single.activation_backward(mlp, shape, "bf16")) == back["activation"].nbytes
 
 
+def test_xielu_moves_the_bytes_of_an_activation_of_one_tensor() -> None:
+    """But for its numbers, and two sums a row."""
+    ahead, back = _streams("gpt2-xl", "generated")
+    shape = (1, TOKENS, find_model("gpt2-xl").ffn)
+    assert _moved(single.xielu(shape, "bf16")) == pytest.approx(ahead["activation"].nbytes, 1e-3)
+    moved = _moved(single.xielu_backward(shape, "bf16"))
+    assert moved == pytest.approx(back["activation"].nbytes, 1e-3)
+
+
 def test_a_layer_norms_sums_are_in_its_kernels() -> None:
     """Two sums forward and back of GPT-2's residual stream cost passes of their own otherwise."""
     for side, (ours, plain) in enumerate(

@@ -88,6 +88,7 @@ LATENT = {
     },
 }
 OLMO_AND_GRANITE: dict[str, object] = {
+    "mlp": "xielu",
     "norms": "after",
     "qk_norm": True,
     "qk_norm_whole": True,

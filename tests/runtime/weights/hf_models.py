@@ -19,6 +19,7 @@ from bigplan.spec.hf.weights import hf_tensors, stored
 from bigplan.spec.layers import BLOCK_SCALE, ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 from tests.registered import register
+from bigplan.spec.xielu import EDGE, SLOPE
 
 register()
 SEED = 3
@@ -382,6 +383,7 @@ MPT = NO_TOKENS | {"d_model": 48, "n_layers": 2, "n_heads": 6, "vocab_size": 256
 GRANITE_SWA = GRANITE | NO_TOKENS | {"num_hidden_layers": 3, "sliding_window": WINDOW}
 GRANITE_SWA |= {"layer_rope_theta": [5000.0, 100.0, 100.0], "tie_word_embeddings": False}
 MINICPM3 = YOUTU | {"rope_parameters": LINEAR, "v_head_dim": None}
+APERTUS = {"rope_parameters": LLAMA3, "dtype": "float32"}  # of which its activation's numbers are
 # Shorter and longer sequences than the pre-training's have divisors of their own.
 LONGROPE = {
     "rope_type": "longrope",
@@ -550,6 +552,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-11b": ("falcon", FALCON | {"num_ln_in_parallel_attn": 1}),
     "phi": ("phi", PHI),
     "gptj": ("gptj", GPTJ),
+    "apertus": ("apertus", LLAMA | NO_TOKENS | APERTUS),
+    "apertus-bias-tied": (
+        "apertus",
+        LLAMA | NO_TOKENS | APERTUS | {"attention_bias": True, "tie_word_embeddings": True},
+    ),
     "codegen": ("codegen", CODEGEN),
     "gpt-neo": ("gpt_neo", GPT_NEO),
     "gpt-neo-global-untied": (
@@ -796,6 +803,8 @@ BIAS = (
     "e_score_correction_bias",
     "expert_bias",
     "layer_scalar",
+    "act_fn.beta",
+    "act_fn.eps",
 )  # of routers and Gemma 4's blocks, a buffer, or of ERNIE a constant parameter
 _OF_GRANITE = {
     ".experts.gate_up_proj": ".input_linear.weight",
@@ -947,7 +956,7 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
     assert not theirs, f"no parameter of ours for {', '.join(theirs)}"
     for layer in layers:
         for name, leaf in layer.items():
-            leaf.requires_grad_(name not in (BLOCK_SCALE, ROUTER_BIAS))
+            leaf.requires_grad_(name not in (BLOCK_SCALE, ROUTER_BIAS, SLOPE, EDGE))
     return layers
 
 

@@ -222,6 +222,8 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
         | {"moe_intermediate_size": 48},
     ),
     ("gemma4_unified_text", _SMALL),
+    ("apertus", _SMALL | {"hidden_act": "xielu"}),
+    ("apertus", _PHI3 | {"attention_bias": True, "tie_word_embeddings": True}),
     ("gpt_neo", _GPT_NEO),
     ("gpt_neo", _GPT_NEO | {"tie_word_embeddings": False, "intermediate_size": 160}),
     ("gpt_bigcode", _GPT2),
@@ -252,7 +254,7 @@ def built_by_transformers(model_type: str, fields: dict[str, Any]) -> tuple[dict
     config = transformers.AutoConfig.for_model(model_type, **fields)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    ends = "e_score_correction_bias", "expert_bias", "layer_scalar"
+    ends = "e_score_correction_bias", "expert_bias", "layer_scalar", "act_fn.beta", "act_fn.eps"
     biases = (b for name, b in model.named_buffers() if name.endswith(ends))
     count = sum(p.numel() for p in (*model.parameters(), *biases))
     return json.loads(config.to_json_string()), count
@@ -979,11 +981,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("aria_text", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("mistral4", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "`rope_parameters` is"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
-        (
-            "apertus",
-            {},
-            "model_type 'apertus' is not supported: its activation, xIELU, has trained",
-        ),
+        ("apertus", {"hidden_act": "silu"}, "`hidden_act` is 'silu'"),
         ("gpt_oss", {"swiglu_limit": 10.0}, "`swiglu_limit` is 10.0, which is not supported"),
         (
             "deepseek_v32",

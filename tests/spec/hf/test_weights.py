@@ -13,6 +13,7 @@ from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.weights import Stored, hf_tensors, stored
 from bigplan.spec.layers import BLOCK_SCALE, EXPERT_SCALES, ROUTER_BIAS, SINKS
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.xielu import FIRST
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
         kinds += ModelSpec.model_validate(model.model_dump() | mixed).kinds().values()
     named = {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
     if changes.get("qk_norm", True):
-        named |= {LOG_DECAY, DECAY_OFFSET, BLOCK_SCALE, SINKS}
+        named |= {LOG_DECAY, DECAY_OFFSET, BLOCK_SCALE, SINKS, *FIRST}
         named |= {space.LOG_DECAY, space.STEP_OFFSET, space.SKIP}
     if experts and "mlp" not in changes:  # a family may name modules that only some models have
         others = {"shared_gate": True, "dense_blocks": 1, "dense_ffn": 8}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigplan.spec.hf.families.afmoe import AFMOE
+from bigplan.spec.hf.families.apertus import APERTUS
 from bigplan.spec.hf.families.arcee import ARCEE, NEMOTRON
 from bigplan.spec.hf.families.aria import ARIA_TEXT
 from bigplan.spec.hf.families.axk1 import AXK1
@@ -164,6 +165,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "llama4_text": LLAMA4,
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4_UNIFIED,
+    "apertus": APERTUS,
     "gpt_neo": GPT_NEO,
     "gpt_bigcode": GPT_BIGCODE,
     "codegen": CODEGEN,
