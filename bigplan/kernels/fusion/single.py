@@ -251,7 +251,10 @@ def xielu_backward(shape: TensorShape, dtype: str) -> Single:
     make.mul("by_x", gradient, slope, shape, dtype)
     rest = _made(make, "sub", "rest", shape, self=opened, other=x)
     square = make.mul("square", x, x, shape)
-    sides = {"by_positive": (square, 0.0), "by_negative": (0.0, rest)}
+    sides: dict[str, tuple[Argument, Argument]] = {
+        "by_positive": (square, 0.0),
+        "by_negative": (0.0, rest),
+    }
     for name, (one, other) in sides.items():
         side = _made(make, "where", f"side {name}", shape, condition=above, self=one, other=other)
         part = make.mul(f"part {name}", side, gradient, shape)

@@ -86,7 +86,7 @@ class _Xielu(Function):
 def _parts(x: Tensor) -> Iterator[Tensor]:
     """Rows of x [..., f] with AT_ONCE elements or a little less."""
     rows = max(1, AT_ONCE // x.shape[-1])
-    yield from x.flatten(0, -2).split(rows)
+    yield from torch.split(x.flatten(0, -2), rows)
 
 
 def xielu(library: Library | None, x: Tensor, *numbers: Tensor) -> Tensor:

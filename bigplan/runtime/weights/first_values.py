@@ -148,8 +148,8 @@ def random_values(
     if (name := parameter.name) in ONES:
         return torch.ones(shape)
     if name == BLOCK_SCALE or name in (SLOPE, EDGE):
-        number = torch.tensor([FIRST.get(name, 1.0)])
-        return terms_of(number)[rectangle.first_row : rectangle.last_row]
+        terms = terms_of(torch.tensor([FIRST.get(name, 1.0)]))
+        return terms[rectangle.first_row : rectangle.last_row]
     if name in FIRST:
         return torch.full(shape, FIRST[name])
     drawn_vectors = (*DECAYS, state_space_steps.STEP_OFFSET)

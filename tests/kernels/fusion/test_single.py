@@ -81,6 +81,7 @@ def test_the_planner_counts_the_bytes_of_the_kernels(name: str) -> None:
     assert _moved(alone) == pytest.approx(both, rel=0.01)  # sums of a strip are small
     shape = (*rows, model.ffn)
     assert mlp != "clamped_swiglu"
+    assert mlp != "xielu"
     assert _moved(single.activation(mlp, shape, "bf16")) == ahead["activation"].nbytes
     assert _moved(single.activation_backward(mlp, shape, "bf16")) == back["activation"].nbytes
 

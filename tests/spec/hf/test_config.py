@@ -26,7 +26,7 @@ _SMALL = {
     "max_position_embeddings": 128,
 }
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300, "n_positions": 128}
-_GPT_NEO = {"hidden_size": 64, "num_layers": 3, "num_heads": 4, "vocab_size": 300}
+_GPT_NEO: dict[str, Any] = {"hidden_size": 64, "num_layers": 3, "num_heads": 4, "vocab_size": 300}
 _GPT_NEO |= {"attention_types": [[["global", "local", "local"], 1]]}
 _MPT = {"d_model": 64, "n_layers": 3, "n_heads": 4, "vocab_size": 300}
 _BLOOM = {"hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300}

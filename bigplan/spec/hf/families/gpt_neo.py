@@ -38,7 +38,7 @@ _KEYS = {
     "sliding_window": ("window_size",),
     "attention_pattern": (_TYPES,),
 }
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
     "vocab_size": 50257,
     "max_position_embeddings": 2048,
     "hidden_size": 2048,
