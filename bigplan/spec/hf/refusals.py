@@ -91,9 +91,35 @@ def refuse_experts(
 
 
 # Dense decoders that people train, and what their blocks have that no block here has.
+_FIRST_MAMBA = "its state space is Mamba's first, with a decay for each channel and state"
+_OF_GEMMA3N = "residual streams are several, and blocks have tables of words of their own"
+_WAVES = "its positions are fixed waves that are added to words"
+_SHARED = "some of its blocks have one attention between them, with adapters of each"
+_LAYER_NORMS = "queries and keys have layer norms with biases"
 _OTHER_BLOCKS = {
-    "mamba": "its state space is Mamba's first, with a decay for each channel and state",
-    "gemma3n": "residual streams are several, and blocks have tables of words of their own",
+    "biogpt": "words are scaled, but not the learned positions that are added to them",
+    "bitnet": "norms stand within attention and MLP, whose matrices are rounded to three values",
+    "cpmant": "its positions are distances in buckets",
+    "ctrl": _WAVES,
+    "diffllama": "its attention is the difference of two",
+    "doge": "its attention has a trained mask, and residuals have a factor of each column",
+    "falcon_mamba": _FIRST_MAMBA,
+    "fuyu": _LAYER_NORMS,
+    "gemma3n": _OF_GEMMA3N,
+    "gemma3n_text": _OF_GEMMA3N,
+    "gpt_neox_japanese": "attention's product has a bias in its last block alone",
+    "hrm_text": "two stacks of blocks run several times, one within the other",
+    "lfm3": "its attention has a gate for each head, and windows in some of its blocks",
+    "mamba": _FIRST_MAMBA,
+    "modernbert-decoder": "a product, an activation and a norm stand before its head",
+    "openai-gpt": "norms stand after sums with the residual stream",
+    "persimmon": _LAYER_NORMS,
+    "recurrent_gemma": "most of its blocks are gated recurrences",
+    "rwkv": "its blocks are recurrences",
+    "xglm": _WAVES,
+    "xlstm": "its blocks are recurrences",
+    "zamba": _SHARED,
+    "zamba2": _SHARED,
 }
 
 

@@ -1010,6 +1010,26 @@ def test_unsupported_is_refused_by_name(
     assert message in str(caught.value)
 
 
+def test_no_type_of_transformers_ends_in_a_traceback() -> None:
+    """Whatever a causal model's type, it is read with its defaults, or refused in a sentence."""
+    pytest.importorskip("transformers")
+    from transformers.models.auto import modeling_auto
+
+    types = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    assert len({*types} & {*SUPPORTED_MODEL_TYPES}) > 60
+    refused = list[str]()
+    for model_type in types:
+        for more in ({}, _SMALL):
+            try:
+                from_hf_config({"model_type": model_type} | more)
+            except InputError as error:
+                refused.append(str(error))
+    for message in refused:  # what is wrong, in quotes, and what to do about it
+        told, _, remedy = message.partition("; ")
+        assert "'" in told or "`" in told, message
+        assert remedy, message
+
+
 def test_gpt2_refusals() -> None:
     for key, value in {
         "activation_function": "relu",
