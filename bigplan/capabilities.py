@@ -33,7 +33,7 @@ NATIVE_PARTS = (
     *("attention_pattern", "attention_sinks", "qk_norm_turned", "value_norm", "block_scale"),
     *("mixer_pattern", "attention_gate", "delta_rule", "state_space", "expert_pattern"),
     *("attention_chunk", "attention_beside", "mlp_scale", "gate_scale", "global_heads"),
-    *("convolution", "keys_as_values", "expert_norms"),
+    *("convolution", "keys_as_values", "expert_norms", "gate_of_heads"),
 )
 EIGHT_BIT_SIDES = 16  # cuBLAS's 8-bit products take rows of whole 16 bytes
 NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2", "xielu")
@@ -343,6 +343,8 @@ def _sides_of_products(model: ModelSpec, strategy: Strategy, tokens: int) -> dic
         }
     if model.convolution is not None:
         sides[f"hidden / tp {tp}"] = model.hidden // tp
+    if model.gate_of_heads:
+        sides[f"heads / tp {tp}"] = model.heads // tp
     if (rule := model.delta_rule) is not None:
         sides[f"value_heads / tp {tp}"] = rule.value_heads // tp
         sides[f"key_heads x key_dim / tp {tp}"] = rule.key_heads * rule.key_dim // tp

@@ -77,6 +77,7 @@ EAGER_ACTIVATION = {
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
 GATE_PASSES = 2 + 3, 3 + 3 + 3  # a sigmoid and a product, and their gradients
+HEAD_GATE_PASSES = 2, 2 + 3 + 1  # the product, and two gradients of which one is summed
 ROUTER = "router"  # the product that gives scores, which is never in fp8
 
 
@@ -265,7 +266,9 @@ def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
                 found.append(convolved(shape, step))
             case StepOp.GATE:
                 moved = shape.activation_shape.nbytes(step.gives[0])
-                ahead, back = (passes * moved for passes in GATE_PASSES)
+                by_head = shape.model.gate_of_heads
+                passes = HEAD_GATE_PASSES if by_head else GATE_PASSES
+                ahead, back = (number * moved for number in passes)
                 found.append((Stream(step.name, ahead, 2), Stream(step.name, back, 3)))
             case StepOp.ACTIVATION:
                 found.append(_activations(shape, step))

@@ -202,6 +202,8 @@ class Architecture(Spec):
     """each head has a trained logit that counts in its softmax's sum alone, as in GPT-OSS"""
     attention_gate: bool = False
     """what attention gives is multiplied by the sigmoid of a gate of each column (Qwen3-Next)"""
+    gate_of_heads: bool = False
+    """that gate has one number for all columns of a head (LFM3)"""
     score_scale: float | None = Field(default=None, gt=0)
     """factor of products of queries and keys; null: 1 / root of `head_dim`"""
     score_cap: float | None = Field(default=None, gt=0)

@@ -18,6 +18,7 @@ def check_attention(model: Any) -> None:
     _check_pattern(model)
     _check_chunks(model)
     _check_sinks(model)
+    _check_gate(model)
 
 
 def check_factors(model: Any) -> None:
@@ -73,6 +74,15 @@ def _check_pattern(model: Any) -> None:
         raise InputError(
             "`attention_pattern` without what local and global blocks differ in; state "
             "`sliding_window`, `attention_chunk`, `local_rope_theta` or `global_rope`, or remove it"
+        )
+
+
+def _check_gate(model: Any) -> None:
+    """A gate of heads is a gate."""
+    if model.gate_of_heads and not model.attention_gate:
+        raise InputError(
+            "`gate_of_heads` without `attention_gate`, which it says more of; state it, or remove "
+            "this"
         )
 
 

@@ -1,6 +1,7 @@
 """Heads of blocks that see all tokens, where they are unlike those of blocks with a window.
 
-Such blocks are a kind of their own. Each kind sees a model in which all blocks are like it
+Such blocks are a kind of their own, as they are where some blocks have a convolution in place of
+attention. Each kind sees a model in which all blocks are like it
 (ModelSpec.seen_by), so steps, operators and computation of a block ask for one width of heads.
 """
 
@@ -28,13 +29,14 @@ class GlobalHeads(Spec):
 
 
 def seen_heads(model: Any, kind: str) -> Iterator[tuple[str, object]]:
-    """Fields that blocks of a kind see unlike the whole model, whose global heads are others.
+    """Fields that blocks of a kind see unlike the whole model, whose global blocks are others.
 
     `model`: an Architecture, typed as Any because that module imports this one.
     """
     yield from (("global_heads", None), ("attention_pattern", ()), ("local_rope_theta", None))
     if kind == GLOBAL:
-        yield from model.global_heads.model_dump().items()
+        if model.global_heads is not None:
+            yield from model.global_heads.model_dump().items()
         yield from (("sliding_window", None), ("attention_chunk", None))
         return
     yield "global_rope", True

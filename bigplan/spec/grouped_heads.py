@@ -14,6 +14,8 @@ def grouped_heads(
     keys = StepValue("keys", model.kv_heads, model.head_dim, repeats=True)
     values = keys._replace(name="values")
     gate = {"q_gate_proj": queries._replace(name="attention's gate")}
+    if model.gate_of_heads:
+        gate = {"q_gate_proj": StepValue("attention's gate", model.heads)}
     others = {"k_proj": keys} if model.keys_as_values else {"k_proj": keys, "v_proj": values}
     modules = {"q_proj": queries, **(gate if model.attention_gate else {}), **others}
     steps = [product("query, key, value", x, modules, bias=model.qkv_bias)]

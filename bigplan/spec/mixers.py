@@ -190,10 +190,13 @@ def check_mixers(model: Any) -> None:
             f"`{others[0]}` and `{others[1]}` without `mixer_pattern`, which says which blocks "
             "have which; state it, or remove one"
         )
+    convolves = others == [CONVOLUTION]
+    around = convolves and model.norms == "around"
     unlike = {
         "`parallel_residual`": model.parallel_residual,
-        f"`norms: {model.norms}`": model.norms != "before" and not _norms_before(model),
-        "`attention_pattern`": bool(model.attention_pattern),
+        f"`norms: {model.norms}`": model.norms != "before" and not (around or _norms_before(model)),
+        "`attention_pattern`": bool(model.attention_pattern)
+        and not (convolves and model.mixer_pattern and not model.experts),
         "`latent_attention`": model.latent_attention is not None,
         f"`positions: {model.positions}`": model.positions == "alibi",
     }

@@ -55,7 +55,7 @@ class ModelSpec(Architecture):
             yield "ffn", 0
         else:
             yield from (("dense_blocks", 0), ("dense_ffn", 0), ("expert_pattern", ()))
-        if self.global_heads is not None:
+        if self.global_heads is not None or (self.attention_pattern and self.mixer_pattern):
             yield from seen_heads(self, kind)
         if self.mixer_pattern:
             yield "mixer_pattern", (f"1 {MLP}",) if mixer == MLP else ()
@@ -69,9 +69,13 @@ class ModelSpec(Architecture):
             local = expanded(self.attention_pattern, self.layers)
             return ("embedding", *(BLOCK if one else GLOBAL for one in local), "head")
         mixers = self.mixers if self.mixer_pattern else (ATTENTION,) * self.layers
-        blocks = (
+        blocks = [
             block_kind(mixer, dense=dense) for mixer, dense in zip(mixers, self.dense, strict=True)
-        )
+        ]
+        if self.attention_pattern and self.mixer_pattern:
+            local = expanded(self.attention_pattern, self.layers)
+            pairs = zip(blocks, local, strict=True)
+            blocks = [GLOBAL if kind == BLOCK and not one else kind for kind, one in pairs]
         alike = (BLOCK,) * self.layers
         several = any(self.dense) or len({*mixers}) > 1
         return ("embedding", *(blocks if several else alike), "head")

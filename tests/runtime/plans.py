@@ -170,7 +170,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
             "norm": "layernorm",
             "norm_bias": draw(flag),
             "norm_plus_one": draw(flag),
-            "mlp": draw(st.sampled_from(("gelu", "gelu_tanh", "relu", "relu2", "xielu"))),
+            "mlp": draw(st.sampled_from(("gelu", "gelu_tanh", "relu", "relu2"))),
             "positions": "learned",
             "position_offset": draw(st.sampled_from((0, 2))),
             "attention_output_bias": draw(flag),
@@ -195,6 +195,8 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         dense = "dense_blocks" in style
         mixers = of_lfm2(dense=dense) | of_qwen3_next(dense=dense) | of_granite4(dense=dense)
         mixers |= of_falcon_h1(style)
+        if "experts" not in style and style.get("positions", "rope") == "rope":
+            mixers |= of_lfm3()
         style |= draw(mixers | of_nemotron_h(style) if _stand_alone(style) else mixers)
     several = {"attention_pattern", "dense_blocks", "expert_pattern", "mixer_pattern"} & {*style}
     least = 3 if style.get("mixer_pattern") == _ALONE else 2 if several else 1
@@ -209,12 +211,19 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     return tiny_model(
         layers=draw(st.integers(least, 3)),
         kv_heads=4 if latent else draw(st.sampled_from(kv_heads)),
-        attention_gate=not latent and draw(flag),
+        **draw(st.sampled_from(_GATES[:1] if latent else _GATES)),
         tied_embeddings=tied,
         head_bias=not tied and draw(flag),
         qkv_bias=not latent and draw(flag),
         **(style | normed),
     )
+
+
+_GATES: tuple[dict[str, bool], ...] = (
+    {},
+    {"attention_gate": True},
+    {"attention_gate": True, "gate_of_heads": True},
+)
 
 
 def _may_lack_weights(style: dict[str, object], normed: dict[str, object], *, latent: bool) -> bool:
@@ -243,6 +252,18 @@ def of_lfm2(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
     return st.fixed_dictionaries(
         {"convolution": convolution, "mixer_pattern": st.sampled_from(patterns[: 3 - dense])}
     )
+
+
+def of_lfm3() -> st.SearchStrategy[dict[str, object]]:
+    """A convolution in some blocks, and windows or their own base of rope in some others."""
+    bases = st.sampled_from(({"local_rope_theta": 50.0}, {"sliding_window": 5}))
+    patterns = {
+        "mixer_pattern": ("1 convolution", "2 attention"),
+        "attention_pattern": ("2 local", "1 global"),
+        "convolution": {"taps": 3},
+    }
+    norms = st.sampled_from(("before", "around"))
+    return st.builds(lambda base, one: patterns | base | {"norms": one}, bases, norms)
 
 
 def of_qwen3_next(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:

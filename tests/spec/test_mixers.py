@@ -70,6 +70,10 @@ def test_a_block_may_be_one_thing_alone() -> None:
         ({"mixer_pattern": ["9 attention", "1 convolution"]}, "without convolution blocks in"),
         ({**EXPERTS, "dense_blocks": 3, "dense_ffn": 8}, "leaves no block with attention after 3"),
         ({"norms": "after"}, "`convolution` with `norms: after`"),
+        (
+            {**EXPERTS, "attention_pattern": ["1 local", "1 global"], "sliding_window": 5},
+            "`convolution` with `attention_pattern`",
+        ),
         (ALONE | {"norms": "after"}, "`mlp` in `mixer_pattern` with `norms: after`, but a block"),
         (ALONE | {"ffn": 0}, "`ffn` 0, which leaves blocks without an MLP, with `mlp` in"),
         (ALONE | {"mixer_pattern": ["1 convolution", "1 mlp"]}, "leaves no block with attention"),

@@ -311,6 +311,7 @@ def test_layer_sequence() -> None:
         ({"num_experts": 8}, "unknown key 'num_experts'; did you mean 'experts'?"),
         ({"shared_experts": 1}, "`shared_experts`: experts of other kinds, or as other tools"),
         ({"shared_norm": True}, "`shared_norm` without `parallel_residual`: MLPs that come after"),
+        ({"gate_of_heads": True}, "`gate_of_heads` without `attention_gate`"),
         ({"attention_sinks": True, "score_cap": 5.0}, "`attention_sinks` with `score_cap`, whose"),
         ({"keys_as_values": True}, "`keys_as_values` without `value_norm`, by which values differ"),
         (

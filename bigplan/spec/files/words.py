@@ -35,7 +35,8 @@ _OF_OTHERS: Mapping[str, str] = {
     "dense_ffn": "intermediate_size_mlp",
     "attention_chunk": "attention_chunk_size",
     "global_query_growth": "attn_scale floor_scale",
-    "norms": "use_post_norm",
+    "norms": "use_post_norm use_sandwich_norm",
+    "attention_gate": "use_attention_gate",
     "heads": "num_attention_heads num_heads n_heads n_head attention_heads",
     "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads num_query_groups key_value_heads "
     "multi_query",

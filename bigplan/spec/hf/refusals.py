@@ -109,7 +109,6 @@ _OTHER_BLOCKS = {
     "gemma3n_text": _OF_GEMMA3N,
     "gpt_neox_japanese": "attention's product has a bias in its last block alone",
     "hrm_text": "two stacks of blocks run several times, one within the other",
-    "lfm3": "its attention has a gate for each head, and windows in some of its blocks",
     "mamba": _FIRST_MAMBA,
     "modernbert-decoder": "a product, an activation and a norm stand before its head",
     "openai-gpt": "norms stand after sums with the residual stream",

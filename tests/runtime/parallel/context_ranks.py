@@ -43,6 +43,14 @@ LFM2: dict[str, object] = {
     "convolution": {"taps": 4, "bias": True},
     "mixer_pattern": ("1 convolution", "1 attention"),
 }
+LFM3 = LFM2 | {
+    "norms": "around",
+    "qk_norm": True,
+    "attention_gate": True,
+    "gate_of_heads": True,
+    "attention_pattern": ("2 local", "2 global"),
+    "sliding_window": 5,
+}
 IN_TURNS: dict[str, object] = {"mixer_pattern": ("1 delta_rule", "1 attention")}
 EVERY_MIXER: dict[str, object] = {
     **LFM2,
@@ -60,7 +68,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "deepseek": LATENT,
     "gemma-4": GEMMA4 | {"attention_pattern": ("1 local", "1 global")},
     "gpt-oss": GPT_OSS,
-    "lfm2": LFM2,
+    "lfm3": LFM3,
     # The plain loop balances over whole sequences.
     "qwen3-next": QWEN3_NEXT | IN_TURNS | {"router_loss": 0.0},
     "falcon-h1": FALCON_H1,

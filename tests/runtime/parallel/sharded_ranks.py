@@ -52,7 +52,7 @@ LONGER = ["same-everywhere-z1", "clipped-z2", "same-everywhere-z3", "tp2-everywh
 # one as Llama's layers do.
 PARTS = (
     *("gpt", "beside", "nemotron", "gemma", "falcon", "qwen3", "olmo", "isolated", "bloom"),
-    *("mistral", "deepseek", "lfm2", "one-key"),
+    *("mistral", "deepseek", "lfm3", "one-key"),
 )
 # Of ZeRO's first stages: `tied` is in bf16, `fp16` streams, `experts` clip, `everywhere` has a part
 # of all state on the GPU, and masks are the losses' matter. Tied tables by stage 2: tied_pipelines.

@@ -222,6 +222,13 @@ LFM2_MOE = {key: value for key, value in LFM2.items() if key != "block_multiple_
     "num_experts": 6,
     "num_experts_per_tok": 3,
 }
+LFM3 = (
+    LLAMA
+    | NO_TOKENS
+    | {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": WINDOW, "norm_eps": 1e-4}
+    | {"layer_types": ["conv", "sliding_attention", "conv", "full_attention"]}
+    | {"rope_parameters": GEMMA4["rope_parameters"], "tie_word_embeddings": False}
+)
 _RULES = (
     {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
     | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12}
@@ -695,6 +702,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False}
         | {"routed_scaling_factor": 2.5, "conv_bias": True},
     ),
+    "lfm3": ("lfm3", LFM3),
+    "lfm3-bias-bare": (
+        "lfm3",
+        LFM3
+        | {"attention_bias": True, "conv_bias": True, "tie_word_embeddings": True}
+        | {"use_sandwich_norm": False, "use_attention_gate": False, "conv_L_cache": 3}
+        | {"layer_types": ["full_attention", "conv", "conv", "full_attention"]},
+    ),
     "qwen3-next": ("qwen3_next", QWEN3_NEXT),
     "olmo-hybrid": ("olmo_hybrid", OLMO_HYBRID | {"rope_parameters": NO_ROPE}),
     "olmo-hybrid-rope": (
@@ -835,6 +850,7 @@ RENAMED = {
         ".mlp.shared_experts.": ".mlp.shared_mlp.",
     },
     "exaone_moe": {".mlp.gate.e_score_correction_bias": ".mlp.e_score_correction_bias"},
+    "lfm3": {".self_attn.g_proj.": ".self_attn.gate_proj."},
     "granitemoehybrid": _OF_GRANITE,
     "granitemoe": _OF_GRANITE,
     "granitemoeshared": _OF_GRANITE,

@@ -93,6 +93,14 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("lfm2", _SMALL | {"full_attn_idxs": [1], "block_ff_dim": 200, "block_multiple_of": 16}),
     ("lfm2", _SMALL | {"conv_bias": True, "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),
     ("lfm2", _SMALL | {"layer_types": ["conv"] * 3, "block_auto_adjust_ff_dim": False}),
+    ("lfm3", _PHI3),
+    ("lfm3", _PHI3 | {"layer_types": ["full_attention", "conv", "conv"], "conv_bias": True}),
+    (
+        "lfm3",
+        _PHI3
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"use_sandwich_norm": False, "use_attention_gate": False, "attention_bias": True},
+    ),
     ("lfm2_moe", _SMALL | {"layer_types": ["conv", "conv", "full_attention"]}),
     (
         "lfm2_moe",
@@ -842,6 +850,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("olmoe", {"clip_qkv": 8.0}, "`clip_qkv` is 8.0"),
         ("lfm2", {"layer_types": ["conv", "mamba", "conv"]}, "`layer_types` is"),
         ("lfm2", {"full_attn_idxs": [0, 3]}, "`full_attn_idxs` is [0, 3]"),
+        ("lfm3", {"layer_types": ["conv", "mamba", "conv"]}, "conv or full_attention or sliding"),
         ("qwen3_next", {"layer_types": ["conv"] * 3}, "`layer_types` is"),
         ("qwen3_5_text", {"attn_output_gate": False}, "`attn_output_gate` is False"),
         ("olmo_hybrid", {"layer_types": ["linear_attention"] * 3}, "supported: blocks of both"),

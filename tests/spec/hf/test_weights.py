@@ -92,6 +92,8 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
             "attention_gate": True,
         }
         kinds += ModelSpec.model_validate(model.model_dump() | mixed).kinds().values()
+        alone = {"convolution": {}, "mixer_pattern": ("1 convolution", "1 attention")}
+        kinds += ModelSpec.model_validate(around | alone).kinds().values()
     named = {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
     if changes.get("qk_norm", True):
         named |= {LOG_DECAY, DECAY_OFFSET, BLOCK_SCALE, SINKS, *FIRST}

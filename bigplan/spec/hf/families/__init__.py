@@ -45,6 +45,7 @@ from bigplan.spec.hf.families.jais2 import JAIS2
 from bigplan.spec.hf.families.kolibri import KOLIBRI1
 from bigplan.spec.hf.families.lfm2 import LFM2
 from bigplan.spec.hf.families.lfm2_moe import LFM2_MOE
+from bigplan.spec.hf.families.lfm3 import LFM3
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
 from bigplan.spec.hf.families.llama4 import LLAMA4
 from bigplan.spec.hf.families.llamas import HELIUM, INTERNLM3, IQUESTCODER
@@ -147,6 +148,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "granitemoe_swa": GRANITE_MOE_SWA,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
+    "lfm3": LFM3,
     "qwen3_next": QWEN3_NEXT,
     "olmo_hybrid": OLMO_HYBRID,
     "qwen3_5_text": QWEN3_5,
