@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 
 from bigplan.graph import expert_adapters, plain_adapters
+from bigplan.graph.activation import activation, activation_bytes
 from bigplan.graph.activations import block_saved_bytes, score_bytes
 from bigplan.graph.adapters import adapter_products, local_adapters
 from bigplan.graph.convolution import convolved
@@ -56,24 +57,13 @@ from bigplan.graph.spread import counted
 from bigplan.graph.wide_norms import wide_norms
 from bigplan.spec.layers import ATTENTION_SUM, SHARED_ACTIVATION, SHARED_SUM, SHARED_UP
 from bigplan.spec.step import LayerStep, StepOp
-from bigplan.spec.xielu import AT_ONCE, LIVE
 
 # Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native
 # blocks (bf16). RMSNorm moves 40 and 94 bytes an element forward and backward instead of 4 and 6.
-# SwiGLU's silu and product take 5 and 9 passes instead of 3 and 5, as GeGLU's do, rotary embedding
-# 10 instead of 2. Torch's layer norm takes 1.8 times as long as its bytes forward and 2.4 times
-# backward: medians of widths from 768 to 16,384 (benchmarks/results/2026-11-24-h200-generated,
-# torch 2.11).
+# Rotary embedding takes 10 passes instead of 2. Torch's layer norm takes 1.8 times as long as its
+# bytes forward and 2.4 times backward: medians of widths from 768 to 16,384
+# (benchmarks/results/2026-11-24-h200-generated, torch 2.11).
 EAGER_NORM = {"rmsnorm": (10.0, 15.0), "layernorm": (1.8, 2.4)}
-EAGER_ACTIVATION = {
-    "swiglu": (1.67, 1.8),
-    "geglu": (1.67, 1.8),
-    "gelu": (1.0, 1.0),
-    "gelu_tanh": (1.0, 1.0),
-    "relu": (1.0, 1.0),
-    "relu2": (2.0, 2.33),  # 4 passes in place of 2, and 7 of 3
-    "xielu": (25.5, 28.7),  # 102 bytes an element in place of 4, and 172 of 6: it is fp32 inside
-}
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
 GATE_PASSES = 2 + 3, 3 + 3 + 3  # a sigmoid and a product, and their gradients
@@ -116,7 +106,7 @@ def block(shape: RankShape) -> LayerKind:
         + unpacked_bytes(shape)
         + cast_bytes(shape)[1]
         + (shape.hidden if shape.model.block_scale else 0)  # the gradient by what is multiplied
-        + _xielu_bytes(shape),
+        + activation_bytes(shape),
         chained=_chained(shape),
         largest=max(shape.whole_hidden, largest_bytes(shape, trained), shared_inner_bytes(shape)),
         frozen=shape.frozen,
@@ -173,7 +163,7 @@ def _forward_workspace(shape: RankShape) -> int:
         + cast_bytes(shape)[0]
         + expert_adapters.forward_bytes(shape)
         + (inner_bytes(shape) if shape.model.gate_scale != 1 else 0)  # the gate before its factor
-        + _xielu_bytes(shape)
+        + activation_bytes(shape)
     )
 
 
@@ -314,24 +304,8 @@ def _rotary(shape: RankShape, step: LayerStep) -> Stream:
 def _activations(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """Of experts, of the MLP beside them, or of the only MLP."""
     if step.name == SHARED_ACTIVATION:
-        return gated_by_score(shape, step) or _activation(shape, step)
-    return (weighting if shape.model.experts else _activation)(shape, step)
-
-
-def _activation(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
-    forward, backward = EAGER_ACTIVATION[shape.model.mlp]
-    width, passes = shape.activation_shape.nbytes(step.gives[0]), len(step.reads)
-    return (
-        Stream(step.name, (passes + 1) * width, 1, forward, shape.generated),
-        Stream(step.name, (2 * passes + 1) * width, 1, backward, shape.generated),
-    )
-
-
-def _xielu_bytes(shape: RankShape) -> int:
-    """What torch's operators make of a part of an activation's elements."""
-    if shape.model.mlp != "xielu" or shape.generated:
-        return 0
-    return 4 * LIVE * min(AT_ONCE, inner_bytes(shape) // shape.element)
+        return gated_by_score(shape, step) or activation(shape, step)
+    return (weighting if shape.model.experts else activation)(shape, step)
 
 
 def _residual(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
