@@ -11,7 +11,7 @@ its own columns alone. It gives the same, so nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from bigplan.runtime.weights.first_values import (
     whole_values,
 )
 from bigplan.runtime.weights.peft_experts import exported, products
+from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.peft import CONFIG, WEIGHTS, adapted_family
 from bigplan.spec.hf.peft_experts import MATRICES, PREFIX, expert_places
 from bigplan.spec.hf.weights import HfTensor, hf_tensors
@@ -112,10 +113,11 @@ def export_adapters(found: FoundCheckpoint, folder: Path, precision: str) -> Non
     nbytes = trained_count(model, training.lora) * dtype.itemsize
     with Reader(found.path, manifest) as reader, written_whole(folder, nbytes) as partial:
         every = _Adapters(reader, manifest)
-        made = [one for tensor in tensors if (one := _module(tensor, every)) is not None]
+        of = FAMILIES[family].tensors.module
+        made = [one for tensor in tensors if (one := _module(tensor, every, of)) is not None]
         made += _modules_of_experts(model, family, every)
         named = {f"{one.name}.{part}": value for one in made for part, value in one.parts(dtype)}
-        modules = [tensor.name.removesuffix(_WEIGHT) for tensor in tensors]
+        modules = [of(tensor.name) for tensor in tensors]
         turned = any(one.transposed for one in made)
         config = _config(every.lora, made, modules, with_experts=model.experts > 0) | {
             "base_model_name_or_path": training.weights,
@@ -147,8 +149,10 @@ class _Module(NamedTuple):
         yield "lora_B.weight", self.up.to(dtype).contiguous()
 
 
-def _module(tensor: HfTensor, every: _Adapters) -> _Module | None:
+def _module(tensor: HfTensor, every: _Adapters, of: Callable[[str], str]) -> _Module | None:
     """The adapter of a tensor of the model's files, where one of its matrices has one.
+
+    `of`: the module of a tensor.
 
     Not of experts: their adapters are not of one of them each.
     """
@@ -168,7 +172,7 @@ def _module(tensor: HfTensor, every: _Adapters) -> _Module | None:
     up = joined(tensor, ups)
     if tensor.transposed:  # of which `joined` makes [in, out]
         up = up.T
-    module = tensor.name.removesuffix(_WEIGHT)
+    module = of(tensor.name)
     return _Module(module, torch.cat(downs), up, tensor.transposed, rank * len(downs))
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.files.reading import parse_json, read_json, require_regular, user_path
 from bigplan.spec.hf.config import to_hf_config
+from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.peft_experts import (
     PREFIX,
     ExpertPlace,
@@ -182,7 +183,7 @@ def _places(
         for target in targets_of(model, [kind]):
             matrix = kinds[kind][f"{target}{_WEIGHT}"]
             (rows,) = stored(family, model, layer, matrix)
-            module = PREFIX + rows.tensor.removesuffix(_WEIGHT)
+            module = PREFIX + FAMILIES[family].tensors.module(rows.tensor)
             if f"{module}.lora_A.weight" in shapes:
                 yield AdapterPlace(layer, target, module, rows, matrix)
 

@@ -145,6 +145,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3-moe-experts": {"targets": [*EXPERTS, "q_proj"]},
     "gpt-oss-experts": {"targets": EXPERTS},  # gate and up take turns in columns of one parameter
     "lfm2-moe": {},  # what a convolution reads is one module
+    "lfm3": {},  # files call its gates otherwise
+    "nemotron-h": {},  # and all blocks
     "qwen3-next": {},  # what a delta rule reads is two, and a gate is part of a third
     "gemma4-experts-experts": {"targets": [*EXPERTS, "q_proj"]},  # behind norms of their own
     "granite-hybrid": {},  # what a state space reads is one module, and an MLP's halves are another

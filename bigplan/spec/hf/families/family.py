@@ -37,6 +37,16 @@ class Tensors:
     in_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Names of modules of models with one norm for attention and MLP, where these differ.
     with_shared_norm: Mapping[str, str] = field(default_factory=dict)
+    # Words in names of tensors, and what transformers calls these modules, by which peft names
+    # adapters.
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def module(self, tensor: str) -> str:
+        """The module of transformers that a matrix of the files is of."""
+        module = tensor.removesuffix(".weight")
+        for word, own in self.renamed.items():
+            module = module.replace(word, own)
+        return module
 
 
 @dataclass(frozen=True, slots=True)

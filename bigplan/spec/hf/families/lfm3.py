@@ -112,6 +112,7 @@ LFM3 = ModelFamily(
             "convolution_closing_norm": f"{_WITHIN}.post_operator_norm",
             "mlp_closing_norm": f"{_WITHIN}.post_ffn_norm",
         },
+        renamed={"self_attn.gate_proj": "self_attn.g_proj"},
     ),
     {
         **LFM2.keys,

@@ -191,6 +191,7 @@ NEMOTRON_H = ModelFamily(
             "lm_head": "lm_head",
         },
         fused=MAMBA_FUSED,
+        renamed={"backbone.": "model."},
     ),
     {
         **DEEPSEEK_KEYS,
