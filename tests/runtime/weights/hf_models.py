@@ -18,8 +18,8 @@ from bigplan.spec.hf.config import from_hf_config
 from bigplan.spec.hf.weights import hf_tensors, stored
 from bigplan.spec.layers import BLOCK_SCALE, ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
-from tests.registered import register
 from bigplan.spec.xielu import EDGE, SLOPE
+from tests.registered import register
 
 register()
 SEED = 3

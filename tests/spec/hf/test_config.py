@@ -996,8 +996,6 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
             "deepseek_v32",
             {},
             "mistral3, qwen3_vl_moe, glm4v_moe, llama4, gemma4, gemma4_unified, qwen3_5_moe, or a",
-            "gemma4_text, gemma4_unified_text, qwen3_vl_moe, glm4v_moe, llama4, gemma4, "
-            "gemma4_unified, qwen3_5_moe, or",
         ),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),

@@ -130,13 +130,4 @@ GRANITE_MOE_SWA = ModelFamily(
         transposed=("experts.down_proj.weight",),
     ),
     {**GRANITE_MOE_SHARED.keys, **_KEYS},
-    replace(
-        GRANITE.tensors,
-        names={**GRANITE.tensors.names, SINKS: "model.layers.{}.self_attn.sinks"},
-    ),
-    {
-        **GRANITE.keys,
-        "attention_pattern": ("layer_types",),
-        "local_rope_theta": (_BASES,),
-    },
 )
