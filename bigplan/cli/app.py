@@ -8,57 +8,20 @@ from typing import Annotated
 
 import typer
 
-from bigplan.cli import describe
-from bigplan.cli.clean import clean
-from bigplan.cli.clusters import clusters
-from bigplan.cli.config import config
-from bigplan.cli.data import data
-from bigplan.cli.doctor import doctor
-from bigplan.cli.experiment import experiment
-from bigplan.cli.explain import explain
-from bigplan.cli.export import export
-from bigplan.cli.intake import intake
+from bigplan.cli.commands import CommandGroup
 from bigplan.cli.interrupts import INTERRUPTED
-from bigplan.cli.kernels import kernels
-from bigplan.cli.models import models
 from bigplan.cli.output import checked_output
-from bigplan.cli.plan import plan, simulate
-from bigplan.cli.profile import profile
-from bigplan.cli.report import report
-from bigplan.cli.run import launch
-from bigplan.cli.validate import validate
 from bigplan.errors import BigplanError, InputError, control_character, printable, quoted, shortened
 
 LONGEST_LINE = 3000  # characters of a message; lists of allowed values have up to 2,000
 
 app = typer.Typer(
     name="bigplan",
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for command in (
-    plan,
-    simulate,
-    explain,
-    validate,
-    launch,
-    report,
-    doctor,
-    clean,
-    export,
-    config,
-    describe.detect,
-    profile,
-    models,
-    clusters,
-    describe.schema,
-):
-    app.command()(command)
-app.command("import")(intake)
-app.add_typer(data, name="data")
-app.add_typer(experiment, name="experiment")
-app.add_typer(kernels, name="kernels")
 
 
 def _version(wanted: bool) -> None:

@@ -66,7 +66,9 @@ def stopped(folder: Path, script: str, *command: str) -> str:
     return process.stdout
 
 
-@pytest.mark.parametrize("module", ["bigplan.cli.app", "bigplan.launcher.driver"])
+@pytest.mark.parametrize(
+    "module", ["bigplan.cli.app", "bigplan.cli.options", "bigplan.launcher.driver"]
+)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_while_modules_are_imported(tmp_path: Path, module: str, name: str) -> None:
     told = stopped(tmp_path, AT.format(event="import", name=module, signal=name))
