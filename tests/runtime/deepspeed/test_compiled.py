@@ -32,7 +32,7 @@ from tests.runtime.deepspeed.test_worker import BF16, PART16, UNIT32, WIDE, plan
 from tests.tiny import small_cluster
 
 pytest.importorskip("deepspeed", reason="the deepspeed extra is not installed")
-pytestmark = [pytest.mark.compiles, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 AIO = Path("/usr/include/libaio.h").exists()
 OFFLOAD: Settings = {"micro_batch": 1, "recompute": "full"}
