@@ -64,9 +64,10 @@ def _first_plans_in_some_files(request: pytest.FixtureRequest) -> Iterator[None]
 
 @pytest.hookimpl(optionalhook=True)  # of xdist's, which one process does without
 def pytest_xdist_auto_num_workers() -> int:
-    """Two more than cores: tests of launches wait most of their time for Ray, for 9 minutes in all.
+    """Two more than cores: tests of launches and of killed ranks wait for a tenth of their time.
 
-    They take 2 minutes of a core of it.
+    What `time make test` counts lets it look like more: it lacks Ray's processes, and ranks, which
+    fork from a server.
     """
     return (os.cpu_count() or 1) + 2
 
