@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich import box
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Column, Table
 from rich.text import Text
 
 from bigplan.units import format_bytes, format_seconds
 
 BAR = 16
 LONG_BAR = 24
+PIECE = 8  # characters of a word that are enough on a line; the rest folds
 TIER_NAMES = {"gpu": "GPU", "host": "host", "nvme": "NVMe"}
 
 # The purposes of memory, each with a letter and a colour. Letters make a bar readable without
@@ -81,13 +85,41 @@ def percent(share: float) -> str:
     return "<1%" if share < 0.005 else ">99%" if 0.995 < share < 1.0 else f"{share:.0%}"
 
 
+class FiguresTable(Table):
+    """A table that a terminal too narrow for its figures gets as a list: a row's cells in lines."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        least = sum(_least(column, console, options) for column in self.columns)
+        gaps = 2 * len(self.columns)  # a space between columns, one that pads, one at either end
+        if least + gaps <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        yield Text(str(self.title), self.title_style)
+        for cells in zip(*(column.cells for column in self.columns), strict=True):
+            for at, (column, cell) in enumerate(zip(self.columns, cells, strict=True)):
+                shown = console.render_str(cell) if isinstance(cell, str) else Text(str(cell))
+                if (said := shown.plain.strip()) not in ("", "-"):
+                    line = Text(f"{column.header} {said}".strip())
+                    yield Padding(line, (0, 0, 0, 2 if at else 0))
+        yield Text()
+
+
+def _least(column: Column, console: Console, options: ConsoleOptions) -> int:
+    """Characters with which a column still tells what it has: figures and `whole` names in full."""
+    sizes = [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
+    if column.no_wrap:
+        return max(size.maximum for size in sizes)
+    word = max(size.minimum for size in sizes)
+    return word if column.justify == "right" else min(word, PIECE)
+
+
 def table(title: str, *columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
     """An empty table in the common style.
 
     Columns in `right` are aligned to the right. Columns in `whole` never wrap: they hold names that
     somebody may type, so on a narrow terminal the other columns become narrower.
     """
-    made = Table(
+    made = FiguresTable(
         title=title,
         min_width=len(title),
         title_justify="left",

@@ -7,7 +7,9 @@ from bigplan.report.text import (
     percent,
     purpose_bar,
     seconds_text,
+    table,
 )
+from tests.report.shown import shown
 
 
 def test_a_purpose_bar_shows_each_purpose_by_its_share() -> None:
@@ -42,3 +44,20 @@ def test_words() -> None:
         "0 B",
     ]
     assert seconds_text(599) == "599 s"
+
+
+def test_a_table_that_is_wider_than_the_terminal_is_a_list_with_every_figure() -> None:
+    rows = table("Drives of a node", "drive", "writes", "reads", right=("writes", "reads"))
+    rows.add_row("the one of the run folder", "[bold]12.25 GB/s[/bold]", "-")
+    rows.add_row("another", "3.50 GB/s", "7.25 GB/s")
+    wide, narrow = (shown(rows, width=width).splitlines() for width in (60, 20))
+    assert " the one of the run folder  12.25 GB/s          - " in wide
+    assert [line.rstrip() for line in narrow if line.strip()] == [
+        "Drives of a node",
+        "drive the one of the",
+        "run folder",
+        "  writes 12.25 GB/s",
+        "drive another",
+        "  writes 3.50 GB/s",
+        "  reads 7.25 GB/s",
+    ]
