@@ -170,7 +170,8 @@ class Journal:
         memory = self._by_tier([result.memory for result in results])
         return Metric(
             step=self.done,
-            loss=_finite(first.loss),
+            loss=_finite(first.loss) if first.counted else None,
+            uncounted=not first.counted,
             seconds=seconds,
             tokens_per_second=self.plan.training.tokens_per_step / seconds,
             learning_rate=first.learning_rate,

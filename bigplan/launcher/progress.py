@@ -141,7 +141,7 @@ def packed(cells: Sequence[str], width: int) -> list[str]:
 
 def figures(metric: Metric, promise: Promise) -> Iterator[str]:
     """Loss, speed, step time and memory, each with what was predicted where that is known."""
-    yield "loss not finite" if metric.loss is None else f"loss {metric.loss:.4f}"
+    yield f"loss {metric.loss_text}"
     if metric.validation_loss is not None:
         yield f"validation {metric.validation_loss:.4f}"
     if metric.rewards is not None:

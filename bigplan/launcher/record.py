@@ -51,6 +51,8 @@ class Metric(Spec):
 
     step: int = Field(gt=0)
     loss: float | None = None
+    uncounted: bool = False
+    """no loss: its sequences have no token that the loss counts, such as prompts alone"""
     seconds: float = Field(ge=0)
     tokens_per_second: float = Field(ge=0)
     learning_rate: float | None = None
@@ -74,6 +76,13 @@ class Metric(Spec):
     """the step whose state was written during this one"""
     restarts: int | None = None
     """how often the run had started again by itself; None: never"""
+
+    @property
+    def loss_text(self) -> str:
+        """The loss as it is told."""
+        if self.uncounted:
+            return "of no token"
+        return "not finite" if self.loss is None else f"{self.loss:.4f}"
 
 
 class Restart(Spec):

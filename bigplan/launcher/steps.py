@@ -129,7 +129,7 @@ class Steps:
         nothing = journal.idle == journal.done == journal.target
         if nothing or 0 < self.most_skipped <= journal.idle:
             raise DivergedError(told(metric, journal.idle, graph_of(journal.plan).layers))
-        if metric.loss is not None or metric.skipped:
+        if metric.loss is not None or metric.skipped or metric.uncounted:
             return
         for path in checkpoints(self.journal.folder):
             if step_of(path) >= metric.step - 1:  # this loss is of those weights

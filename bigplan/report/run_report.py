@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rich.console import Group, RenderableType
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bigplan.launcher.lock import in_use
-from bigplan.launcher.record import Record
+from bigplan.launcher.record import Metric, Record
 from bigplan.plan import mfu_of
 from bigplan.program import Lane, Op
 from bigplan.report.decision import strategy_text
@@ -89,10 +89,8 @@ def headline_lines(record: Record) -> Iterator[str]:
     if not metrics:
         yield f"No step ended{state}."
         return
-    yield (
-        f"{_steps(record)} in {seconds_text(_seconds_of(record))}{state}; "
-        f"loss {_loss(metrics[0].loss)} to {_loss(metrics[-1].loss)}"
-    )
+    took = seconds_text(_seconds_of(record))
+    yield f"{_steps(record)} in {took}{state}; {_losses(metrics)}"
     predicted, measured = summary.predicted_step_seconds, summary.measured_step_seconds
     if measured is not None:
         plan = record.plan
@@ -133,6 +131,12 @@ def _steps(record: Record) -> str:
 def _seconds_of(record: Record) -> float:
     """Seconds of the run's steps. While it runs, its summary is older than its last ones."""
     return sum(metric.seconds for metric in record.metrics)
+
+
+def _losses(metrics: Sequence[Metric]) -> str:
+    """'loss 5.1 to 3.2', of the first and the last step that has one."""
+    told = [metric.loss_text for metric in metrics if not metric.uncounted]
+    return f"loss {told[0]} to {told[-1]}" if told else f"loss {metrics[0].loss_text}"
 
 
 def _loss(loss: float | None) -> str:

@@ -64,6 +64,11 @@ class Batch:
     targets: Tensor
     counted: int
 
+    @property
+    def divisor(self) -> int:
+        """What sums over targets are divided by: a step that counts none has a mean of 0."""
+        return max(1, self.counted)
+
 
 @dataclass(frozen=True)
 class BatchSource:

@@ -45,6 +45,7 @@ class StepResult:
     data_seconds: float = 0.0  # seconds for which compute waited for data
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes so far at most, by tier
     rewards: Mapping[str, float] | None = None  # of pairs of responses; None: none are learned from
+    counted: int = 1  # targets, or pairs, that the loss is the mean of; of none it is 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,6 +246,7 @@ class NativeWorker:
             data_seconds=data_seconds(timeline),
             memory=self._measured_memory(parts.context.memory),
             rewards=rewards,
+            counted=compute.losses.counted,
         )
 
     def _instructions(self, checkpoint: Path | None) -> tuple[Instruction, ...]:

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from bigplan.data.prepare import Preparation, prepare
+from bigplan.data.sources import Fields
 from bigplan.errors import DivergedError
 from bigplan.launcher.checkpoints import FOLDER, Pace, checkpoints, step_of
 from bigplan.launcher.journal import Journal
@@ -21,6 +23,7 @@ from bigplan.runtime.result import Finished, StepResult
 from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.optimizer import Optimizer
 from bigplan.timeline import Timeline
+from tests.data.texts import write_pairs
 from tests.runtime.checkpoints import resident, running
 from tests.runtime.execution.test_update import _inject
 from tests.tiny import tiny_plan
@@ -124,3 +127,18 @@ def test_steps_in_which_the_scale_falls_do_not_count(scales: tuple[float, ...], 
     ]
     assert idle_since(metrics) == idle
     assert "train in bf16" in told(metrics[-1], idle, ("embedding", "head"))
+
+
+def test_a_step_of_prompts_alone_has_no_loss_and_is_no_end(tmp_path: Path) -> None:
+    texts = write_pairs(tmp_path / "pairs.jsonl", [("long " * 400, "short"), ("long " * 400, "")])
+    fields = Fields(prompt="prompt", response="response")
+    prepare(Preparation((texts,), fields), tmp_path / "data")
+    plan = resident(data=str(tmp_path / "data"), clip_norm=None)
+    with running(plan) as (worker, done):
+        journal = Journal(plan, tmp_path, 12, tensorboard=False)
+        journal.start(done)
+        Steps(Alone(worker), journal, 0, Pace(0), lambda: False).run(Quiet())
+    found = read_metrics(tmp_path)
+    assert {metric.uncounted for metric in found} == {True, False}
+    assert all((metric.loss is None) == metric.uncounted for metric in found)
+    assert {metric.loss_text for metric in found if metric.uncounted} == {"of no token"}

@@ -12,7 +12,7 @@ from bigplan.plan import Plan
 from bigplan.planner import simulate_plan
 from bigplan.report.decision import decision, strategy_text
 from bigplan.report.plan_report import plan_report, step_report
-from bigplan.report.run_report import run_report
+from bigplan.report.run_report import headline_lines, run_report
 from bigplan.report.stages import stages_of
 from bigplan.report.text import bar, seconds_text
 from bigplan.runnable import Runnable
@@ -194,3 +194,11 @@ def test_a_run_shows_how_the_training_went(plan: Plan) -> None:
     ):
         assert part in text
     assert text.count("4.1250") == 1  # of the only validation
+
+
+def test_losses_are_those_of_steps_that_count_a_token(plan: Plan) -> None:
+    whole = record(plan, None)
+    none = Metric(step=1, uncounted=True, seconds=1.0, tokens_per_second=64.0)
+    some = replace(whole, metrics=(none, *whole.metrics, none))
+    assert "loss 5.5000 to 4.2500" in "\n".join(headline_lines(some))
+    assert "loss of no token" in "\n".join(headline_lines(replace(whole, metrics=(none, none))))

@@ -52,10 +52,10 @@ class Whole:
             batch = take(index)
             with clock.phase(Op.FORWARD, index):
                 loss = self._forward(batch)
-            total += loss.detach() / batch.counted
+            total += loss.detach() / batch.divisor
             engine.set_gradient_accumulation_boundary(is_boundary=index == count - 1)
             with clock.phase(Op.BACKWARD, index):
-                engine.backward(loss * (factor / batch.counted))
+                engine.backward(loss * (factor / batch.divisor))
             if index < count - 1:
                 engine.step()  # counts the micro-batch
         with clock.phase(Op.UPDATE, 0, self.updates):
@@ -73,6 +73,6 @@ class Whole:
         total = torch.zeros((), device=self.device)
         self.engine.eval()
         for batch in batches:
-            total += self._forward(batch) / batch.counted
+            total += self._forward(batch) / batch.divisor
         self.engine.train()
         return total

@@ -250,22 +250,22 @@ class _Loaded(Iterator[tuple[Tensor, Tensor]]):
     ) -> None:
         self._batches, self._factor = batches, factor
         self._ends, self._device = stage.ends, device
-        self._counted: list[int] = []
+        self._divisors: list[int] = []
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         """Tokens, of which the first stage takes a copy, and targets."""
         batch = next(self._batches)
         for end in self._ends:
             targets = batch.targets.to(self._device, non_blocking=True)
-            end.due.append(Due(targets, self._factor / batch.counted))
-            self._counted.append(batch.counted)
+            end.due.append(Due(targets, self._factor / batch.divisor))
+            self._divisors.append(batch.divisor)
         return batch.tokens, batch.targets[:0]  # whoever is no last stage asks for none
 
     def mean(self) -> Tensor:
         """The losses over the targets that count; 0 where the last layer is not here."""
         total = torch.zeros((), device=self._device)
         for end in self._ends:
-            for loss, counted in zip(end.losses, self._counted, strict=True):
-                total += loss / counted
+            for loss, divisor in zip(end.losses, self._divisors, strict=True):
+                total += loss / divisor
             end.losses.clear()
         return total

@@ -89,6 +89,7 @@ class DeepSpeedWorker:
         self._parts: _EngineParts | None = None
         self._clock: PassClock | None = None  # of the step that runs
         self._phases = 0  # of the steps before it
+        self._counted = 0  # targets of the step
 
     def preflight(self) -> None:
         """Raise PreflightError where this machine lacks DeepSpeed, or an operator that it needs.
@@ -268,6 +269,7 @@ class DeepSpeedWorker:
             saved=saved,
             data_seconds=sum(waits),
             memory=self._memory(),
+            counted=self._counted,
         )
 
     def progress(self) -> Progress:
@@ -280,6 +282,7 @@ class DeepSpeedWorker:
         asked = time.perf_counter()
         batch = self._running().batches.take(self._steps, index)
         waits.append(time.perf_counter() - asked)
+        self._counted = batch.counted
         return batch
 
     def save(self, folder: Path) -> Path:

@@ -55,7 +55,7 @@ class Compute:
         into = self._context.batch(action.writes, action)
         into[0].copy_(batch.tokens)
         into[1].copy_(batch.targets)
-        self.losses.share = 1.0 / max(1, batch.counted)
+        self.losses.counted, self.losses.share = batch.counted, 1.0 / batch.divisor
 
     def forward(self, action: Action) -> None:
         """Run a layer forward; leave its output and what it keeps, where the action keeps it."""
