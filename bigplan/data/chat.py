@@ -148,7 +148,29 @@ def _message(value: object, name: str, where: str) -> Message:
     # Parquet gives every row all keys; a template asks whether there is one.
     message = {key: one for key, one in value.items() if one is not None or key == "content"}
     require_text(message.get("role"), f"'role' of {name}", where)
+    if (said := message.get("content")) is not None:
+        message["content"] = _content(said, f"'content' of {name}", where)
+    elif message.keys() <= {"role", "content"}:  # a call of a tool may stand alone
+        raise InputError(f"{where}: {name} says nothing: leave this conversation out")
     return message
+
+
+def _content(value: object, name: str, where: str) -> str:
+    """Text, or the texts of its parts one behind the other.
+
+    Templates of text models would write a list as Python does, brackets and all.
+    """
+    if not isinstance(value, list):
+        return require_text(value, name, where)
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in value]
+    for i, kind in enumerate(kinds, start=1):
+        if kind != "text":
+            raise InputError(
+                f"{where}: part {i} of {name} has the type {str(kind)[:40]!r}, and only parts such "
+                'as {"type": "text", "text": "..."} are read: leave this conversation out'
+            )
+    texts = enumerate((part.get("text") for part in value), start=1)
+    return "".join(require_text(text, f"part {i} of {name}", where) for i, text in texts)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -143,6 +143,13 @@ def test_a_template_that_rewrites_earlier_turns_has_a_document_for_each_answer(
     ]
 
 
+def test_texts_in_parts_are_one_text(tmp_path: Path) -> None:
+    chat = Chat.of("messages", _folder(tmp_path, MARKED))
+    parts = [{"type": "text", "text": one, "image_url": None} for one in ("ye", "s")]
+    said = [ASKED[0], {"role": "assistant", "content": parts}]
+    assert chat.documents({"messages": said}, "") == chat.documents({"messages": ASKED}, "")
+
+
 def test_tokens_and_their_mask_reach_the_files(tmp_path: Path) -> None:
     """Also in the form with speakers, out of JSONL as out of Parquet."""
     pyarrow = pytest.importorskip("pyarrow")
@@ -177,6 +184,15 @@ def test_tokens_and_their_mask_reach_the_files(tmp_path: Path) -> None:
         ([{"role": "user", "content": "hi"}], "no message has the role 'assistant'"),
         ([{"role": "assistant", "content": "hi"}], "first message .* answers nothing"),
         ([{"role": "user", "content": "\ud800"}, *ASKED], "lone surrogate"),
+        ([{"role": "user", "content": 3}, *ASKED], "'content' of message 1 .*'3', not text"),
+        ([{"role": "user", "content": None}, *ASKED], "message 1 .* says nothing"),
+        ([{"role": "user"}, *ASKED], "message 1 .* says nothing"),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}, *ASKED],
+            "part 1 of 'content' of message 1 .* has the type 'image'",
+        ),
+        ([{"role": "user", "content": ["hi"]}, *ASKED], "part 1 .* has the type 'None'"),
+        ([{"role": "user", "content": [{"type": "text"}]}, *ASKED], "part 1 .* 'None', not text"),
     ],
 )
 def test_bad_conversations_are_named(tmp_path: Path, row: object, message: str) -> None:
