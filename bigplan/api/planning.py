@@ -29,6 +29,7 @@ from bigplan.report.stages import stages_of
 from bigplan.report.tables import busy_table, homes_table, memory_table
 from bigplan.spec.experiment import Experiment, load_experiment
 from bigplan.spec.files.document import validate
+from bigplan.targets import PLAN, require_target
 from bigplan.whatif import what_would_help
 
 
@@ -52,8 +53,12 @@ class Plan(Decided):
         return cls.of(engine_of(read).recheck(read, where).plan)
 
     def save(self, path: str | Path) -> Path:
-        """Write the plan as YAML, for `bigplan launch` and Plan.load. Raises InputError."""
+        """Write the plan as YAML, for `bigplan launch` and Plan.load; only a plan is replaced.
+
+        Raises InputError.
+        """
         where = Path(path).expanduser()
+        require_target("path", where, PLAN)
         save_plan(self, where)
         return where
 

@@ -21,6 +21,7 @@ from bigplan.report.explain import (
 from bigplan.report.tables import batch_text, bound_text, busy_table, help_table
 from bigplan.report.text import seconds_text
 from bigplan.spec.files.document import write_text
+from bigplan.targets import TRACE, require_target
 from bigplan.timeline import Timeline
 
 
@@ -57,8 +58,9 @@ class Simulation(Timeline):
     predicted: Predicted
 
     def save(self, path: str | Path) -> Path:
-        """Write a trace for ui.perfetto.dev. Raises InputError."""
+        """Write a trace for ui.perfetto.dev; only a trace is replaced. Raises InputError."""
         where = Path(path).expanduser()
+        require_target("path", where, TRACE)
         write_text(where, json.dumps(self.to_chrome()), "trace")
         return where
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bigplan.cli.as_json import AsJson, print_json
-from bigplan.cli.targets import CLUSTER, require_target
+from bigplan.targets import CLUSTER, require_target
 
 
 def detect(

@@ -15,11 +15,11 @@ from bigplan.cli.given import experiment_of
 from bigplan.cli.inputs import checked_plan, files_read, refuse_plan, warnings
 from bigplan.cli.options import ExperimentOptions
 from bigplan.cli.spread import takes
-from bigplan.cli.targets import PLAN, TRACE, require_target
 from bigplan.effort import Effort
 from bigplan.errors import InfeasibleError, LateError
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment
+from bigplan.targets import PLAN, TRACE, require_target
 
 if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
     from bigplan.cheapest import Tried

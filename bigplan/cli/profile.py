@@ -14,8 +14,8 @@ from rich.console import Console
 from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.interrupts import unwound
 from bigplan.cli.spread import takes
-from bigplan.cli.targets import CLUSTER, require_target
 from bigplan.errors import InputError, RefusedError
+from bigplan.targets import CLUSTER, require_target
 
 if TYPE_CHECKING:
     from bigplan.profile.machine import ProbeDone, Profile, Wish

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import checked_plan
-from bigplan.cli.targets import PAGE, PNG, SVG, require_target
+from bigplan.targets import PAGE, PNG, SVG, require_target
 
 if TYPE_CHECKING:
     from bigplan.cli.plan import PlanAnswer

@@ -116,6 +116,23 @@ def test_saved_and_read_again(plan: bigplan.Plan, tmp_path: Path) -> None:
     assert bigplan.Plan.load(path) == plan  # promises are worked out again
 
 
+def test_no_file_of_another_kind_is_replaced(plan: bigplan.Plan, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.write_text("mine")
+    writes = (
+        (plan.save, "no plan"),
+        (plan.simulate().save, "no trace"),
+        (lambda path: plan.report(html=path), "no page"),
+        (lambda path: plan.report(svg=path), "no picture"),
+    )
+    for write, kind in writes:
+        with pytest.raises(InputError, match=f"{notes} exists and is {kind} that could be repl"):
+            write(notes)
+    assert notes.read_text() == "mine"
+    kept = plan.save(tmp_path / "plan.yaml")
+    assert plan.save(kept) == kept
+
+
 def test_a_plan_in_a_notebook(plan: bigplan.Plan) -> None:
     shown = plan._repr_html_()
     assert plan.decision in shown

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bigplan.cli.targets import CLUSTER, PLAN, TRACE, TargetKind, require_target
 from bigplan.errors import InputError
 from bigplan.plan import load_plan, save_plan
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.files.dump import to_yaml
+from bigplan.targets import CLUSTER, PLAN, TRACE, TargetKind, require_target
 from bigplan.timeline import Event, Timeline
 from tests.cli.conftest import Run
 from tests.tiny import small_cluster, tiny_plan, write_cluster

@@ -1,4 +1,4 @@
-"""Output files of commands, checked before the slow work.
+"""Output files of commands and of the Python API, checked before the slow work.
 
 A file is replaced only if it is of the written kind and no input of the command. So no other file
 of the user is lost to a mistyped name.
