@@ -96,6 +96,11 @@ def plan(
         from bigplan.plan import save_plan
 
         save_plan(planned.plan, options.out)
+    if planned.interrupted:
+        if options.what_if or options.largest:
+            told = "note: --what-if and --largest are left out: Ctrl-C ended the planning"
+            Console(stderr=True).print(told, highlight=False)
+        options = replace(options, what_if=False, largest=False)
     if options.as_json:
         _print_json(planned, options)
     else:
@@ -158,6 +163,7 @@ class PlanAnswer:
     seconds: float
     chosen: Chosen | None = None  # where the experiment leaves the engine open
     tried: tuple[Tried, ...] = ()  # numbers of nodes, where the cheapest plan was asked for
+    interrupted: bool = False  # the search, by Ctrl-C: no other follows
 
     def best_runnable(self, time_limit: float | None = None) -> Runnable:
         """The best plan that runs today; where this one does not, a search takes the time left."""
@@ -272,7 +278,7 @@ def _planned(request: Request, waiting: Waiting) -> PlanAnswer:
     plan = found.plan if found else make_plan(request, waiting.go_on)
     if plan.cluster.members:  # further questions are about these groups
         request = replace(request, cluster=plan.cluster)
-    return PlanAnswer(request, plan, waiting.seconds, found)
+    return PlanAnswer(request, plan, waiting.seconds, found, interrupted=waiting.interrupted)
 
 
 def _say_what_would_fit(experiment: Experiment) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bigplan.cli.waiting import Waiting
 from bigplan.spec.catalog import find_model
 from bigplan.spec.lora import Lora, trained_count
 from tests.tiny import write_cluster
@@ -47,6 +48,24 @@ def test_json_holds_what_the_terminal_shows(bigplan: Run, small: tuple[object, .
         assert outcome["change"] in out
     parts = [s for s in data["step_parts"].values() if not isinstance(s, str)]
     assert sum(parts) == pytest.approx(data["step_seconds"])
+
+
+def test_after_ctrl_c_no_other_search_begins(
+    bigplan: Run, small: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def go_on(waiting: Waiting, best: float | None, bound: float, left: int) -> bool:
+        waiting.interrupted = True  # as SIGINT does
+        return best is None
+
+    monkeypatch.setattr(Waiting, "go_on", go_on)
+    code, out, err = bigplan("plan", *small, "--what-if", "--largest")
+    assert code == 0
+    assert "step time" in out
+    assert "Ctrl-C ended the planning" in err
+    for searched in ("What would help", "longest sequence"):
+        assert searched not in out
+    data = planned(bigplan, *small, "--what-if", "--largest")
+    assert (data["what_if"], data["largest"]) == (None, None)
 
 
 def test_what_if_is_asked_of_programs_only_on_request(
