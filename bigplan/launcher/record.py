@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -40,6 +41,14 @@ PREDICTED, MEASURED = "predicted.json", "measured.json"
 LAUNCH, REQUEST = "launch.json", "request.json"
 
 _TIMELINE = TypeAdapter(Timeline)
+# What to do about a file of a record that cannot be read, and what it costs.
+_WITHOUT = {
+    METRICS: "or remove that line: the run needs none of its steps on record",
+    SUMMARY: "or remove the file: `bigplan launch --resume` writes another",
+    PREDICTED: "or remove the file: `bigplan launch --resume` writes another",
+    MEASURED: "or remove the file: a launch that runs steps writes another",
+    REQUEST: "or remove the file: the run goes on as if nothing had been pinned for its plan",
+}
 
 
 class Metric(Spec):
@@ -218,7 +227,8 @@ def read_launch(folder: Path) -> LaunchSpec:
 def read_asked(folder: Path) -> Asked | None:
     """What the run's plan was asked for with; None: the run is older. Raises InputError."""
     path = folder / REQUEST
-    return validate(read_json(path).data, Asked, str(path)) if path.exists() else None
+    with _mended(path):
+        return validate(read_json(path).data, Asked, str(path)) if path.exists() else None
 
 
 def keep_plan(folder: Path, step: int) -> None:
@@ -272,7 +282,9 @@ def read_record(folder: Path) -> Record:
 
 def read_summary(folder: Path) -> Summary:
     """The totals. Raises InputError."""
-    return validate(read_json(folder / SUMMARY).data, Summary, str(folder / SUMMARY))
+    path = folder / SUMMARY
+    with _mended(path):
+        return validate(read_json(path).data, Summary, str(path))
 
 
 def read_metrics(folder: Path) -> tuple[Metric, ...]:
@@ -281,7 +293,17 @@ def read_metrics(folder: Path) -> tuple[Metric, ...]:
     Raises InputError.
     """
     path = folder / METRICS
-    return tuple(_metrics_in(read_text(path, RECORD), path)) if path.exists() else ()
+    with _mended(path):
+        return tuple(_metrics_in(read_text(path, RECORD), path)) if path.exists() else ()
+
+
+@contextmanager
+def _mended(path: Path) -> Iterator[None]:
+    """Lets an error tell the way out besides."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{error}, {_WITHOUT[path.name]}") from None
 
 
 def _metrics_in(text: str, path: Path) -> Iterator[Metric]:
@@ -292,6 +314,11 @@ def _metrics_in(text: str, path: Path) -> Iterator[Metric]:
 
 
 def _read_timeline(path: Path) -> Timeline:
+    with _mended(path):
+        return _timeline(path)
+
+
+def _timeline(path: Path) -> Timeline:
     try:
         timeline = _TIMELINE.validate_json(read_text(path, RECORD))
     except ValidationError as error:

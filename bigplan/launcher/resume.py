@@ -107,7 +107,7 @@ def resume_hint(folder: Path) -> str:
     command = f"bigplan launch --resume {shlex.quote(shown(folder))}"
     if newest is None:
         return f"No checkpoint was written yet. Start it again with: {command}"
-    return f"The last good checkpoint is of step {newest}. Go on with: {command}"
+    return f"The newest checkpoint is of step {newest}. Go on with: {command}"
 
 
 def shown(path: Path) -> str:

@@ -265,7 +265,7 @@ def test_a_rank_lost_after_ctrl_c_ends_the_run(
         return usual(worker, checkpoint)
 
     monkeypatch.setattr(Lost, "step", stopped)
-    with pytest.raises(LostError, match="last good checkpoint is of step 2"):
+    with pytest.raises(LostError, match="newest checkpoint is of step 2"):
         lost_run(tmp_path)
     assert Lost.calls == 5
 
@@ -274,9 +274,7 @@ def test_a_dead_worker_names_the_checkpoint_and_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        WorkerError, match=r"last good checkpoint is of step 4.*bigplan launch"
-    ) as e:
+    with pytest.raises(WorkerError, match=r"newest checkpoint is of step 4.*bigplan launch") as e:
         launch(tiny_plan(), told(tmp_path / "my runs", steps=9, checkpoint_every=2), quiet(), Dead)
     assert str(e.value).endswith("bigplan launch --resume 'my runs/tiny-llama-test-1'")
 

@@ -127,7 +127,7 @@ def test_a_run_waits_for_a_node_and_gives_up(
     monkeypatch.setattr(elastic, "NODE_SECONDS", 0.0)
     with pytest.raises(LostError, match=r"node b was lost.*No node has come.*--elastic") as error:
         started(tmp_path)
-    assert "The last good checkpoint is of step 2" in str(error.value)
+    assert "The newest checkpoint is of step 2" in str(error.value)
 
 
 @pytest.mark.usefixtures("without_ray")
