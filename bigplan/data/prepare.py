@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,11 +127,16 @@ def _check_target(out: Path, sources: list[Path], *, force: bool) -> None:
 
 @contextmanager
 def _aside(out: Path) -> Iterator[Path]:
-    """A new folder beside `out`, which is removed afterwards in any case."""
+    """A new folder beside `out`, which is removed afterwards in any case.
+
+    That of a process that was killed is removed by the next one for the same `out`.
+    """
     try:
         parent = out.absolute().parent
         parent.mkdir(parents=True, exist_ok=True)
+        _remove_killed(parent.glob(f".{glob.escape(out.name)}.????????.partial"))
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=parent))
+        held = _held(folder)
     except OSError as error:
         raise InputError(
             f"--out {out} cannot be created: {error.strerror}; name another folder"
@@ -143,6 +150,26 @@ def _aside(out: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _held(folder: Path) -> int | None:
+    """The folder, locked as long as this process lives; None where another has it, or no locks."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def _remove_killed(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if (file := _held(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(file)
 
 
 def _into_place(folder: Path, out: Path) -> None:

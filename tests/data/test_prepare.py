@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -212,6 +214,21 @@ def test_a_full_disk_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InputError, match=r"cannot be created: .*; name another folder"):
         prepare(Preparation((folder / "a.txt",)), folder / "a.txt" / "out")
     assert [path.name for path in folder.iterdir()] == ["a.txt"]
+
+
+def test_what_a_killed_preparation_left_goes_and_what_a_running_one_has_stays(
+    folder: Path,
+) -> None:
+    (folder / "a.txt").write_text("text")
+    killed, running = folder / ".out.12345678.partial", folder / ".out.abcdefgh.partial"
+    for each in (killed, running):
+        each.mkdir()
+        (each / "tokens.bin").write_text("half")
+    held = os.open(running, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    prepare(Preparation((folder / "a.txt",)), folder / "out")
+    os.close(held)
+    assert {path.name for path in folder.iterdir()} == {"a.txt", "out", running.name}
 
 
 def test_validation_that_would_count_nothing_is_refused(folder: Path) -> None:
