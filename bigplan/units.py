@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, NewType
@@ -246,6 +246,11 @@ def rounded(value: float) -> float:
 def counted(number: int, one: str, many: str = "") -> str:
     """A number with its noun: '1 sequence', '2 sequences', '1,024 sequences'."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def be(number: int) -> str:

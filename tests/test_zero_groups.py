@@ -16,10 +16,10 @@ from bigplan.errors import BigplanError
 from bigplan.graph.build import build_graph
 from bigplan.graph.strategy import Strategy
 from bigplan.graph.strategy_space import Space
+from bigplan.graph.told import strategy_text
 from bigplan.lower import lower
 from bigplan.placement import Tier
 from bigplan.program import Lane, Op, expand
-from bigplan.report.decision import strategy_text
 from bigplan.simulate import simulate
 from bigplan.solve.bounds import saved_by_groups
 from bigplan.solve.candidate import Workload

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from bigplan.bill import DAY, MILLION, Bill, bill_of
+from bigplan.graph.told import strategy_text
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.report.decision import strategy_text
 from bigplan.spec.files.document import Spec
 from bigplan.wear import wear_of
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bigplan.graph.graph import Recompute
+from bigplan.graph.told import strategy_text
 from bigplan.placement import KindPlacement, Tier
 from bigplan.plan import Plan
-from bigplan.report.decision import strategy_text
 from bigplan.units import format_seconds
 
 HINT = "plan what the tool can do: leave decisions that it has not to it with --set"

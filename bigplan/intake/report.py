@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bigplan.engines.shortage import short_text
+from bigplan.graph.told import strategy_text
 from bigplan.intake.appraisal import Appraisal, Better
 from bigplan.plan import Plan
-from bigplan.report.decision import decision, strategy_text
+from bigplan.report.decision import decision
 from bigplan.report.plan_json import PREDICTED, step_json
 from bigplan.report.plan_report import plan_tables
 from bigplan.report.stages import stages_of

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from bigplan.engines import make_plan
 from bigplan.errors import BigplanError, LostError
+from bigplan.graph.told import strategy_text
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.nodes import Node
 from bigplan.launcher.placing import Layout, whole_nodes
@@ -131,7 +132,7 @@ def _adapted(run: LaunchInProgress) -> bool:
         now = Layout.of(found.plan).nodes
         run.say(
             f"Planned again for {counted(now, 'node')} of {run.asked.nodes} in "
-            f"{found.seconds:.1f} s: {found.plan.strategy}",
+            f"{found.seconds:.1f} s: {strategy_text(found.plan.strategy)}"
         )
         _switch(run, found.plan, "a node was lost" if now < nodes else "a node is back")
     return True

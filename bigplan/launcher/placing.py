@@ -133,8 +133,8 @@ def place(layout: Layout) -> Any:
     need = ", ".join(f"{amount:g} {name}s" for name, amount in layout.bundle().items())
     raise NoRoomError(
         f"the plan needs {counted(layout.nodes, 'node')} with {need} each, free{_whose(layout)}; "
-        f"Ray has nodes with: {have}. Plan for the machines there are, or "
-        "wait until they are free"
+        f"Ray has nodes with: {have}. Plan for the machines there are, "
+        "wait until they are free, or name the head of another cluster with --address"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.bill import HOUR
+from bigplan.graph.told import strategy_text
 from bigplan.page.charts.compared import NOW, bars_chart, scatter_chart
 from bigplan.page.charts.looks import BLUE, GREY, ORANGE
 from bigplan.page.charts.memory import GIB
@@ -13,7 +14,6 @@ from bigplan.page.parts import Chart, PageSection, grid
 from bigplan.placement import Tier
 from bigplan.plan import Alternative, Plan, fullest
 from bigplan.report.bill import dollars_text
-from bigplan.report.decision import strategy_text
 from bigplan.report.tables import batch_text, help_table, rivals_table, unasked_text
 from bigplan.report.text import bytes_text, seconds_text
 from bigplan.whatif import FASTER

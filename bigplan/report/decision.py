@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bigplan.graph.graph import Recompute
-from bigplan.graph.strategy import Strategy
+from bigplan.graph.told import strategy_text
 from bigplan.pace import group_steps
 from bigplan.placement import Tier
 from bigplan.plan import Mix, Plan
 from bigplan.report.bill import WORTH_A_WORD, days_text, job_text
 from bigplan.report.stages import TENSORS, StageShares
-from bigplan.report.text import listed, percent, seconds_text
+from bigplan.report.text import percent, seconds_text
 from bigplan.spec.lora import trained_count
-from bigplan.units import be, counted, format_count
+from bigplan.units import be, counted, format_count, listed
 from bigplan.wear import wear_of
 
-DEGREES = (
-    ("data parallel", "dp"),
-    ("context parallel", "cp"),
-    ("tensor parallel", "tp"),
-    ("pipeline", "pp"),
-    ("expert parallel", "ep"),
-)
 HARDLY = 1e-4  # of the optimizer state: a smaller share is not mentioned
 WORST = "each counts as the worst of them"
 SOON = 3 * 365.0  # days: drives of servers are sold for three to five years
@@ -130,32 +123,6 @@ def _worn(plan: Plan) -> str:
     if wear.steps is None or wear.life_days >= SOON:
         return ""
     return f"; {whose} {wear.named} would be worn out in {days_text(wear.life_days)} of training"
-
-
-def strategy_text(strategy: Strategy) -> str:
-    """Degrees of parallelism in words; degrees of 1 and what is off are left out."""
-    degrees = [(name, getattr(strategy, field)) for name, field in DEGREES]
-    parts = [f"{name} {degree}" for name, degree in degrees if degree > 1] or ["one GPU"]
-    if strategy.vpp > 1:
-        parts.append(f"{strategy.vpp} virtual stages each")
-    if strategy.first_blocks or strategy.last_blocks:
-        parts.append(_ends(strategy))
-    if strategy.tp > 1 and not strategy.sequence_parallel:
-        parts.append("no sequence parallelism")
-    if strategy.zero:
-        groups = f" in groups of {strategy.zero_group} GPUs" if strategy.zero_group else ""
-        parts.append(f"ZeRO {strategy.zero}{groups}")
-    sizes = [group.micro_batch for group in strategy.replicas] or [strategy.micro_batch]
-    parts.append(f"micro-batch {listed([str(size) for size in sizes])}")
-    if strategy.accumulation_group > 1:
-        parts.append(f"{strategy.accumulation_group} micro-batches per layer visit")
-    return ", ".join(parts)
-
-
-def _ends(strategy: Strategy) -> str:
-    """The number of blocks in the pipeline's first and last chunk, where it differs from others."""
-    ends = (("first", strategy.first_blocks), ("last", strategy.last_blocks))
-    return f"blocks in the {listed([f'{name} chunk {n}' for name, n in ends if n])}"
 
 
 def _away(stages: Sequence[StageShares]) -> str:

@@ -19,9 +19,9 @@ from bigplan.report.efficiency import Efficiency, efficiency_of
 from bigplan.report.operators import LAUNCHES, OperatorRow, operator_rows
 from bigplan.report.stages import stages_of
 from bigplan.report.tables import bound_text
-from bigplan.report.text import bytes_text, listed, seconds_text, table
+from bigplan.report.text import bytes_text, seconds_text, table
 from bigplan.report.today import engine_text
-from bigplan.units import format_bandwidth, format_count, format_flops, rounded
+from bigplan.units import format_bandwidth, format_count, format_flops, listed, rounded
 
 
 @dataclass(frozen=True)

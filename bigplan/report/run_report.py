@@ -9,16 +9,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bigplan.graph.told import strategy_text
 from bigplan.launcher.lock import in_use
 from bigplan.launcher.record import Metric, Record
 from bigplan.plan import mfu_of
 from bigplan.program import Lane, Op
-from bigplan.report.decision import strategy_text
 from bigplan.report.efficiency import resource_seconds
-from bigplan.report.text import TIER_NAMES, listed, seconds_text, table
+from bigplan.report.text import TIER_NAMES, seconds_text, table
 from bigplan.spec.sharing import WHOSE
 from bigplan.timeline import Timeline
-from bigplan.units import counted, format_bytes, format_count
+from bigplan.units import counted, format_bytes, format_count, listed
 
 
 def run_report(record: Record) -> RenderableType:

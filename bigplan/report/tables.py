@@ -11,10 +11,10 @@ from rich.text import Text
 
 from bigplan.batch import LargerBatch
 from bigplan.graph.graph import Recompute
+from bigplan.graph.told import strategy_text
 from bigplan.largest import Largest
 from bigplan.placement import Tier
 from bigplan.plan import Alternative, MemoryUse, Plan, Predicted, StepParts
-from bigplan.report.decision import strategy_text
 from bigplan.report.stages import TENSORS, Home, StageShares
 from bigplan.report.text import (
     PURPOSES,

@@ -70,11 +70,6 @@ def legend(purposes: Sequence[str]) -> str:
     return ", ".join([*named, "· free"])
 
 
-def listed(words: Sequence[str]) -> str:
-    """'a', 'a and b', 'a, b and c'."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 def number_range(numbers: Sequence[int]) -> str:
     """'3' for one number, '0-7' for a run of neighbouring numbers."""
     return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.engines import Chosen, engine_of
+from bigplan.graph.told import strategy_text
 from bigplan.plan import Plan
-from bigplan.report.decision import strategy_text
 from bigplan.report.text import seconds_text
 from bigplan.runnable import Runnable
 

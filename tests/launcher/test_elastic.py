@@ -1,11 +1,15 @@
 """Plans for fewer nodes, and runs that change them, without Ray."""
 
+import re
 import socket
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bigplan.errors import LostError, NodeLostError
+from bigplan.graph.told import strategy_text
 from bigplan.launcher import elastic
 from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.elastic import planned_for
@@ -90,10 +94,10 @@ def _once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shrinks, "times", 1)
 
 
-def started(folder: Path, **how: object) -> Path:
+def started(folder: Path, console: Console | None = None, **how: object) -> Path:
     told = {"run_dir": str(folder), "address": "there:1", "checkpoint_every": 2, "steps": 9, **how}
     options = LaunchOptions(LaunchSpec.model_validate(told), asked=Asked(set=PINS, nodes=2))
-    return launch(plan_of(9, **PINS), options, quiet(), Shrinks)
+    return launch(plan_of(9, **PINS), options, console or quiet(), Shrinks)
 
 
 @pytest.mark.usefixtures("without_ray")
@@ -107,7 +111,12 @@ def test_a_run_shrinks_and_grows_at_a_checkpoint(
         return tuple(node(name, 1) for name in "ab"[: next(there, 2)])
 
     monkeypatch.setattr(elastic, "usable", usable)
-    record = read_record(started(tmp_path, elastic=True))
+    screen = Console(file=StringIO(), record=True, width=300)
+    record = read_record(started(tmp_path, screen, elastic=True))
+    told = " ".join(screen.export_text().split())
+    for plan in record.summary.plans[1:]:
+        again = rf"Planned again for {plan.nodes} nodes? of 2 in [\d.]+ s: "
+        assert re.search(again + re.escape(strategy_text(plan.strategy)), told)
     assert [metric.step for metric in record.metrics] == list(range(1, 10))
     assert [metric.loss for metric in record.metrics] == [5.0 - step for step in range(1, 10)]
     plans = [(plan.after, plan.nodes, plan.reason) for plan in record.summary.plans]

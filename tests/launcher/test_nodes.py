@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from bigplan.cli.app import app
 from bigplan.engines import make_plan
 from bigplan.engines.unequal import planned
+from bigplan.graph.told import strategy_text
 from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.leftovers import ListedLaunch
 from bigplan.launcher.places import RUN_DIR
@@ -23,7 +24,6 @@ from bigplan.launcher.record import Asked, Record, read_record
 from bigplan.launcher.resume import read_resumable
 from bigplan.plan import Plan, save_plan
 from bigplan.planner import Request
-from bigplan.report.decision import strategy_text
 from bigplan.report.run_report import run_report
 from bigplan.runtime.worker import NativeWorker
 from bigplan.solve.search import unwatched

@@ -1,7 +1,8 @@
 from dataclasses import replace
 
 from bigplan.graph.strategy import Strategy
-from bigplan.report.decision import decision, strategy_text
+from bigplan.graph.told import strategy_text
+from bigplan.report.decision import decision
 from bigplan.report.stages import stages_of
 from tests.report.test_bill import writing
 from tests.tiny import tiny_plan

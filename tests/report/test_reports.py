@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from bigplan.graph.strategy import Strategy
+from bigplan.graph.told import strategy_text
 from bigplan.launcher.record import MemoryRow, Metric, Record, Summary
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.planner import simulate_plan
-from bigplan.report.decision import decision, strategy_text
+from bigplan.report.decision import decision
 from bigplan.report.plan_report import plan_report, step_report
 from bigplan.report.run_report import headline_lines, run_report
 from bigplan.report.stages import stages_of

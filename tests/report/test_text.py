@@ -2,13 +2,13 @@ from bigplan.report.text import (
     LONG_BAR,
     bytes_text,
     legend,
-    listed,
     number_range,
     percent,
     purpose_bar,
     seconds_text,
     table,
 )
+from bigplan.units import listed
 from tests.report.shown import shown
 
 
