@@ -39,6 +39,9 @@ class LaunchInProgress(Protocol):
     def say(self, text: str) -> None:
         """Tell the user."""
 
+    def head_answers(self) -> bool:
+        """Whether Ray can be asked. Raises WorkerError where its head is gone for good."""
+
 
 @dataclass(frozen=True)
 class Fewer:
@@ -101,12 +104,12 @@ def _settings(asked: Asked, nodes: int) -> Iterator[Settings]:
 def find_nodes(run: LaunchInProgress, lost: BigplanError | None = None) -> None:
     """Return once there are nodes for the plan, or (if elastic) a plan for the nodes there are.
 
-    Raises LostError where none comes.
+    Raises LostError where none comes, WorkerError where Ray's head is lost meanwhile.
     """
     if run.address is None:
         return
     end, told = time.monotonic() + NODE_SECONDS, False
-    while not (_adapted(run) if run.how.elastic else enough(run.plan)):
+    while not (run.head_answers() and (_adapted(run) if run.how.elastic else enough(run.plan))):
         if time.monotonic() > end:
             before = f"{lost}. " if lost else ""
             raise LostError(

@@ -56,6 +56,13 @@ class Launched:
         """Tell the user."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    def head_answers(self) -> bool:
+        """Whether Ray can be asked. Raises WorkerError where its head is gone for good."""
+        if self.session is None:
+            return True
+        self.session.head.look()
+        return self.session.head.alive()
+
     def meanwhile(self) -> None:
         """Answer the first Ctrl-C while a step runs on; notice where Ray itself is lost."""
         self.stop.look()

@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bigplan.errors import LostError, NodeLostError
+from bigplan.errors import InputError, LostError, NodeLostError, WorkerError
 from bigplan.graph.told import strategy_text
-from bigplan.launcher import elastic
+from bigplan.launcher import elastic, head
 from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.elastic import planned_for
 from bigplan.launcher.failures import node_lost
+from bigplan.launcher.head import RayHead
+from bigplan.launcher.journal import Journal
+from bigplan.launcher.launched import Launched
 from bigplan.launcher.nodes import Node, answering
 from bigplan.launcher.record import Asked, read_asked, read_record
+from bigplan.launcher.session import Session
 from bigplan.plan import Plan
 from bigplan.runtime.result import StepResult
 from bigplan.spec.experiment import LaunchSpec
@@ -146,3 +150,29 @@ def test_a_run_goes_on_once_a_node_is_back(tmp_path: Path, monkeypatch: pytest.M
     record = read_record(started(tmp_path))
     assert [metric.loss for metric in record.metrics] == [5.0 - step for step in range(1, 10)]
     assert len(record.summary.plans) == 1
+
+
+def test_a_head_that_is_lost_while_a_node_is_waited_for_is_asked_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would end this process without a word."""
+    plan, now = plan_of(3, **PINS), [0.0]
+
+    def silent(address: str, seconds: float) -> None:
+        raise InputError("nothing listens")
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    def asked(plan: Plan) -> bool:
+        raise AssertionError("nobody would answer")
+
+    monkeypatch.setattr(head, "require_ray", silent)
+    monkeypatch.setattr(elastic, "enough", asked)
+    monkeypatch.setattr(elastic.time, "sleep", pause)
+    session = Session("there:1", 1, cuda=False, head=RayHead("there:1", lambda: now[0]))
+    journal = Journal(plan, tmp_path, 3, tensorboard=False)
+    how = LaunchSpec(address="there:1")
+    run = Launched(plan, how, journal, quiet(), None, Asked(nodes=2), session=session)
+    with pytest.raises(WorkerError, match="head of the Ray cluster at there:1 has not answered"):
+        elastic.find_nodes(run)
