@@ -52,6 +52,11 @@ class Chat:
     @classmethod
     def of(cls, field: str, tokenizer: Path) -> Chat:
         """The template beside a tokenizer.json, or in its folder. Raises InputError."""
+        if not tokenizer.exists():
+            raise InputError(
+                f"tokenizer {tokenizer}: no such file; name a tokenizer.json, or a folder that "
+                "holds one and a chat template"
+            )
         folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
         config = _config(folder)
         special = {

@@ -231,3 +231,8 @@ def test_templates_are_found_in_files_and_by_name(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(InputError, match="has no chat template"):
         Chat.of("messages", _folder(tmp_path, None))
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"tokenizer {tmp_path}/none/here: no such file; name"):
+        Chat.of("messages", tmp_path / "none" / "here")
