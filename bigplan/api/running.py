@@ -43,6 +43,9 @@ class Run(Record):
         """
         write_page(run_page(self), html, svg, png)
 
+    def __repr__(self) -> str:
+        return f"<Run: {'; '.join(line.rstrip('.') for line in headline_lines(self))}>"
+
     def _repr_html_(self) -> str:
         tables = (*comparisons(self), memory_comparison(self))
         first, *others = headline_lines(self)

@@ -27,6 +27,10 @@ def test_a_run_is_read_back(run: bigplan.Run, capsys: pytest.CaptureFixture[str]
     shown = run._repr_html_()
     assert "3 steps in" in shown
     assert "One steady step by resource" in shown
+    told = repr(run)  # what a terminal shows: no plan, no events
+    assert told.startswith(f"<Run: {run.folder.name}: tiny-llama-test")
+    assert "3 steps in" in told
+    assert len(told) < 1000
     assert capsys.readouterr().out == ""
 
 
