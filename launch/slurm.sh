@@ -7,8 +7,10 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:TERM@300
+# A job that shares no node has all cores, but all memory only where it asks for it (--mem=0).
 # Five minutes before its time is over the run writes a last checkpoint; go on with --resume RUN.
 set -euo pipefail
 
@@ -23,6 +25,8 @@ export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${hosts[0]}
+# Ray shares a node's cores out itself: Slurm may bind its one task to a single core.
+export SLURM_CPU_BIND=none
 on_head=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head") # no function: signals have to reach srun itself
 ip=127.0.0.1 # of one node without a network
 # A name may mean 127.0.1.1 on its own machine (Debian), or an IPv6 address first.

@@ -103,7 +103,7 @@ STUBS = {
         while case "$1" in --*) ;; *) false ;; esac; do
             case "$1" in --nodelist=*|--exclude=*) where="$1" ;; esac; shift
         done
-        said="$(echo "$where $RAY_AUTH_MODE ${#RAY_AUTH_TOKEN} $*" | tr '\\n' ' ')"
+        said="$(echo "$where $RAY_AUTH_MODE ${#RAY_AUTH_TOKEN} $SLURM_CPU_BIND $*" | tr '\\n' ' ')"
         echo "$said" >> "$LOG"  # a line at once: nodes are started side by side
         exec "$@" """,
     "ray": """
@@ -145,13 +145,13 @@ def test_slurm_starts_ray_on_all_nodes_with_one_token_and_tells_the_runs_end(
     assert started(slurm, RUNS="fails").wait(60) == 5
     lines = Path(slurm["LOG"]).read_text().splitlines()
     calls = [line for line in lines if " ray start " in line or " bigplan " in line]
-    assert all(line.split()[1:3] == ["token", "16"] for line in calls)
+    assert all(line.split()[1:4] == ["token", "16", "none"] for line in calls)
     assert [line.split()[0] for line in calls] == [
         "--nodelist=node1",
         "--exclude=node1",
         "--nodelist=node1",
     ]
-    head, worker, run = (line.split(maxsplit=3)[3] for line in calls)
+    head, worker, run = (line.split(maxsplit=4)[4] for line in calls)
     assert head.startswith("ray start --head --block --node-ip-address=10.0.0.1 --port=6379 ")
     assert worker.strip() == "ray start --address=10.0.0.1:6379 --block"
     assert run.startswith("bigplan launch plan.yaml --address 10.0.0.1:6379 --run-dir ")
