@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from bigplan.errors import RefusedError
 from bigplan.page.parts import Grid, Page
@@ -45,7 +45,18 @@ def grids_html(headline: str, *grids: Grid, lines: Sequence[str] = ()) -> str:
 @lru_cache(maxsize=1)
 def _templates() -> Environment:
     loader = FileSystemLoader(_FOLDER)
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    made.filters["coded"] = _coded
+    return made
+
+
+def _coded(text: str) -> Markup:
+    """Text whose commands, between backticks, are marked as code."""
+    parts = [escape(part) for part in text.split("`")]
+    if len(parts) % 2 == 0:  # one of them is no quote
+        return escape(text)
+    code = Markup("<code>{}</code>")
+    return Markup("").join(code.format(p) if i % 2 else p for i, p in enumerate(parts))
 
 
 def require_library() -> None:

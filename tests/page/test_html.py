@@ -139,5 +139,12 @@ def test_text_is_text() -> None:
     assert "".join(notebook.texts["td"]) == rude
 
 
+def test_commands_are_code() -> None:
+    lines = ("run `a <b>` or `c`", "a lone ` is none")
+    shown = Parsed(grids_html("f", Grid("g", ("h",), (("`i`",),)), lines=lines))
+    assert sorted(shown.texts["code"]) == ["a <b>", "c", "i"]
+    assert "a lone ` is none" in shown.texts["p"]
+
+
 def test_the_same_plan_gives_the_same_page() -> None:
     assert page_html(page("plan")) == html("plan")
