@@ -114,7 +114,8 @@ def written_whole(folder: Path, nbytes: int) -> Iterator[Path]:
     """
     if folder.exists():
         raise InputError(f"{folder} exists already; name a folder that does not, or remove it")
-    partial = folder.with_name(folder.name + ".partial")
+    # One that a killed export left is removed: its name is none that a user would choose.
+    partial = folder.with_name(f".{folder.name}.bigplan-export")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

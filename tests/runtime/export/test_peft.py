@@ -27,6 +27,7 @@ from bigplan.plan import Plan
 from bigplan.rectangle import all_of
 from bigplan.runtime.checkpoint import latest
 from bigplan.runtime.data import BatchSource, bundled_text
+from bigplan.runtime.export.hf import written_whole
 from bigplan.runtime.export.peft import export_adapters, export_merged
 from bigplan.runtime.memory.adapter_rows import NAME, adapter_parameters
 from bigplan.runtime.weights.first_values import random_values
@@ -276,3 +277,16 @@ def _gone_on(plan: Plan, run: Path) -> Iterator[NativeWorker]:
         yield worker
     finally:
         worker.close()
+
+
+def test_what_a_killed_export_left_goes_and_a_users_folder_stays(tmp_path: Path) -> None:
+    folder, mine = tmp_path / "model", tmp_path / "model.partial"
+    mine.mkdir()
+    (mine / "notes").write_text("mine")
+    with pytest.raises(KeyboardInterrupt), written_whole(folder, 1) as begun:
+        raise KeyboardInterrupt
+    begun.mkdir()  # as SIGKILL leaves it
+    (begun / "half").touch()
+    with written_whole(folder, 1) as written:
+        (written / "whole").touch()
+    assert {path.name for path in tmp_path.rglob("*")} == {"model", "whole", mine.name, "notes"}
