@@ -22,11 +22,12 @@ _OF_OTHERS: Mapping[str, str] = {
     "ffn": "intermediate_size intermediate n_inner ffn_dim d_ff ffn_hidden_size ffn_hidden "
     "block_ff_dim mlp_hidden_size moe_intermediate_size moe_ffn_hidden_size",
     "experts": "num_experts num_local_experts n_routed_experts moe_num_experts",
-    "experts_per_token": "num_experts_per_tok moe_router_topk top_k moe_k moe_topk",
+    "experts_per_token": "num_experts_per_tok moe_router_topk top_k moe_k moe_topk top_k_experts",
     "router_normalised": "norm_topk_prob",
     "router_loss": "router_aux_loss_coef moe_aux_loss_coeff aux_loss_coef",
     "routing": "n_group topk_group routed_scaling_factor use_expert_bias scoring_func "
-    "moe_router_score_function router_scaling_factor route_scale",
+    "moe_router_score_function router_scaling_factor route_scale router_jitter_noise",
+    "expert_norms": "enable_moe_block",
     "shared_ffn": "n_shared_experts shared_intermediate_size shared_expert_intermediate_size "
     "moe_shared_expert_intermediate_size moe_num_shared_experts num_shared_experts",
     "dense_blocks": "first_k_dense_replace mlp_only_layers mlp_layer_types moe_layer_start_index "
