@@ -153,8 +153,9 @@ def _message(value: object, name: str, where: str) -> Message:
     # Parquet gives every row all keys; a template asks whether there is one.
     message = {key: one for key, one in value.items() if one is not None or key == "content"}
     require_text(message.get("role"), f"'role' of {name}", where)
-    if (said := message.get("content")) is not None:
-        message["content"] = _content(said, f"'content' of {name}", where)
+    content = message.get("content")
+    if content is not None:
+        message["content"] = _content(content, f"'content' of {name}", where)
     elif message.keys() <= {"role", "content"}:  # a call of a tool may stand alone
         raise InputError(f"{where}: {name} says nothing: leave this conversation out")
     return message

@@ -89,7 +89,7 @@ class FiguresTable(Table):
         if least + gaps <= options.max_width:
             yield from super().__rich_console__(console, options)
             return
-        yield Text(str(self.title), self.title_style)
+        yield Text(str(self.title), self.title_style or "")
         for cells in zip(*(column.cells for column in self.columns), strict=True):
             for at, (column, cell) in enumerate(zip(self.columns, cells, strict=True)):
                 shown = console.render_str(cell) if isinstance(cell, str) else Text(str(cell))

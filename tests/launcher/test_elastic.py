@@ -169,7 +169,7 @@ def test_a_head_that_is_lost_while_a_node_is_waited_for_is_asked_for_nothing(
 
     monkeypatch.setattr(head, "require_ray", silent)
     monkeypatch.setattr(elastic, "enough", asked)
-    monkeypatch.setattr(elastic.time, "sleep", pause)
+    monkeypatch.setattr("time.sleep", pause)
     session = Session("there:1", 1, cuda=False, head=RayHead("there:1", lambda: now[0]))
     journal = Journal(plan, tmp_path, 3, tensorboard=False)
     how = LaunchSpec(address="there:1")
