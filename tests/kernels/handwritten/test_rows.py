@@ -59,9 +59,7 @@ def test_choices_without_a_row_add_nothing(
     given_rows, other = (random(i, len(order), columns).to(dtype) for i in range(2))
     beside = other if both else None
     added = given_rows.double() + (other.double() if both else 0.0)
-    exact = torch.zeros(tokens, columns, dtype=torch.float64).index_add_(
-        0, places.tokens.long(), added
-    )
+    exact = added.new_zeros(tokens, columns).index_add_(0, places.tokens.long(), added)
     found = rows.combined(given_rows, beside, places.rows, tokens)
     assert error(found, exact) < APART[dtype]
     found = experts.combined(given_rows, places, beside)
