@@ -23,13 +23,13 @@ from bigplan.spec.detect.machine import (
     cpu_name,
     visible_gpus,
 )
-from bigplan.spec.detect.probes import probe_copy, probe_disk, probe_gemm
+from bigplan.spec.detect.probes import PROBE_BYTES, probe_copy, probe_disk, probe_gemm
 from bigplan.spec.files.document import Spec, load_document
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.link import GpuLink
 from bigplan.spec.mixed import worst, worst_gpu
 from bigplan.spec.part import MachinePart
-from bigplan.units import rounded
+from bigplan.units import format_bytes, rounded
 
 # GPUs that no shipped cluster has, and the GPU whose clusters have the same boards.
 _SAME_BOARDS = {"Tesla V100-SXM2-16GB": "Tesla V100-SXM2-32GB"}
@@ -74,7 +74,7 @@ def detect(
     """
     if cpu_devices is not None and cpu_devices < 1:
         raise InputError(f"cpu_devices is {cpu_devices}; use at least 1")
-    folder = (folder or Path.cwd()).resolve()
+    named, folder = folder is not None, (folder or Path.cwd()).resolve()
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder; name an existing one for offloaded tensors")
     fallback = load_document(Path(__file__).with_name("fallback.yaml"), Fallback)
@@ -88,6 +88,11 @@ def detect(
     kept_free = memory * (_KEPT_FREE if gpus else 50) // 100
     host = _host(_whole_mib(memory - kept_free), cores, copy, today)
     nvme = _nvme(folder, today) if drive else None
+    if named and drive and nvme is None:
+        raise InputError(
+            f"{folder} takes no file of {format_bytes(PROBE_BYTES)}, so no tensors either: make it "
+            "writable, make room, or name another folder"
+        )
     if gpus:
         group = _gpu_group(gpus, fallback, host, nvme, today)
     else:
@@ -124,7 +129,7 @@ def _nvme(folder: Path, today: str) -> Nvme | None:
     rates = probe_disk(folder)
     if rates is None:
         return None
-    measured = f"{today}: 96 MiB with 4 threads, {rates.how}"
+    measured = f"{today}: {format_bytes(PROBE_BYTES)} with 4 threads, {rates.how}"
     return Nvme(
         capacity=_whole_mib(shutil.disk_usage(folder).free // 2),
         read=rounded(rates.read),

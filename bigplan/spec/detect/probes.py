@@ -14,6 +14,8 @@ from pathlib import Path
 
 from bigplan.mechanics import DISK_THREADS, TRANSFER_BYTES
 
+PROBE_BYTES = 96 * 2**20  # of the file that a drive is measured with
+
 
 @dataclass(frozen=True)
 class GemmRate:
@@ -83,7 +85,7 @@ def probe_copy(threads: int, budget: float = 0.5) -> float:
     return 2 * source.nbytes / statistics.median(times)
 
 
-def probe_disk(folder: Path, size: int = 96 * 2**20) -> DiskRate | None:
+def probe_disk(folder: Path, size: int = PROBE_BYTES) -> DiskRate | None:
     """Write and read `size` bytes in `folder`; None where it cannot be written to.
 
     O_DIRECT where the file system allows it, else through the page cache, and `how` says so.

@@ -146,6 +146,8 @@ def test_bad_arguments(tmp_path: Path) -> None:
         detect(cpu_devices=0)
     with pytest.raises(InputError, match="is no folder"):
         detect(folder=tmp_path / "absent")
+    with pytest.raises(InputError, match=r"/proc takes no file of 96 MiB, .* name another folder"):
+        detect(folder=Path("/proc"))
 
 
 def test_disk_probe_says_how_it_measured(tmp_path: Path) -> None:
