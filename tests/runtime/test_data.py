@@ -66,7 +66,8 @@ def test_tokens_are_the_bytes_of_the_file(text: Path) -> None:
     batch = source.batch(0, 0)
     assert batch.tokens.shape == batch.targets.shape == (3, LENGTH)
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
-    assert batch.counted == 3 * LENGTH
+    assert batch.counted == batch.divisor == 3 * LENGTH
+    assert replace(batch, counted=0).divisor == 1
     for tokens, targets in _samples(source, 0):
         assert tokens[1:] == targets[:-1]
         start = TEXT.find(bytes([*tokens, targets[-1]]))
