@@ -30,6 +30,8 @@ INKED = """[...document.querySelectorAll('.chart canvas')].map(canvas => {
     canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer);
   return pixels.reduce((n, pixel) => n + (pixel !== pixels[0]), 0) / pixels.length;
 })"""
+# Vega leaves out what its picture has no room for: a narrow window scrolls charts instead.
+CHARTS = "Math.min(...[...document.querySelectorAll('.chart')].map(each => each.clientWidth))"
 OVERFLOWS = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 SECONDS = 60_000  # milliseconds that a chart may take on a machine that is busy
 
@@ -78,6 +80,7 @@ def drawn_and_fits(opened: Opened, scheme: str) -> None:
     assert set(opened.evaluate(DRAWN_AS)) == {scheme}
     assert all(share > 0.01 for share in opened.evaluate(INKED))
     assert not opened.evaluate(OVERFLOWS)
+    assert opened.evaluate(CHARTS) >= 500
     assert opened.complaints == []
     assert opened.requests == [opened.uri]
 
