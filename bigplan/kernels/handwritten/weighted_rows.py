@@ -46,8 +46,18 @@ def _opened(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def _read(gate, up, at, inside, KIND: tl.constexpr):
+    """What is there of gate and up; where there is no gate, up twice."""
+    y = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
+    x = y
+    if KIND != "relu2":
+        x = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+    return x, y
+
+
+@triton.jit
 def _factors(plain_x, plain_y, weight, KIND: tl.constexpr, INPUTS: tl.constexpr):
-    """The x and y of an activation f(x) y; `plain_x` is gate, or up where there is no gate."""
+    """The x and y of an activation f(x) y."""
     x, y = plain_x, plain_y
     if KIND == "relu2":
         y = tl.full(plain_y.shape, 1.0, tl.float32)
@@ -68,10 +78,7 @@ def _forward(
     for first in range(0, columns, BLOCK):
         offsets = first + tl.arange(0, BLOCK)
         at, inside = row * columns + offsets, offsets < columns
-        plain_y = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
-        plain_x = plain_y
-        if KIND != "relu2":
-            plain_x = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+        plain_x, plain_y = _read(gate, up, at, inside, KIND)
         x, y = _factors(plain_x, plain_y, weight, KIND, INPUTS)
         opened, _ = _opened(x, KIND)
         value = opened * y
@@ -91,10 +98,7 @@ def _backward(
     for first in range(0, columns, BLOCK):
         offsets = first + tl.arange(0, BLOCK)
         at, inside = row * columns + offsets, offsets < columns
-        plain_y = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
-        plain_x = plain_y
-        if KIND != "relu2":
-            plain_x = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+        plain_x, plain_y = _read(gate, up, at, inside, KIND)
         x, y = _factors(plain_x, plain_y, weight, KIND, INPUTS)
         by_out = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
         opened, slope = _opened(x, KIND)
