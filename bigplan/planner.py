@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from bigplan.capabilities import (
+from bigplan.capabilities.native import executable, gpu_refusal, native_refusal
+from bigplan.capabilities.splits import (
     context_parallel_refusal,
-    executable,
-    gpu_refusal,
     muon_refusal,
-    native_refusal,
     spread_refusal,
     tensor_parallel_refusal,
     zero_group_refusal,

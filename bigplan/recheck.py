@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
 
-from bigplan.capabilities import executable
+from bigplan.capabilities.native import executable
 from bigplan.cost import Costs
 from bigplan.errors import InputError
 from bigplan.pace import group_steps, workload_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bigplan.capabilities import other_tools_refusal
+from bigplan.capabilities.other_tools import other_tools_refusal
 from bigplan.cost.compute import Device, attention_seconds
 from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.graph import attention_kernels

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigplan.capabilities import other_tools_refusal
+from bigplan.capabilities.other_tools import other_tools_refusal
 from bigplan.cost.rates import CORE_UPDATES, MULTIPROCESSOR_UPDATES, TORCH_UPDATES, rates_of
 from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.errors import RefusedError

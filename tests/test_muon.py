@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 from pydantic import ValidationError
 
-from bigplan.capabilities import muon_refusal, other_tools_refusal
+from bigplan.capabilities.other_tools import other_tools_refusal
+from bigplan.capabilities.splits import muon_refusal
 from bigplan.cost import price
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.build import build_graph, element_sizes

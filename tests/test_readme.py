@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bigplan.capabilities import NATIVE_TRAINING
+from bigplan.capabilities.native import NATIVE_TRAINING
 
 ROOT = Path(__file__).parent.parent
 

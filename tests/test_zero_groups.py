@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigplan.capabilities import zero_group_refusal
+from bigplan.capabilities.splits import zero_group_refusal
 from bigplan.cost.collective import Group, all_gather, all_reduce, data_group
 from bigplan.cost.price import price
 from bigplan.engines.deepspeed.refusals import refusal

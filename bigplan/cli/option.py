@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from bigplan.capabilities import NATIVE_TRAINING
+from bigplan.capabilities.native import NATIVE_TRAINING
 from bigplan.cli.completion import one_of
 from bigplan.spec.experiment import Experiment
 from bigplan.spec.files.problems import models_in

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigplan.capabilities import native_refusal
+from bigplan.capabilities.native import native_refusal
 from bigplan.graph.strategy import Strategy
 from bigplan.installed import LAUNCH, missing
 from bigplan.plan import Plan
@@ -20,7 +20,7 @@ from bigplan.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class NativeEngine:
-    """The engine of the planner's whole space; capabilities.py has the part that runs today."""
+    """The engine of the planner's whole space; capabilities/native.py has the part that runs."""
 
     name: str = "native"
     worker: str = "bigplan.runtime.worker:NativeWorker"

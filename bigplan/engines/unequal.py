@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from bigplan.capabilities import muon_refusal
+from bigplan.capabilities.splits import muon_refusal
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.strategy import Replicas, Strategy
 from bigplan.pace import group_steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bigplan.capabilities import other_tools_refusal
+from bigplan.capabilities.other_tools import other_tools_refusal
 from bigplan.errors import RefusedError
 from bigplan.export import accelerate, deepspeed, fsdp2, megatron, nemo, torchtitan
 from bigplan.export.written import WrittenConfig

@@ -92,7 +92,8 @@ class LayerKind:
     whole_experts: int = 0
     ep: int = 1
     # Elements whose moments share a scale. What several ranks have copies of begins with a block of
-    # so many (`capabilities.copies_refusal`): beside other elements, copies would get other scales.
+    # so many (`capabilities.splits.copies_refusal`): beside other elements, copies would get other
+    # scales.
     scaled: int = 1
     # Bytes that are kept where more rows than an equal share reach this rank's experts; see `room`.
     uneven: int = 0

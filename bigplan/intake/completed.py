@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from bigplan.capabilities import other_tools_refusal
+from bigplan.capabilities.other_tools import other_tools_refusal
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy, chunk_blocks

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bigplan.capabilities import gpu_refusal
+from bigplan.capabilities.native import gpu_refusal
 from bigplan.engines import Engine, engine_of
 from bigplan.errors import (
     CheckpointError,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bigplan.batch import batches_tried
-from bigplan.capabilities import gpu_refusal, native_refusal
+from bigplan.capabilities.native import gpu_refusal, native_refusal
 from bigplan.cost import price
 from bigplan.plan import Plan, graph_of
 from bigplan.program import Lane

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.capabilities import native_refusal
+from bigplan.capabilities.native import native_refusal
 from bigplan.cost import price
 from bigplan.errors import InputError
 from bigplan.graph.build import element_sizes

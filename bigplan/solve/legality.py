@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bigplan.capabilities import (
+from bigplan.capabilities.splits import (
     context_parallel_refusal,
     muon_refusal,
     spread_refusal,

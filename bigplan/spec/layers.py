@@ -1,7 +1,7 @@
 """What embedding, block and head of a model are made of.
 
 A family with a new part adds it here and in runtime/layers/blocks.py, a new kind of step also in
-graph/block.py. capabilities.py says which parts the native runtime executes.
+graph/block.py. capabilities/ says which parts which engine executes.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from bigplan.capabilities import native_refusal
+from bigplan.capabilities.native import native_refusal
 from bigplan.graph.strategy import Strategy
 from bigplan.graph.strategy_space import splits_over_context_parallel, splits_over_tensor_parallel
 from bigplan.spec.catalog import find_model

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigplan.capabilities import device_refusal, expert_parallel_refusal, other_tools_refusal
+from bigplan.capabilities.native import device_refusal
+from bigplan.capabilities.other_tools import other_tools_refusal
+from bigplan.capabilities.splits import expert_parallel_refusal
 from bigplan.cost.band import error_band
 from bigplan.engines.deepspeed.config import configuration
 from bigplan.engines.deepspeed.decisions import Decisions

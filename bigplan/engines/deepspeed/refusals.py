@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from bigplan.capabilities import expert_parallel_refusal, native_refusal, other_tools_refusal
+from bigplan.capabilities.native import native_refusal
+from bigplan.capabilities.other_tools import other_tools_refusal
+from bigplan.capabilities.splits import expert_parallel_refusal
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training

@@ -6,11 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigplan.capabilities import (
-    expert_parallel_refusal,
-    other_tools_refusal,
-    zero_group_refusal,
-)
+from bigplan.capabilities.other_tools import other_tools_refusal
+from bigplan.capabilities.splits import expert_parallel_refusal, zero_group_refusal
 from bigplan.engines.frameworks.price import PricedWay
 from bigplan.engines.frameworks.search import FrameworkSearch
 from bigplan.engines.frameworks.tool import Tool

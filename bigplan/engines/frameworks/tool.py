@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 
-from bigplan.capabilities import WITH_EXPERTS, expert_parallel_refusal, other_tools_refusal
+from bigplan.capabilities.other_tools import other_tools_refusal
+from bigplan.capabilities.splits import WITH_EXPERTS, expert_parallel_refusal
 from bigplan.cost.framework import FSDP, MEGATRON_CORE, Framework
 from bigplan.engines.frameworks.way import Way
 from bigplan.graph.graph import Recompute

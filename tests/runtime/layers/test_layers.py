@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bigplan.capabilities import native_refusal
+from bigplan.capabilities.native import native_refusal
 from bigplan.graph.activations import BlockShape, saved_values
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute

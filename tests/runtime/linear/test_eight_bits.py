@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bigplan.capabilities import gpu_refusal, native_refusal
+from bigplan.capabilities.native import gpu_refusal, native_refusal
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LEAST_LARGEST

@@ -1,17 +1,10 @@
-"""What the native runtime refuses, and that it says why."""
+"""What the native runtime executes, and the words for what it does not."""
 
 from __future__ import annotations
 
 import pytest
 
-from bigplan.capabilities import (
-    context_parallel_refusal,
-    device_refusal,
-    executable,
-    native_refusal,
-    other_tools_refusal,
-    tensor_parallel_refusal,
-)
+from bigplan.capabilities.native import device_refusal, executable, native_refusal
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
 from bigplan.spec.gpu import find_gpu
@@ -77,33 +70,6 @@ def test_queries_that_grow_know_no_documents() -> None:
         changes = {"sequence_length": length, "isolate_documents": True}
         why = native_refusal(model, TRAINING.model_copy(update=changes), DATA_PARALLEL)
         assert ("rope_scaling.query_growth" in (why or "")) == refused
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"scores": "sparsemixer"}, "routing.scores sparsemixer"),
-        ({"bias": True, "bias_of": "scores", "scores": "sigmoid"}, "routing.bias_of scores"),
-        ({"bias": True}, "routing.bias beside softmax"),
-        ({"score_scale": 0.5}, "routing.score_scale"),
-        ({"expert_scales": True}, "routing.expert_scales"),
-    ],
-)
-def test_routers_that_megatron_has_not(fields: dict[str, object], told: str) -> None:
-    experts = {"experts": 8, "experts_per_token": 2, "router_normalised": False}
-    assert other_tools_refusal(_model(**experts), None, "megatron") is None
-    why = other_tools_refusal(_model(**experts, routing=fields), None, "megatron")
-    assert f"models with {told} for its own runtime alone" in (why or "")
-
-
-def test_queries_of_latents_that_grow_are_ours_alone() -> None:
-    model = find_model("deepseek-v3")
-    scaling = model.rope_scaling
-    assert scaling is not None
-    grown = scaling.model_copy(update={"query_growth": 0.1})
-    why = other_tools_refusal(model.model_copy(update={"rope_scaling": grown}), None, "megatron")
-    assert other_tools_refusal(model, None, "megatron") is None
-    assert "models with rope_scaling.query_growth" in (why or "")
 
 
 def test_places_that_llama_4_knows() -> None:
@@ -182,35 +148,3 @@ def test_nothing_runs_on_a_device_that_no_engine_has_run_on() -> None:
     assert told == device_refusal(amd)
     assert tells(str(told), "ROCm", "MI300X")
     assert device_refusal(GPU) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "tp", "odd"),
-    [
-        ("olmo-hybrid-7b", 8, "heads 30 and delta_rule.key_heads 30 and kv_heads 30"),
-        ("granite-4.0-h-micro", 7, "heads 32 and ffn 8192 and state_space.heads 64 and kv_heads 8"),
-        ("granite-4.0-h-micro", 8, None),
-    ],
-)
-def test_what_ranks_have_no_equal_parts_of_is_told(name: str, tp: int, odd: str | None) -> None:
-    why = tensor_parallel_refusal(find_model(name), tp) or ""
-    assert bool(why) == (odd is not None)
-    assert odd is None or f"tp {tp} does not divide {odd} of {name}" in why
-
-
-@pytest.mark.parametrize(
-    ("name", "fixed", "odd"),
-    [
-        ("granite-4.0-h-micro", {"cp": 8}, None),
-        ("granite-4.0-h-micro", {"cp": 3}, "heads 32 and state_space.heads 64 and kv_heads 8"),
-        ("qwen3-next-80b-a3b", {"cp": 8, "tp": 2}, None),
-        ("qwen3-next-80b-a3b", {"cp": 16, "tp": 2}, "heads 16 of"),
-        ("olmo-hybrid-7b", {"cp": 4}, "heads 30 and delta_rule.value_heads 30"),
-    ],
-)
-def test_what_ranks_of_a_sequence_have_no_equal_parts_of_is_told(
-    name: str, fixed: dict[str, int], odd: str | None
-) -> None:
-    why = context_parallel_refusal(find_model(name), fixed) or ""
-    assert bool(why) == (odd is not None)
-    assert odd is None or f"cp {fixed['cp']} does not divide {odd}" in why
