@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -40,11 +41,14 @@ def detect(
     Rates of GPUs and their links are as shipped; `bigplan profile` measures them.
     """
     from bigplan.spec.detect.cluster import detect as detect_machine
+    from bigplan.spec.detect.machine import available_cores, load_told
     from bigplan.spec.files.document import write_text
     from bigplan.spec.files.dump import to_yaml
 
     if out is not None:
         require_target("--out", out, CLUSTER)
+    if told := load_told(available_cores()):
+        print(f"warning: {told}", file=sys.stderr)
     cluster = detect_machine(cpu_devices, folder)
     if cluster.group.gpu.device == "cpu" and find_spec("torch") is not None:
         # These are rates of the torch that will train here; numpy's products may be several times

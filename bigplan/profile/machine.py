@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,7 +27,13 @@ from bigplan.profile.sensors import uuid_of
 from bigplan.profile.stream import measure_launch, measure_stream
 from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.detect.cluster import OVERHEADS, detect
-from bigplan.spec.detect.machine import FoundGpu, available_cores, find_gpus, visible_gpus
+from bigplan.spec.detect.machine import (
+    FoundGpu,
+    available_cores,
+    find_gpus,
+    load_told,
+    visible_gpus,
+)
 from bigplan.units import format_bytes, rounded
 
 QUICK_SECONDS = 45.0  # of measuring; starting torch and CUDA takes the rest of a minute
@@ -297,12 +302,8 @@ def require_alike(gpus: Sequence[FoundGpu]) -> None:
 
 
 def _warnings(bench: Bench, uses: list[Use]) -> Iterator[str]:
-    load, _, _ = os.getloadavg()
-    if load > bench.cores / 2:
-        yield (
-            f"other processes asked for {load:.1f} cores before measuring started, and there are "
-            f"{bench.cores}: rates will be too low and vary; stop what runs and measure again"
-        )
+    if told := load_told(bench.cores):
+        yield told
     for device, use in zip(bench.devices, uses, strict=True):
         if bench.cuda:
             _, total = torch.cuda.mem_get_info(device)

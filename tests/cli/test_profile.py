@@ -15,6 +15,7 @@ from bigplan.spec.cluster import Cluster
 from bigplan.spec.files.dump import to_yaml
 from tests.cli.conftest import Run
 from tests.profile.small import shrink
+from tests.tiny import small_cluster
 
 
 @pytest.fixture
@@ -121,6 +122,20 @@ def test_detect_measures_compute_with_torch_where_it_can(
     assert ("by bigplan profile: gloo" in group.intra_node.sources["bandwidth"]) is torch
     for part in (group.host, group.pcie):
         assert "by bigplan profile" not in " ".join(part.sources.values())
+
+
+@pytest.mark.parametrize("load", [0.2, 40.0])
+def test_detect_warns_of_a_busy_machine(
+    bigplan: Run, monkeypatch: pytest.MonkeyPatch, load: float
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("bigplan.spec.detect.machine.available_cores", lambda: 8)
+    monkeypatch.setattr("bigplan.spec.detect.cluster.detect", lambda *_: small_cluster())
+    monkeypatch.setattr("bigplan.cli.describe.find_spec", lambda _: None)
+    code, out, err = bigplan("detect")
+    assert code == 0
+    assert "node_groups" in out
+    assert ("40.0 cores" in err and "there are 8" in err) is (load > 1)
 
 
 @pytest.mark.usefixtures("refuses")

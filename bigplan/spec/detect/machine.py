@@ -35,6 +35,17 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> in
     return min(amounts)
 
 
+def load_told(cores: int) -> str | None:
+    """What a user should know of other processes before so many cores are measured."""
+    load, _, _ = os.getloadavg()
+    if load <= cores / 2:
+        return None
+    return (
+        f"other processes asked for {load:.1f} cores before measuring started, and there are "
+        f"{cores}: rates will be too low and vary; stop what runs and measure again"
+    )
+
+
 def available_cores(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
     """Cores that this process may run on, within the cgroup's CPU quota; at least 1."""
     cores = float(len(os.sched_getaffinity(0)))
