@@ -62,7 +62,8 @@ _PHRASES = {
 }
 # Fields that one of the words below stands in.
 _PLANNED = (
-    *("experts", "experts_per_token", "expert_pattern", "router_normalised", "router_loss", "lora"),
+    *("experts", "experts_per_token", "expert_pattern", "expert_norms", "router_normalised"),
+    *("router_loss", "lora"),
 )
 _WORDS = {
     "ep": EXPERT_PARALLEL,

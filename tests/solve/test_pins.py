@@ -80,7 +80,7 @@ def test_unknown_kinds_are_refused_where_the_kinds_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "tier"), product(("parameters", "gradients", "optimizer"), Tier)
+    ("tensor", "tier"), list(product(("parameters", "gradients", "optimizer"), Tier))
 )
 def test_a_pin_without_a_kind_holds_for_all_that_can_move(tensor: str, tier: Tier) -> None:
     graph = toy_graph(tied=True)

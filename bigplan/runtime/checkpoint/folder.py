@@ -70,7 +70,7 @@ def latest(
         raise CheckpointError(f"no checkpoint at {resume} can be used: " + "; ".join(skipped))
     raise InputError(
         f"{resume} has no checkpoint (no folder step-NNNNNN in it): name the folder of one, or the "
-        "folder that they are in, such as a run's"
+        "folder that they are in, such as that of a run that saved some"
     )
 
 
