@@ -184,7 +184,9 @@ def test_damage_is_told_and_the_one_before_is_good(
 
 def test_a_folder_without_a_checkpoint_is_told(tmp_path: Path) -> None:
     (tmp_path / "step-000004.partial").mkdir()
-    with pytest.raises(InputError, match=r"has no checkpoint .*such as that of a run that saved some"):
+    with pytest.raises(
+        InputError, match=r"has no checkpoint .*such as that of a run that saved some"
+    ):
         _resume(resident(), tmp_path)
     with pytest.raises(InputError, match="has no checkpoint"):
         _resume(resident(), tmp_path / "nowhere")
