@@ -97,11 +97,12 @@ def groups_in_one(experts: int, *widths: int) -> bool:
     return experts < GROUPS and all(width % GROUPED_ALIGNED == 0 for width in widths)
 
 
-# FLOPs of one expert's product, 0.4 ms of an H200, from which a kernel of its own is faster though
-# the host waits for its number of rows, 50 us for all experts. It adds a weight's gradient to an
-# fp32 sum itself, and its rate does not fall with rows. The grouped kernel's does by a tenth from
-# 2,048 rows an expert to 20,480, of which quarters run as fast again: it seems to read rows anew
-# for each of its columns (benchmarks/results/2026-11-29-h200-wide-experts).
+# FLOPs of one expert's product (0.4 ms on an H200) from which a kernel of its own is faster. The
+# host then waits for the numbers of rows, 50 us for all experts. But such a kernel adds a weight's
+# gradient to an fp32 sum itself, and its rate does not fall with rows. The grouped kernel's rate
+# falls by a tenth from 2,048 rows an expert to 20,480. Quarters of these rows run at the old rate,
+# so it seems to read rows anew for each of its columns
+# (benchmarks/results/2026-11-29-h200-wide-experts).
 APART_FLOPS = 2**38
 
 
