@@ -188,7 +188,8 @@ def _about(schema: type[BaseModel], path: KeyPath) -> str:
         return ""
     texts = (docstrings(model).get(str(path[-1])) for model in _models_at(schema, path[:-1]))
     text = next(filter(None, texts), "")
-    return f" ({' '.join(text.split()).rstrip('.')})" if text else ""
+    parts = (" ".join(part.split()).rstrip(".") for part in text.split("\n\n"))
+    return f" ({'. '.join(parts)})" if text else ""
 
 
 _RULES = {

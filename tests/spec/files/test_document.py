@@ -44,6 +44,11 @@ class Outer(Spec):
     caps: dict[Literal["gpu", "host"], Bytes] = Field(default_factory=dict)
     either: str | Inner = "x"
     on: bool = False
+    """whether it is on
+
+    It may be
+    off, too.
+    """
 
 
 def problems(text: str) -> list[str]:
@@ -73,6 +78,11 @@ def test_wrong_unit() -> None:
     (line,) = problems("name: x\nmemory: 80 Gb\n")
     assert line.startswith("f.yaml:2: `memory`: '80 Gb' has the unit 'Gb'")
     assert line.endswith("such as '80 GiB'")
+
+
+def test_paragraphs_about_a_field_are_sentences() -> None:
+    (line,) = problems("name: x\non: 3\n")
+    assert line.endswith("(whether it is on. It may be off, too)")
 
 
 def test_wrong_unit_inside_a_mapping() -> None:
