@@ -89,16 +89,16 @@ def _sinks(shape: RankShape) -> Passes:
     """What counts sinks in the results of all heads (runtime/attention/sinks.py).
 
     The forward scales the result in place. The backward multiplies it with its gradient, a tensor
-    that is then added up. Sums of softmax are small beside a head's columns.
+    that is then added up, unless sinks are frozen. Sums of softmax are small beside a head's
+    columns.
     """
     if not shape.model.attention_sinks:
         return (), ()
     result = shape.mixed_tokens * shape.heads * shape.model.value_width * shape.element
     ahead, back = SINK_PASSES
     launches, launches_back = SINK_LAUNCHES
-    return (Stream("sinks", ahead * result, launches),), (
-        Stream("sinks", back * result, launches_back),
-    )
+    counted = (Stream("sinks", ahead * result, launches),)
+    return counted, () if shape.frozen else (Stream("sinks", back * result, launches_back),)
 
 
 def _flash(shape: RankShape, seen: Reach, part: float) -> Attention:

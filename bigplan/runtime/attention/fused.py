@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan import mechanics
-from bigplan.runtime.attention import by_products
+from bigplan.runtime.attention import by_products, cudnn
 from bigplan.runtime.attention import window as windowed
 from bigplan.runtime.attention.in_blocks import Scores
 
@@ -96,6 +96,8 @@ def forward(heads: Sequence[Tensor], scale: float, window: int | None) -> Any:
         return aten._scaled_dot_product_efficient_attention(
             *heads, None, True, 0.0, True, scale=scale
         )
+    if cudnn.is_choice(heads):
+        return cudnn.forward(heads, scale)
     wide, width = map(_aligned, heads), heads[0].shape[-1]
     out, *others, _ = aten._scaled_dot_product_flash_attention(*wide, 0.0, True, scale=scale)
     return out[..., :width], *others
@@ -130,6 +132,8 @@ def backward(
         return aten._scaled_dot_product_efficient_attention_backward(
             gradient, *heads, None, *results, 0.0, wanted, True, scale=scale
         )
+    if cudnn.is_choice(heads):
+        return cudnn.backward(gradient, heads, results, scale)
     out, *sums, seed, offset = results
     gradient, out, *wide = map(_aligned, (gradient, out, *heads))
     found = aten._scaled_dot_product_flash_attention_backward(

@@ -21,11 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 
+from bigplan.runtime.attention import cudnn
 from bigplan.runtime.attention import fused as equal
-
-aten = torch.ops.aten
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -39,11 +37,9 @@ class _Attention(Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         heads = [x.transpose(1, 2) for x in (q, k, v)]
-        ctx.scale, ctx.by_cudnn = scale, takes_as_they_are(heads)
+        ctx.scale, ctx.by_cudnn = scale, cudnn.takes(heads)
         if ctx.by_cudnn:
-            out, *others, _ = aten._scaled_dot_product_cudnn_attention(
-                *heads, None, True, 0.0, True, False, scale=scale
-            )
+            out, *others = cudnn.forward(heads, scale)
         else:
             out, *others = equal.forward(_padded(heads), scale, None)
         output: Tensor = out[..., : v.shape[-1]].transpose(1, 2).contiguous()
@@ -62,10 +58,7 @@ class _Attention(Function):
         heads = [x.transpose(1, 2) for x in (q, k, v)]
         gradient, out = (x.transpose(1, 2) for x in (gradients[0], output))
         if ctx.by_cudnn:
-            lse, *sums, seed, offset = others
-            found = aten._scaled_dot_product_cudnn_attention_backward(
-                gradient, *heads, out, lse, seed, offset, None, *sums, 0.0, True, scale=ctx.scale
-            )
+            found: Any = cudnn.backward(gradient, heads, (out, *others), ctx.scale)
         else:
             wide = _padded(heads)
             width = wide[-1].shape[-1]
@@ -73,14 +66,6 @@ class _Attention(Function):
             found = equal.backward(gradient, wide, (out, *others), ctx.scale, None)
         by_q, by_k, by_v = (x.transpose(1, 2) for x in found[:3])
         return by_q, by_k, by_v[..., : v.shape[-1]].contiguous(), None
-
-
-def takes_as_they_are(heads: Sequence[Tensor]) -> bool:
-    """Whether cuDNN's kernel takes these [b, heads, s, columns], and may."""
-    q, k, v = heads
-    if not q.is_cuda or q.element_size() != 2 or torch.are_deterministic_algorithms_enabled():
-        return False
-    return bool(can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, False)))
 
 
 def _padded(heads: Sequence[Tensor]) -> list[Tensor]:

@@ -22,10 +22,19 @@ from bigplan.runtime.attention import fused
 
 
 def attention(
-    heads: tuple[Tensor, Tensor, Tensor], sinks: Tensor, window: int | None, scale: float
+    heads: tuple[Tensor, Tensor, Tensor],
+    sinks: Tensor,
+    window: int | None,
+    scale: float,
+    *,
+    generated: bool = False,
 ) -> Tensor:
-    """As attention.attention of q, k and v, with sinks [heads] of these heads of queries."""
-    return _Attention.apply(*heads, sinks, window, scale)  # type: ignore[no-any-return, no-untyped-call]
+    """As attention.attention of q, k and v, with sinks [heads] of these heads of queries.
+
+    `generated`: sinks are counted by a kernel, where results have 16 bits.
+    """
+    by_kernel = generated and heads[0].element_size() == 2
+    return _Attention.apply(*heads, sinks, window, scale, by_kernel)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Attention(Function):
@@ -33,14 +42,11 @@ class _Attention(Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        q, k, v, sinks, ctx.window, ctx.scale = arguments
+        q, k, v, sinks, ctx.window, ctx.scale, by_kernel = arguments
         heads = [each.transpose(1, 2) for each in (q, k, v)]
         out, lse, *others = fused.forward(heads, ctx.scale, ctx.window)
-        sums = lse[:, :, : q.shape[1]]  # the memory-efficient kernel has more of them
-        whole = torch.logaddexp(sums, sinks.to(sums.dtype)[:, None])
-        out.mul_((sums - whole).exp_()[..., None])
-        sums.copy_(whole)
         output: Tensor = out.transpose(1, 2)
+        _count_(output, _of_queries(lse, q), sinks, by_kernel=by_kernel)
         tensors = [other if isinstance(other, Tensor) else None for other in others]
         ctx.numbers = [None if isinstance(other, Tensor) else other for other in others]
         ctx.save_for_backward(q, k, v, sinks, output, lse, *tensors)
@@ -56,9 +62,26 @@ class _Attention(Function):
         by_sinks = None
         if ctx.needs_input_grad[3]:
             products = (output * gradients[0]).sum(-1, dtype=lse.dtype).transpose(1, 2)
-            shares = (sinks.to(lse.dtype)[:, None] - lse[:, :, : q.shape[1]]).exp_()
+            shares = (sinks.to(lse.dtype)[:, None] - _of_queries(lse, q)).exp_()
             by_sinks = shares.mul_(products).sum((0, 2)).neg_().to(sinks.dtype)
         heads = [each.transpose(1, 2) for each in (q, k, v)]
         by_output, out = (each.transpose(1, 2) for each in (gradients[0], output))
         found = fused.backward(by_output, heads, (out, lse, *others), ctx.scale, ctx.window)
-        return *(each.transpose(1, 2) for each in found[:3]), by_sinks, None, None
+        return *(each.transpose(1, 2) for each in found[:3]), by_sinks, None, None, None
+
+
+def _count_(output: Tensor, sums: Tensor, sinks: Tensor, *, by_kernel: bool) -> None:
+    """Count sinks [heads] in a result [b, s, heads, d] and its sums [b, heads, s]."""
+    if by_kernel and output.is_contiguous() and sums.is_contiguous():
+        from bigplan.kernels.handwritten import sinks as kernel
+
+        kernel.count_(output, sums, sinks)
+        return
+    whole = torch.logaddexp(sums, sinks.to(sums.dtype)[:, None])
+    output.transpose(1, 2).mul_((sums - whole).exp_()[..., None])
+    sums.copy_(whole)
+
+
+def _of_queries(lse: Tensor, q: Tensor) -> Tensor:
+    """A view [b, heads, s]: cuDNN gives [b, heads, s, 1], the memory-efficient kernel more."""
+    return lse.flatten(2)[:, :, : q.shape[1]]

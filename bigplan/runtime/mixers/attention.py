@@ -59,7 +59,8 @@ def mixed(
         scores = Scores(model.scale_of_scores, model.score_cap, window)
         output = capped.attention(q, k, v, scores, generated=by_kernel)
     elif own is not None:
-        output = sinks.attention((q, k, v), own, window, model.scale_of_scores)
+        scale = model.scale_of_scores
+        output = sinks.attention((q, k, v), own, window, scale, generated=by_kernel)
     elif model.latent_attention is not None:
         output = narrow_values.attention(q, k, v, model.scale_of_scores)
     else:

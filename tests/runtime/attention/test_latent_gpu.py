@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.strategy import Strategy
-from bigplan.runtime.attention import narrow_values
+from bigplan.runtime.attention import cudnn, narrow_values
 from tests.runtime.attention.test_latent import by_softmax
 from tests.runtime.harness import execute
 from tests.runtime.parallel.sharded_ranks import LATENT
@@ -54,7 +54,7 @@ def test_cudnn_takes_deepseeks_widths_on_hopper() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper GPU")
     heads = [torch.empty(1, 2, 256, d, device="cuda").bfloat16() for d in (192, 192, 128)]
-    assert narrow_values.takes_as_they_are(heads)
+    assert cudnn.takes(heads)
 
 
 def test_an_fp32_run_is_the_plain_loop() -> None:
