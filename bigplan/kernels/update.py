@@ -19,6 +19,7 @@ from bigplan.kernels.fusion import single
 from bigplan.kernels.fusion.price import Fused, Pricer
 from bigplan.kernels.fusion.source import source
 from bigplan.kernels.launch import compiled
+from bigplan.kernels.numbers import to_gpu
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOMINAL = 2**24  # elements that the tile is chosen for
@@ -35,8 +36,7 @@ class AdamW:
 
     def factors(self, constants: Sequence[float], divisor: float, device: torch.device) -> Tensor:
         """What `step` multiplies by, fp32 on the device, as runtime/optimizer/adamw.py has it."""
-        values = torch.tensor([*constants, divisor], pin_memory=device.type == "cuda")
-        return values.to(device, non_blocking=True)
+        return to_gpu([*constants, divisor], device)
 
     def step(
         self,

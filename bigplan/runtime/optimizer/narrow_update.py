@@ -8,6 +8,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from bigplan.kernels.numbers import to_gpu
 from bigplan.runtime.cpu.cores import Cores
 from bigplan.runtime.cpu.native import native
 from bigplan.runtime.generated import library_for
@@ -60,11 +61,7 @@ class NarrowUpdates:
         fp32 counts exactly to 16.7 M updates.
         """
         constants = self.constants(verdict, rule)
-        values = torch.tensor(
-            [*constants, float(verdict.number), verdict.divisor],
-            pin_memory=self._device.type == "cuda",
-        )
-        return values.to(self._device, non_blocking=True)
+        return to_gpu([*constants, float(verdict.number), verdict.divisor], self._device)
 
     def constants(self, verdict: Verdict, rule: ParameterRule) -> tuple[float, ...]:
         """A rule's, in adamw.py's order."""
