@@ -47,9 +47,12 @@ def advice_of(
     plan: Plan, rows: Sequence[OperatorRow], hidden: tuple[str, float] | None = None
 ) -> list[Advice]:
     """All advice for a plan, largest gain first; `hidden` is the result of hiding_tokens."""
+    # A model that is there already keeps its shape.
+    training = plan.training
+    any_shape = training.lora is None and training.weights is None
+    shapes = (*_shapes(plan, rows), *_head_dim(plan, rows)) if any_shape else ()
     every = (
-        *_shapes(plan, rows),
-        *_head_dim(plan, rows),
+        *shapes,
         *_precision(plan, rows),
         *_eight_bits(plan, rows),
         *(Advice("moments", *found) for found in moments_advice(plan, MUCH)),

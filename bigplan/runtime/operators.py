@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.kernels.numbers import to_host
 from bigplan.runtime.constants import values_of
 
 GateKind = Literal["swiglu", "geglu"]
@@ -39,6 +40,11 @@ def has_triton() -> bool:
 def kernels_for(x: Tensor) -> bool:
     """Whether the loss by hand runs on this tensor: on CUDA, where Triton is installed."""
     return x.is_cuda and has_triton() and not _left_out
+
+
+def numbers_of(counts: Tensor) -> list[int]:
+    """Integers [n], for which the CPU waits."""
+    return to_host(counts) if kernels_for(counts) else counts.tolist()
 
 
 def wide(x: Tensor) -> Tensor:

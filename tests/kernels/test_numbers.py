@@ -31,7 +31,8 @@ def test_all_numbers_come_and_no_more(count: int) -> None:
     if CUDA:
         torch.cuda.synchronize()
     assert there.tolist() == [*range(-7, 3 * count - 7, 3), -1, -1, -1, -1]
-    assert to_host(numbers) == numbers.tolist()
+    if CUDA:
+        assert to_host(numbers) == numbers.tolist()
 
 
 @pytest.mark.gpu

@@ -42,6 +42,14 @@ def test_gpt2s_vocabulary_is_padded_and_a_padded_one_is_not() -> None:
     assert advice.gain == pytest.approx(saved, abs=0.01)
 
 
+def test_a_model_that_is_there_keeps_its_shape() -> None:
+    plan = planned("gpt2-xl")
+    for given in ({"lora": {"rank": 8}}, {"weights": "somewhere"}):
+        training = Training.model_validate(LARGE.model_dump() | given)
+        tuned = plan.model_copy(update={"training": training})
+        assert "vocab" not in {advice.about for advice in advice_of(tuned, operator_rows(plan))}
+
+
 def test_a_pipeline_waits_for_the_head_of_its_last_stage() -> None:
     def piped(**dimensions: int) -> Plan:
         model = find_model("gpt2-xl").model_copy(update=dimensions)

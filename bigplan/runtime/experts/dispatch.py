@@ -25,12 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.kernels.numbers import to_host
 from bigplan.mechanics import groups_in_one, worth_apart
 from bigplan.runtime.add_product import add_product
 from bigplan.runtime.constants import values_of
 from bigplan.runtime.experts import sparsemixer
 from bigplan.runtime.experts.activations import Activation, plain_activation
+from bigplan.runtime.operators import numbers_of
 from bigplan.spec.routing import Routing
 
 LIKELIEST = Routing()
@@ -298,7 +298,7 @@ def add_grouped(
 
 def slices(ends: Tensor) -> Iterator[tuple[int, slice]]:
     """Each expert and its rows; the CPU waits for the device here."""
-    for expert, (first, last) in enumerate(pairwise((0, *to_host(ends)))):
+    for expert, (first, last) in enumerate(pairwise((0, *numbers_of(ends)))):
         yield expert, slice(first, last)
 
 

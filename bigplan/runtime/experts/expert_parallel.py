@@ -21,9 +21,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bigplan.kernels.numbers import to_host
 from bigplan.runtime.experts import dispatch as experts
 from bigplan.runtime.experts.dispatch import Places, RowOperators, in_order
+from bigplan.runtime.operators import numbers_of
 from bigplan.runtime.parallel.group import ALONE, Begun, RankGroup
 
 
@@ -129,7 +129,9 @@ class Away:
         order = in_order(to)
         numbers = torch.stack([_counts(one, group.size) for one in (to, ranks)], 1)
         coming = group.exchanged(numbers)
-        *sizes, rows = to_host(torch.cat([numbers[:, 0], coming[:, 0], coming[:, 1].sum(0, True)]))
+        *sizes, rows = numbers_of(
+            torch.cat([numbers[:, 0], coming[:, 0], coming[:, 1].sum(0, True)])
+        )
         out, into = sizes[: group.size], sizes[group.size :]
         sent = Places(to, order[: sum(out)])
         theirs = group.exchanged_rows(chosen.index_select(0, sent.tokens), out, into)()
