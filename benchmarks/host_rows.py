@@ -2,14 +2,16 @@
 
     python -m benchmarks.host_rows
 
-4,096 tokens of a table of 128,256 words of 4096, as Llama 3 8B has it; gradients are added with
-parts of several sizes, of which runtime/layers/lookup.py takes ROW_ELEMENTS.
+4,096 tokens of a table of 128,256 words of 4096, as Llama 3 8B has it; gradients are added in
+compiled code, and by torch with parts of several sizes, of which runtime/layers/lookup.py takes
+ROW_ELEMENTS.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -39,6 +41,10 @@ def main() -> None:
     took = milliseconds(lambda: torch.index_select(table, 0, rows, out=found))
     print(f"look-up of {TOKENS} rows: {took:.1f} ms")
     total, chosen = torch.zeros(WORDS, COLUMNS), lookup.ROW_ELEMENTS
+    for threads in sorted({1, torch.get_num_threads()}):
+        took = milliseconds(partial(lookup.add_rows, total, rows, gradients, threads))
+        print(f"gradients added in compiled code, threads {threads}: {took:.1f} ms", flush=True)
+    lookup.native = lambda: None  # as where there is no compiler
     for part in (2048, 1024, 512, 256, 128):
         lookup.ROW_ELEMENTS = part * COLUMNS
         took = milliseconds(lambda: lookup.add_rows(total, rows, gradients))

@@ -30,7 +30,7 @@ from torch import Tensor
 from bigplan.mechanics import NICE
 from bigplan.spec.detect.machine import COMPILERS, cache_folder, compiler
 
-NAMES = ("step.cpp", "moments.cpp", "sums.cpp", "four_bits.cpp")
+NAMES = ("step.cpp", "moments.cpp", "sums.cpp", "rows.cpp", "four_bits.cpp")
 SOURCES = tuple(Path(__file__).with_name(name) for name in NAMES)
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("elements.h", "team.h"))
 # No fused multiply-add that the source does not have; square roots and comparisons in vectors.
@@ -93,6 +93,21 @@ class _UpdatePart(ctypes.Structure):
     )
 
 
+class _Rows(ctypes.Structure):
+    """As rows.cpp has it."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
+        ("total", ctypes.c_void_p),
+        ("gradients", ctypes.c_void_p),
+        ("total_type", ctypes.c_int32),
+        ("gradient_type", ctypes.c_int32),
+    )
+
+
 class Team(ctypes.Structure):
     """As team.h has it."""
 
@@ -137,6 +152,22 @@ class Native:
         assert total.shape == part.shape, (total.shape, part.shape)
         self._library.add(
             ctypes.c_void_p(total.data_ptr()), *_values(part), ctypes.byref(Team(threads, NICE))
+        )
+
+    def add_rows(
+        self, total: Tensor, rows: Tensor, order: Tensor, gradients: Tensor, threads: int = 1
+    ) -> None:
+        """Add gradients[order[i]] to row rows[i] of `total`, whatever `threads` is the same.
+
+        total [V, h], gradients [n, h], sorted rows and order int64 [n], all contiguous on the CPU.
+        """
+        assert all(each.is_contiguous() for each in (total, rows, order, gradients))
+        assert len(rows) == len(order), (rows.shape, order.shape)
+        assert total.shape[1] == gradients.shape[1], (total.shape, gradients.shape)
+        places = (each.data_ptr() for each in (rows, order, total, gradients))
+        types = TYPES[total.dtype], TYPES[gradients.dtype]
+        self.call(
+            "add_rows", _Rows(len(rows), total.shape[1], *places, *types), Team(threads, NICE)
         )
 
     def square_sum(self, values: Tensor, threads: int = 1) -> float:

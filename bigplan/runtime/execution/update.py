@@ -213,7 +213,7 @@ class Update:
     def accumulate(self, action: Action) -> None:
         """Add a unit's gradients to their sum, or a micro-batch's of rows, where the sum is."""
         if action.reads[0].buffer == STAGED_ROWS:
-            add_up(self._context, action)
+            add_up(self._context, action, self._cores.count)
             return
         context, refs = self._context, (action.reads[0], action.writes[0])
         # The gradient of a lent table comes back whole, and so is the sum that it is added to.

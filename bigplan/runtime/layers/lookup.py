@@ -20,6 +20,7 @@ from torch import Tensor
 from bigplan.mechanics import LOOKED_UP_ROWS, ROW_ELEMENTS
 from bigplan.program import Action, Ref
 from bigplan.runtime.context import Context
+from bigplan.runtime.cpu.native import native
 from bigplan.runtime.layers import blocks
 
 
@@ -86,7 +87,7 @@ def send_home(context: Context, action: Action, gradient: Tensor, tokens: Tensor
     entry.tokens.copy_(tokens)
 
 
-def add_up(context: Context, action: Action) -> None:
+def add_up(context: Context, action: Action, threads: int) -> None:
     """Add a micro-batch's gradients to their sum in host memory; a step's first clear it."""
     entry, total = StagedRows.of(context, action.reads[0], action), action.writes[0]
     sums = context.views(context.entries.flat(total, action, context.gradient_dtype), action.layer)
@@ -94,11 +95,11 @@ def add_up(context: Context, action: Action) -> None:
         for table in sums.values():
             table.zero_()
     for name, rows in _looked_up(context, action, entry.tokens).items():
-        add_rows(sums[name], rows, entry.rows[0])
+        add_rows(sums[name], rows, entry.rows[0], threads)
 
 
-def add_rows(total: Tensor, rows: Tensor, gradients: Tensor) -> None:
-    """Add gradients[i] to row rows[i] of `total`, for all i.
+def add_rows(total: Tensor, rows: Tensor, gradients: Tensor, threads: int = 1) -> None:
+    """Add gradients[i] to row rows[i] of `total`, for all i; on the CPU by so many threads.
 
     total [V, h], rows int64 [n], gradients [n, h], on one device. Gradients are sorted by row, and
     taken LOOKED_UP_ROWS at a time, in host memory ROW_ELEMENTS. Gradients of equal rows lie
@@ -108,6 +109,10 @@ def add_rows(total: Tensor, rows: Tensor, gradients: Tensor) -> None:
     """
     some_rows = LOOKED_UP_ROWS if total.is_cuda else max(1, ROW_ELEMENTS // total.shape[1])
     ranked, order = rows.sort(stable=True)
+    library = None if total.is_cuda or not total.is_contiguous() else native()
+    if library and library.takes(total) and library.takes(gradients):
+        library.add_rows(total, ranked, order, gradients.contiguous(), threads)
+        return
     for some, places in zip(*(torch.split(t, some_rows) for t in (ranked, order)), strict=True):
         _add(total, some, gradients[places])
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from bigplan.runtime.cpu import native
 from bigplan.runtime.cpu.native import Native, Piece
+from bigplan.runtime.layers import lookup
 from bigplan.runtime.optimizer import fused
 from bigplan.runtime.optimizer.adamw import adamw_kernel
 from bigplan.runtime.optimizer.fused import Kernel, fused_step
@@ -286,6 +287,28 @@ def test_loops_over_elements_are_in_vectors(source: Path) -> None:
         mine = [line for line in said if line.startswith(f"{source}:{loop}:")]
         assert any("loop vectorized" in line for line in mine)
         assert not any("couldn't vectorize loop" in line for line in mine)
+
+
+@pytest.mark.parametrize("total", DTYPES, ids=str)
+@pytest.mark.parametrize("gradient", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [3, 1030])
+def test_rows_are_added_as_torch_adds_them(
+    library: Native, monkeypatch: pytest.MonkeyPatch, total: torch.dtype, gradient: torch.dtype,
+    columns: int,
+) -> None:  # fmt: skip
+    """By any number of threads: one row has more gradients than a thread takes places."""
+    generator = torch.Generator().manual_seed(columns)
+    rows = torch.cat((torch.full((30,), 5), torch.randint(0, 40, (71,), generator=generator)))
+    gradients = torch.randn(len(rows), columns, generator=generator).to(gradient)
+    sums = torch.randn(40, columns, generator=generator).to(total)
+    ranked, order = rows.sort(stable=True)
+    found = [sums.clone() for _ in range(3)]
+    for one, threads in zip(found, (1, 2, 7), strict=True):
+        library.add_rows(one, ranked, order, gradients, threads)
+    monkeypatch.setattr(lookup, "native", lambda: None)
+    lookup.add_rows(sums, rows, gradients)
+    for one in found:
+        assert torch.equal(one, sums)
 
 
 # Where nothing has been compiled yet.
