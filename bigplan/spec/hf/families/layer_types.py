@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from bigplan.spec.hf.families.parts import Part
 from bigplan.spec.hf.families.rope import read_scaling, write_scaling
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
@@ -40,6 +41,22 @@ def write_layer_types(model: ModelSpec) -> list[str]:
     """The `layer_types` of a config.json."""
     windows = (one.window for one in model.attentions)
     return [_GLOBAL if window is None else _LOCAL for window in windows]
+
+
+def layer_types(slides: Callable[[ConfigReader, int], bool], *others: str) -> Part:
+    """Windows of blocks by `layer_types`; `slides`: whether a block does, from 0, without a list.
+
+    `others`: keys by which `slides` says it.
+    """
+
+    def read(reader: ConfigReader) -> dict[str, Any]:
+        blocks = range(reader.count("num_hidden_layers"))
+        return read_layer_types(reader, [slides(reader, block) for block in blocks])
+
+    def write(model: ModelSpec) -> dict[str, Any]:
+        return {"sliding_window": model.sliding_window, "layer_types": write_layer_types(model)}
+
+    return Part(read, write, {"attention_pattern": ("layer_types", *others)})
 
 
 def turned_blocks(reader: ConfigReader) -> list[bool]:

@@ -12,8 +12,8 @@ from typing import Any
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, read_deepseek, write_deepseek
 from bigplan.spec.hf.families.experts import DENSE
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
-from bigplan.spec.hf.families.ministral3 import GROWTH
-from bigplan.spec.hf.families.rope import write_parameters
+from bigplan.spec.hf.families.ministral3 import GROWTH, grown_rope
+from bigplan.spec.hf.families.rope import BESIDE_PARAMETERS
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
@@ -40,26 +40,11 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
-    config = write_parameters(write_deepseek(model, "mistral4", "Mistral4ForCausalLM"))
-    scaling = model.rope_scaling
-    # transformers' class wants both keys, also of queries that do not grow
-    config[_ROPE] = {
-        "original_max_position_embeddings": model.max_sequence_length,
-        **config[_ROPE],
-        GROWTH: (scaling.query_growth if scaling else None) or 0.0,
-    }
-    return {**config, "head_dim": model.head_dim, **NO_TOKENS}
+    config = write_deepseek(model, "mistral4", "Mistral4ForCausalLM")
+    others = {key: value for key, value in config.items() if key not in BESIDE_PARAMETERS}
+    return {**others, **grown_rope(model), "head_dim": model.head_dim, **NO_TOKENS}
 
 
-_NAMES = {
-    name: place
-    for name, place in DEEPSEEK_V3.tensors.names.items()
-    if name != ROUTER_BIAS and name not in (f"experts.{one}" for one in DENSE)
-}
-_STACKED = {
-    **{f"{name}.weight": f"{_EXPERTS}.gate_up_proj" for name in _FIRST},
-    "experts.down_proj.weight": f"{_EXPERTS}.down_proj",
-}
 MISTRAL4 = ModelFamily(
     _read,
     {
@@ -94,9 +79,12 @@ MISTRAL4 = ModelFamily(
         },
     },
     _write,
-    replace(
-        DEEPSEEK_V3.tensors,
-        names={**_NAMES, **_STACKED},
+    DEEPSEEK_V3.tensors.but(
+        {
+            **{f"{name}.weight": f"{_EXPERTS}.gate_up_proj" for name in _FIRST},
+            "experts.down_proj.weight": f"{_EXPERTS}.down_proj",
+        },
+        without=(ROUTER_BIAS, *(f"experts.{name}" for name in DENSE)),
         fused=(*DEEPSEEK_V3.tensors.fused, _FIRST),
         transposed=("experts.down_proj.weight",),
     ),

@@ -26,11 +26,6 @@ def _write(model: ModelSpec) -> dict[str, Any]:
 
 
 _OF_EXPERTS = ("router", "experts.", "shared.")
-_NAMES = {
-    name: there
-    for name, there in DEEPSEEK_V3.tensors.names.items()
-    if not name.startswith(_OF_EXPERTS)
-}
 YOUTU = ModelFamily(
     _read,
     {
@@ -45,6 +40,9 @@ YOUTU = ModelFamily(
         "tie_word_embeddings": True,
     },
     _write,
-    replace(DEEPSEEK_V3.tensors, names=_NAMES),
+    DEEPSEEK_V3.tensors.but(
+        {},
+        without=[name for name in DEEPSEEK_V3.tensors.names if name.startswith(_OF_EXPERTS)],
+    ),
     {"latent_attention": DEEPSEEK_V3.keys["latent_attention"]},
 )
