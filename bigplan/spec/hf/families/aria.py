@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigplan.spec.hf.families.experts import DENSE
+from bigplan.spec.hf.families.experts import DENSE, FIRST, shared_names, stacked_names
 from bigplan.spec.hf.families.llama import LLAMA
 from bigplan.spec.hf.families.parts import Part, counts, off, written
 
@@ -14,7 +14,6 @@ _SHARED = Part(
     {"shared_ffn": ("moe_num_shared_experts",)},
 )
 _MLP = "model.layers.{}.mlp"
-_FIRST = ("experts.gate_proj", "experts.up_proj")
 ARIA_TEXT = LLAMA.like(
     "aria_text",
     "AriaTextForCausalLM",
@@ -34,14 +33,13 @@ ARIA_TEXT = LLAMA.like(
     written({"pad_token_id": None}),
     tensors=LLAMA.tensors.but(
         {
-            **{f"shared.{name}": f"{_MLP}.shared_experts.{name}" for name in DENSE},
+            **shared_names(f"{_MLP}.shared_experts"),
             "router": f"{_MLP}.router",
-            **{f"{name}.weight": f"{_MLP}.experts.fc1.weight" for name in _FIRST},
-            "experts.down_proj.weight": f"{_MLP}.experts.fc2.weight",
+            **stacked_names(f"{_MLP}.experts.fc1.weight", f"{_MLP}.experts.fc2.weight"),
         },
         without=DENSE,
         # Files have one matrix [in, out] of each expert, gate beside up.
-        transposed=tuple(f"{name}.weight" for name in _FIRST),
-        fused=(_FIRST,),
+        transposed=tuple(f"{name}.weight" for name in FIRST),
+        fused=(FIRST,),
     ),
 )

@@ -16,19 +16,13 @@ from bigplan.spec.hf.families.mamba import (
     write_state_space,
 )
 from bigplan.spec.hf.families.mixers import attention_at, mixer_fields
-from bigplan.spec.hf.families.parts import Part, written
+from bigplan.spec.hf.families.parts import Part, empty, written
 from bigplan.spec.hf.families.rope import PARTLY_TURNED
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.mixers import ATTENTION, STATE_SPACE
 from bigplan.spec.model import ModelSpec
 
 _PLACES = "attn_layer_indices"
-
-
-def _no_other_loss(reader: ConfigReader) -> dict[str, Any]:
-    if reader.get("z_loss_coefficient"):
-        reader.refuse("z_loss_coefficient", "0: the loss is the cross-entropy alone")
-    return {}
 
 
 def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
@@ -69,7 +63,7 @@ BAMBA = LLAMA_LIKE.like(
         "z_loss_coefficient": 0.0,
         _PLACES: None,
     },
-    Part(_no_other_loss),
+    empty("z_loss_coefficient", "0: the loss is the cross-entropy alone"),
     ATTENTION_BIAS,
     MLP_BIAS,
     Part(_read_mixers, _write_mixers, MAMBA_KEYS | {"mixer_pattern": (_PLACES,)}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.spec.hf.families.ernie import ERNIE
-from bigplan.spec.hf.families.experts import DENSE, EACH, routed_tensors
+from bigplan.spec.hf.families.experts import EACH, routed_tensors, shared_names
 from bigplan.spec.hf.families.parts import Part, values
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
@@ -85,7 +85,7 @@ ERNIE_MOE = ERNIE.like(
     tensors=ERNIE.tensors.but(
         {
             **routed_tensors("mlp").names,
-            **{f"shared.{name}": f"{_WITHIN}.shared_experts.{name}" for name in DENSE},
+            **shared_names(f"{_WITHIN}.shared_experts"),
             ROUTER_BIAS: f"{_WITHIN}.moe_statics.e_score_correction_bias",
         },
         as_row=(ROUTER_BIAS,),

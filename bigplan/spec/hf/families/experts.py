@@ -12,11 +12,25 @@ from bigplan.spec.hf.families.llama import (
     LLAMA_TENSORS,
     WINDOW,
 )
-from bigplan.spec.hf.families.parts import Part, always, counts, flags, joined, values
+from bigplan.spec.hf.families.parts import Part, always, counts, empty, flags, joined, values
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 DENSE = ("gate_proj", "up_proj", "down_proj")
+
+
+FIRST = ("experts.gate_proj", "experts.up_proj")  # what experts' rows enter
+LAST = "experts.down_proj"
+
+
+def shared_names(module: str) -> dict[str, str]:
+    """Of the MLP that all tokens pass beside experts."""
+    return {f"shared.{name}": f"{module}.{name}" for name in DENSE}
+
+
+def stacked_names(first: str, last: str, part: str = "weight") -> dict[str, str]:
+    """Of a tensor with all experts' gates and ups, and of one with all that lead back."""
+    return {**{f"{name}.{part}": first for name in FIRST}, f"{LAST}.{part}": last}
 
 
 def routed_tensors(
@@ -92,12 +106,6 @@ DENSE_KEYS = {"dense_blocks": ("mlp_only_layers",), "dense_ffn": ("intermediate_
 DENSE_BLOCKS = Part(read_dense, write_dense, DENSE_KEYS)
 
 
-def _no_jitter(reader: ConfigReader) -> dict[str, Any]:
-    if reader.get("router_jitter_noise"):
-        reader.refuse("router_jitter_noise", "0: routers read what experts read")
-    return {}
-
-
 def _read_window(reader: ConfigReader) -> dict[str, Any]:
     slides = reader.flag("use_sliding_window")
     if slides and reader.get("max_window_layers"):
@@ -125,7 +133,7 @@ MIXTRAL = LLAMA_LIKE.like(
         "router_aux_loss_coef": 0.001,
         "router_jitter_noise": 0.0,
     },
-    Part(_no_jitter),
+    empty("router_jitter_noise", "0: routers read what experts read"),
     ROUTER,
     LOCAL_EXPERTS,
     WINDOW,

@@ -19,6 +19,7 @@ from bigplan.spec.hf.families.parts import (
     flags,
     inner_width,
     off,
+    on,
     values,
     written,
 )
@@ -43,12 +44,6 @@ _TENSORS = Tensors(
     by_head=("q_proj", "k_proj", "v_proj"),
     with_shared_norm={"input_norm": "transformer.h.{}.input_layernorm"},
 )
-
-
-def _in_parallel(reader: ConfigReader) -> dict[str, Any]:
-    if not reader.flag("parallel_attn"):
-        reader.refuse("parallel_attn", "true: attention and MLP read the same input")
-    return {"parallel_residual": True}
 
 
 def _read_variant(reader: ConfigReader) -> dict[str, Any]:
@@ -94,7 +89,7 @@ _FALCON = family(
     },
     activation("activation", GELUS, "gelu_new"),
     off("alibi", "false: Falcon scales these biases, BLOOM's ALiBi does not"),
-    Part(_in_parallel),
+    on("parallel_attn", "true: attention and MLP read the same input"),
     counts(
         layers="num_hidden_layers",
         hidden="hidden_size",
@@ -105,7 +100,7 @@ _FALCON = family(
     inner_width("ffn_hidden_size", "hidden_size"),
     Part(_read_variant, _write_variant, {"kv_heads": ("num_kv_heads",)}),
     values(norm_epsilon="layer_norm_epsilon"),
-    always(norm="layernorm", positions="rope"),
+    always(norm="layernorm", positions="rope", parallel_residual=True),
     ROPE,
     flags(qkv_bias="bias", attention_output_bias="bias", mlp_bias="bias"),
     flags(tied_embeddings="tie_word_embeddings"),

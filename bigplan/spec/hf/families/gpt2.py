@@ -5,8 +5,6 @@ GPTBigCode (SantaCoder, StarCoder) is one whose heads may share a key, with matr
 
 from __future__ import annotations
 
-from typing import Any
-
 from bigplan.spec.hf.families.family import GELUS, NO_TOKENS, Tensors, family
 from bigplan.spec.hf.families.parts import (
     BIASES,
@@ -17,10 +15,10 @@ from bigplan.spec.hf.families.parts import (
     flags,
     inner_width,
     joined,
+    on,
     values,
     written,
 )
-from bigplan.spec.hf.reader import ConfigReader
 
 _FUSED = ("q_proj", "k_proj", "v_proj")
 _TENSORS = Tensors(
@@ -59,12 +57,6 @@ SHAPE = joined(
 )
 
 
-def _scaled(reader: ConfigReader) -> dict[str, Any]:
-    if not reader.flag("scale_attn_weights"):
-        reader.refuse("scale_attn_weights", "true")
-    return {}
-
-
 GPT2 = family(
     "gpt2",
     "GPT2LMHeadModel",
@@ -74,7 +66,7 @@ GPT2 = family(
         "scale_attn_weights": True,
         "tie_word_embeddings": True,
     },
-    Part(_scaled),
+    on("scale_attn_weights", "true"),
     SHAPE,
     always(positions="learned"),
     BIASES,

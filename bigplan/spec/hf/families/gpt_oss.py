@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.spec.clamped import ALPHA, LIMIT
-from bigplan.spec.hf.families.experts import DENSE, LOCAL_EXPERTS, ROUTER
+from bigplan.spec.hf.families.experts import (
+    DENSE,
+    FIRST,
+    LAST,
+    LOCAL_EXPERTS,
+    ROUTER,
+    stacked_names,
+)
 from bigplan.spec.hf.families.layer_types import layer_types
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE, LLAMA_TENSORS
 from bigplan.spec.hf.families.parts import Part, always, written
@@ -38,25 +45,21 @@ def _write(model: ModelSpec) -> dict[str, Any]:
 
 
 _MLP = "model.layers.{}.mlp"
-_FIRST = ("experts.gate_proj", "experts.up_proj")
-_DOWN = "experts.down_proj"
 _NAMES = {
     SINKS: "model.layers.{}.self_attn.sinks",
     "router": f"{_MLP}.router",
     "router_scores": f"{_MLP}.router",
-    **{f"{name}.weight": f"{_MLP}.experts.gate_up_proj" for name in _FIRST},
-    **{f"{name}.bias": f"{_MLP}.experts.gate_up_proj_bias" for name in _FIRST},
-    f"{_DOWN}.weight": f"{_MLP}.experts.down_proj",
-    f"{_DOWN}.bias": f"{_MLP}.experts.down_proj_bias",
+    **stacked_names(f"{_MLP}.experts.gate_up_proj", f"{_MLP}.experts.down_proj"),
+    **stacked_names(f"{_MLP}.experts.gate_up_proj_bias", f"{_MLP}.experts.down_proj_bias", "bias"),
 }
 # Files have one matrix [in, out] of each expert, and a row of biases; gate and up take turns.
-_BIASES = tuple(f"{name}.bias" for name in (*_FIRST, _DOWN))
+_BIASES = tuple(f"{name}.bias" for name in (*FIRST, LAST))
 _TENSORS = LLAMA_TENSORS.but(
     _NAMES,
     without=DENSE,
-    transposed=(*(f"{name}.weight" for name in _FIRST), *_BIASES),
-    fused=(_FIRST,),
-    in_turns=_FIRST,
+    transposed=(*(f"{name}.weight" for name in FIRST), *_BIASES),
+    fused=(FIRST,),
+    in_turns=FIRST,
 )
 GPT_OSS = LLAMA_LIKE.like(
     "gpt_oss",

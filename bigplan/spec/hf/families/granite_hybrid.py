@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.experts import ROUTER
+from bigplan.spec.hf.families.experts import FIRST, ROUTER, stacked_names
 from bigplan.spec.hf.families.family import NO_TOKENS
 from bigplan.spec.hf.families.granite import FACTORS, GRANITE
 from bigplan.spec.hf.families.layer_types import kinds_of_blocks
@@ -77,7 +77,6 @@ def _experts(model: ModelSpec) -> int:
 
 _WITHIN = "model.layers.{}"
 _SHARED, _ROUTED = f"{_WITHIN}.shared_mlp", f"{_WITHIN}.block_sparse_moe"
-_FIRST = ("experts.gate_proj", "experts.up_proj")
 # The MLP that all tokens pass, by both of its names here.
 _WIDENING = tuple((f"{of}gate_proj", f"{of}up_proj") for of in ("", "shared."))
 _MLPS = {
@@ -109,12 +108,11 @@ GRANITE_HYBRID = LLAMA_LIKE.like(
             **{name: f"{_SHARED}.input_linear" for pair in _WIDENING for name in pair},
             **dict.fromkeys(("down_proj", "shared.down_proj"), f"{_SHARED}.output_linear"),
             "router": f"{_ROUTED}.router.layer",
-            **{f"{name}.weight": f"{_ROUTED}.input_linear.weight" for name in _FIRST},
-            "experts.down_proj.weight": f"{_ROUTED}.output_linear.weight",
+            **stacked_names(f"{_ROUTED}.input_linear.weight", f"{_ROUTED}.output_linear.weight"),
         },
         # Files have one matrix [out, in] of each expert, gate above up.
         transposed=("experts.down_proj.weight",),
-        fused=(*MAMBA_FUSED, *_WIDENING, _FIRST),
-        grouped=dict.fromkeys(_FIRST, _experts),
+        fused=(*MAMBA_FUSED, *_WIDENING, FIRST),
+        grouped=dict.fromkeys(FIRST, _experts),
     ),
 )

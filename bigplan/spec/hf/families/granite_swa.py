@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.experts import DENSE
+from bigplan.spec.hf.families.experts import DENSE, FIRST, stacked_names
 from bigplan.spec.hf.families.granite import GRANITE
 from bigplan.spec.hf.families.granite_moe import GRANITE_MOE_SHARED
 from bigplan.spec.hf.families.layer_types import layer_types, write_layer_types
@@ -71,7 +71,6 @@ _OWN = {"sliding_window": _WINDOW, _BASES: None}
 _BLOCK = "model.layers.{}"
 _SINKS = {SINKS: f"{_BLOCK}.self_attn.sinks"}
 _ROUTED = f"{_BLOCK}.block_sparse_moe"
-_FIRST = ("experts.gate_proj", "experts.up_proj")
 _SHARED = ("shared.gate_proj", "shared.up_proj")
 GRANITE_SWA = GRANITE.like(
     "granite_swa",
@@ -104,11 +103,10 @@ GRANITE_MOE_SWA = GRANITE_MOE_SHARED.like(
             **dict.fromkeys(_SHARED, f"{_BLOCK}.shared_mlp.input_linear"),
             "shared.down_proj": f"{_BLOCK}.shared_mlp.output_linear",
             "router": f"{_ROUTED}.router",
-            **{f"{name}.weight": f"{_ROUTED}.experts.gate_up_proj" for name in _FIRST},
-            "experts.down_proj.weight": f"{_ROUTED}.experts.down_proj",
+            **stacked_names(f"{_ROUTED}.experts.gate_up_proj", f"{_ROUTED}.experts.down_proj"),
         },
         without=DENSE,
-        fused=(_FIRST, _SHARED),
+        fused=(FIRST, _SHARED),
         transposed=("experts.down_proj.weight",),
     ),
 )

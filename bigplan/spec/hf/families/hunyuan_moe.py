@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.experts import DENSE, routed_tensors
+from bigplan.spec.hf.families.experts import DENSE, routed_tensors, shared_names
 from bigplan.spec.hf.families.hunyuan import HUNYUAN
 from bigplan.spec.hf.families.parts import Part
 from bigplan.spec.hf.reader import ConfigReader
@@ -76,7 +76,7 @@ HUNYUAN_MOE = HUNYUAN.like(
     tensors=HUNYUAN.tensors.but(
         {
             **{name: place for name, place in _ROUTED.items() if name.startswith("experts.")},
-            **{f"shared.{name}": f"{_WITHIN}.shared_mlp.{name}" for name in DENSE},
+            **shared_names(f"{_WITHIN}.shared_mlp"),
             "router": f"{_WITHIN}.gate.wg",
         },
         without=DENSE,

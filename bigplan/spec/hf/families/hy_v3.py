@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.experts import DENSE, EACH, routed_tensors
+from bigplan.spec.hf.families.experts import EACH, routed_tensors, shared_names
 from bigplan.spec.hf.families.layer_types import dense_first, write_dense_first
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
 from bigplan.spec.hf.families.parts import Part, always, counts, off
@@ -81,7 +81,7 @@ HY_V3 = LLAMA_LIKE.like(
         {
             "router": f"{_WITHIN}.router.gate",
             ROUTER_BIAS: f"{_WITHIN}.expert_bias",
-            **{f"shared.{name}": f"{_WITHIN}.shared_mlp.{name}" for name in DENSE},
+            **shared_names(f"{_WITHIN}.shared_mlp"),
         }
     ),
 )

@@ -67,13 +67,13 @@ MINIMAX_M2 = LLAMA_LIKE.like(
         "shared_moe_mode": "sigmoid",
         "rotary_dim": None,
     },
-    Part(_refuse_unlike),
+    Part(_refuse_unlike, lambda model: dict(_ALWAYS)),
     LOCAL_EXPERTS,
     counts(experts_per_token="num_experts_per_tok"),
     Part(_read_turned, _write_turned, _TURNED),
     # The loss that balances softmaxes has no meaning for sigmoids; transformers adds it anyway.
     always(qk_norm=True, qk_norm_whole=True, routing={"scores": "sigmoid", "bias": True}),
-    written({**_ALWAYS, **NO_TOKENS}),
+    written(NO_TOKENS),
     tensors=routed_tensors(_MODULE, ("w1", "w3", "w2"), dense=False).but(
         {ROUTER_BIAS: f"model.layers.{{}}.{_MODULE}.e_score_correction_bias"}
     ),

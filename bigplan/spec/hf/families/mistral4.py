@@ -10,7 +10,7 @@ from math import isclose
 from typing import Any
 
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, read_deepseek, write_deepseek
-from bigplan.spec.hf.families.experts import DENSE
+from bigplan.spec.hf.families.experts import DENSE, FIRST, stacked_names
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.ministral3 import GROWTH, grown_rope
 from bigplan.spec.hf.families.rope import BESIDE_PARAMETERS
@@ -20,7 +20,6 @@ from bigplan.spec.model import ModelSpec
 
 _ROPE = "rope_parameters"
 _PART = "partial_rotary_factor"  # of a head's columns: rope's
-_FIRST = ("experts.gate_proj", "experts.up_proj")
 _EXPERTS = "model.layers.{}.mlp.experts"
 
 
@@ -81,11 +80,10 @@ MISTRAL4 = ModelFamily(
     _write,
     DEEPSEEK_V3.tensors.but(
         {
-            **{f"{name}.weight": f"{_EXPERTS}.gate_up_proj" for name in _FIRST},
-            "experts.down_proj.weight": f"{_EXPERTS}.down_proj",
+            **stacked_names(f"{_EXPERTS}.gate_up_proj", f"{_EXPERTS}.down_proj"),
         },
         without=(ROUTER_BIAS, *(f"experts.{name}" for name in DENSE)),
-        fused=(*DEEPSEEK_V3.tensors.fused, _FIRST),
+        fused=(*DEEPSEEK_V3.tensors.fused, FIRST),
         transposed=("experts.down_proj.weight",),
     ),
     {**DEEPSEEK_V3.keys, "rope_scaling.query_growth": (f"{_ROPE}.{GROWTH}",)},

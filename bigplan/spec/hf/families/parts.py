@@ -78,26 +78,35 @@ def written(keys: Mapping[str, Any]) -> Part:
     return Part(write=lambda model: dict(keys))
 
 
-def off(key: str, supported: str = "false") -> Part:
-    """A switch that must be off; `supported`: what is, for the message that refuses it."""
+def only(key: str, supported: str, known: Callable[[ConfigReader], bool]) -> Part:
+    """A key whose value is refused where it is not `known`; `supported`: what is, in words."""
 
     def read(reader: ConfigReader) -> dict[str, Any]:
-        if reader.flag(key):
+        if not known(reader):
             reader.refuse(key, supported)
         return {}
 
     return Part(read)
+
+
+def off(key: str, supported: str = "false") -> Part:
+    """A switch that must be off."""
+    return only(key, supported, lambda reader: not reader.flag(key))
+
+
+def on(key: str, supported: str) -> Part:
+    """A switch that must be on."""
+    return only(key, supported, lambda reader: reader.flag(key))
 
 
 def unset(key: str, supported: str) -> Part:
     """A value that must be null."""
+    return only(key, supported, lambda reader: reader.get(key) is None)
 
-    def read(reader: ConfigReader) -> dict[str, Any]:
-        if reader.get(key) is not None:
-            reader.refuse(key, supported)
-        return {}
 
-    return Part(read)
+def empty(key: str, supported: str) -> Part:
+    """A value that must be null, 0 or have nothing in it."""
+    return only(key, supported, lambda reader: not reader.get(key))
 
 
 def activation(key: str, words: Mapping[str, str], usual: str) -> Part:

@@ -12,7 +12,7 @@ from bigplan.spec.delta_rule_steps import DECAYS, GATES, KEYS, QUERIES, RATES, V
 from bigplan.spec.hf.families.experts import DENSE, EACH, EXPERTS, ROUTER
 from bigplan.spec.hf.families.family import NO_TOKENS
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE, LLAMA_TENSORS
-from bigplan.spec.hf.families.parts import Part, always, counts, written
+from bigplan.spec.hf.families.parts import always, counts, empty, on, written
 from bigplan.spec.hf.families.qwen3_next import (
     CONVOLVED,
     GATED,
@@ -24,13 +24,6 @@ from bigplan.spec.hf.families.qwen3_next import (
 from bigplan.spec.hf.families.rope import PARTLY_TURNED
 from bigplan.spec.hf.families.shared_experts import QWEN2_MOE
 from bigplan.spec.hf.reader import ConfigReader
-
-
-def _behind_gate(reader: ConfigReader) -> dict[str, Any]:
-    if not reader.flag("attn_output_gate"):
-        reader.refuse("attn_output_gate", "true: attention stands behind a gate")
-    return {}
-
 
 _WITHIN = "model.layers.{}.linear_attn"
 _JOINED = (QUERIES, KEYS, VALUES)
@@ -58,7 +51,7 @@ QWEN3_5 = LLAMA_LIKE.like(
         "partial_rotary_factor": 0.25,
         "attn_output_gate": True,
     },
-    Part(_behind_gate),
+    on("attn_output_gate", "true: attention stands behind a gate"),
     ATTENTION_BIAS,
     MIXERS,
     always(norm_plus_one=True, qk_norm=True, attention_gate=True),
@@ -66,12 +59,6 @@ QWEN3_5 = LLAMA_LIKE.like(
     written(NO_TOKENS),
     tensors=LLAMA_TENSORS.but(_OWN, **_JOINTLY),
 )
-
-
-def _experts_everywhere(reader: ConfigReader) -> dict[str, Any]:
-    if reader.get("mlp_only_layers"):
-        reader.refuse("mlp_only_layers", "an empty list: all blocks have experts")
-    return {}
 
 
 _MOE = QWEN3_5.like(
@@ -88,7 +75,7 @@ _MOE = QWEN3_5.like(
         "router_aux_loss_coef": 0.001,
         "mlp_only_layers": None,
     },
-    Part(_experts_everywhere),
+    empty("mlp_only_layers", "an empty list: all blocks have experts"),
     ROUTER,
     EACH,
     EXPERTS,

@@ -7,18 +7,11 @@ from typing import Any
 
 from bigplan.spec.hf.families.family import NO_TOKENS
 from bigplan.spec.hf.families.llama import LLAMA_LIKE
-from bigplan.spec.hf.families.parts import Part, flags, off, written
+from bigplan.spec.hf.families.parts import flags, off, only, written
 from bigplan.spec.hf.families.shared_experts import DEEPSEEK_EXPERTS, GLM4_MOE, UNUSED_LOSS
 from bigplan.spec.hf.reader import ConfigReader
 
-
-def _experts_everywhere(reader: ConfigReader) -> dict[str, Any]:
-    """Of first blocks' width, which files still tell, transformers' class makes nothing."""
-    if reader.count("first_k_dense_replace", least=0):
-        reader.refuse("first_k_dense_replace", "0: experts in all blocks")
-    return {}
-
-
+_FIRST = "first_k_dense_replace"
 _SOLAR_OPEN = LLAMA_LIKE.like(
     "solar_open",
     "SolarOpenForCausalLM",
@@ -44,7 +37,8 @@ _SOLAR_OPEN = LLAMA_LIKE.like(
         "norm_topk_prob": True,
         "use_qk_norm": False,
     },
-    Part(_experts_everywhere),
+    # Of first blocks' width, which files still tell, transformers' class makes nothing.
+    only(_FIRST, "0: experts in all blocks", lambda reader: reader.count(_FIRST, least=0) == 0),
     off("use_qk_norm"),
     DEEPSEEK_EXPERTS,
     UNUSED_LOSS,
