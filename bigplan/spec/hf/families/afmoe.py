@@ -43,7 +43,7 @@ def _read_experts(reader: ConfigReader) -> dict[str, Any]:
         if reader.get(key) not in (None, 1):
             reader.refuse(key, "1: a token chooses among all experts")
     told = {theirs: reader.get(ours) for theirs, ours in _NAMED.items()} | _FIXED
-    return DEEPSEEK_EXPERTS.read(replace(reader, config={**reader.config, **told}))
+    return DEEPSEEK_EXPERTS.read(reader.saying(told))
 
 
 def _write_experts(model: ModelSpec) -> dict[str, Any]:

@@ -66,8 +66,7 @@ _BLOOM = family(
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
-    renamed = {new: reader.config[old] for new, old in _OLD.items() if old in reader.config}
-    return _BLOOM.read(replace(reader, config={**renamed, **reader.config}))
+    return _BLOOM.read(reader.by_old_names(_OLD))
 
 
 BLOOM = replace(_BLOOM, read=_read)

@@ -5,7 +5,6 @@ Layers that predict further tokens (`num_nextn_predict_layers`) are left out, as
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.exaone import EXAONE4
@@ -29,7 +28,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
         reader.refuse("num_local_experts", "num_experts")
     first = reader.count(_FIRST, least=0)
     dense = dense_first(reader, reader.count("num_hidden_layers"), otherwise=first)
-    return _EXPERTS.read(replace(reader, config={**reader.config, _FIRST: dense}))
+    return _EXPERTS.read(reader.saying({_FIRST: dense}))
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:

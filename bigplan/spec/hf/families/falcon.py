@@ -110,10 +110,9 @@ _FALCON = family(
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
-    if "n_embed" in reader.config:
-        renamed = {**reader.config, "hidden_size": reader.config["n_embed"]}
-        reader = replace(reader, config=renamed)
-    return _FALCON.read(reader)
+    """`n_embed` is an older name, which counts where both are there."""
+    old = "n_embed" in reader.config
+    return _FALCON.read(reader.saying({"hidden_size": reader.get("n_embed")}) if old else reader)
 
 
 _KEYS = {**_FALCON.keys, "hidden": ("hidden_size", "n_embed")}

@@ -40,7 +40,7 @@ def _write_windows(model: ModelSpec) -> dict[str, Any]:
 
 def _read_dense(reader: ConfigReader) -> dict[str, Any]:
     if reader.get("mlp_only_layers") is None:
-        reader = replace(reader, config={**reader.config, "mlp_only_layers": [0, 1]})
+        reader = reader.saying({"mlp_only_layers": [0, 1]})
     return DENSE_BLOCKS.read(reader)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.family import NO_TOKENS
-from bigplan.spec.hf.families.layer_types import layer_types, read_ropes, write_ropes
+from bigplan.spec.hf.families.layer_types import layer_types, ropes_by_kind
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_BUT_MLP, LLAMA_TENSORS
 from bigplan.spec.hf.families.parts import Part, activation, always, off, unset, values, written
 from bigplan.spec.hf.reader import ConfigReader
@@ -36,7 +36,7 @@ _GEGLU = LLAMA_BUT_MLP.like(
 def read_geglu(reader: ConfigReader) -> dict[str, Any]:
     """What all have: `hidden_activation` is the name that counts where a file has both."""
     newer = reader.config.get("hidden_activation")
-    named = replace(reader, config={**reader.config, "hidden_act": newer}) if newer else reader
+    named = reader.saying({"hidden_act": newer}) if newer else reader
     return _GEGLU.read(named)
 
 
@@ -113,13 +113,5 @@ _THIRD = _CAPPED.like(
 )
 
 
-def _read_third(reader: ConfigReader) -> dict[str, Any]:
-    """Rope has a base for each kind of attention, in one key or in two."""
-    return read_ropes(reader, _THIRD.read(reader), reader.get("rope_local_base_freq"))
-
-
-def _write_third(model: ModelSpec) -> dict[str, Any]:
-    return write_ropes(_THIRD.write(model), model)
-
-
-GEMMA3 = replace(_THIRD, read=_read_third, write=_write_third)
+# Rope has a base for each kind of attention, in one key or in two.
+GEMMA3 = ropes_by_kind(_THIRD, lambda reader: reader.get("rope_local_base_freq"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.family import GELUS, NO_TOKENS, Tensors, family
@@ -34,8 +33,7 @@ _OLD = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
 
 
 def _read_rope(reader: ConfigReader) -> dict[str, Any]:
-    renamed = {new: reader.config[name] for new, name in _OLD.items() if name in reader.config}
-    return read_rope(replace(reader, config={**renamed, **reader.config}))
+    return read_rope(reader.by_old_names(_OLD))
 
 
 def _write_rope(model: ModelSpec) -> dict[str, Any]:

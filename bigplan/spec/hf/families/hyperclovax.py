@@ -33,7 +33,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     """Scores have their usual factor where the file says none."""
     told = reader.config.get("attention_multiplier")
     usual = {} if told is not None else {"attention_multiplier": 1.0}
-    fields = _HYPERCLOVAX.read(replace(reader, config={**reader.config, **usual}))
+    fields = _HYPERCLOVAX.read(reader.saying(usual))
     head_dim = fields.get("head_dim") or fields["hidden"] // fields["heads"]
     return fields | {"score_scale": None if told == head_dim**-0.5 else told}
 

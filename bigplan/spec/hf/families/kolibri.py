@@ -56,7 +56,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     if not types:
         blocks = range(1, reader.count("num_hidden_layers") + 1)
         types = ["sliding_attention" if block % 5 else "full_attention" for block in blocks]
-    return _KOLIBRI1.read(replace(reader, config={**reader.config, "layer_types": types}))
+    return _KOLIBRI1.read(reader.saying({"layer_types": types}))
 
 
 KOLIBRI1 = replace(_KOLIBRI1, read=_read)

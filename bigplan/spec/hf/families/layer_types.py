@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.parts import Part
 from bigplan.spec.hf.families.rope import read_scaling, write_scaling
 from bigplan.spec.hf.reader import ConfigReader
@@ -114,6 +116,15 @@ def read_ropes(reader: ConfigReader, fields: dict[str, Any], local_base: float) 
     if fields["sliding_window"] is not None:
         return fields | {"rope_theta": local_base, "rope_scaling": None}
     return fields
+
+
+def ropes_by_kind(family: ModelFamily, base: Callable[[ConfigReader], float]) -> ModelFamily:
+    """The family, with rope by kind of block; `base`: as read_ropes' local one."""
+    return replace(
+        family,
+        read=lambda reader: read_ropes(reader, family.read(reader), base(reader)),
+        write=lambda model: write_ropes(family.write(model), model),
+    )
 
 
 def write_ropes(config: dict[str, Any], model: ModelSpec) -> dict[str, Any]:

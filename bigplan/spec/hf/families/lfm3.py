@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.family import NO_TOKENS
-from bigplan.spec.hf.families.layer_types import kinds_of_blocks, read_ropes, write_ropes
+from bigplan.spec.hf.families.layer_types import kinds_of_blocks, ropes_by_kind
 from bigplan.spec.hf.families.lfm2 import CONVOLUTIONS, LFM2
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE, OF_RMSNORM
 from bigplan.spec.hf.families.mixers import mixer_fields
@@ -122,14 +122,13 @@ _LFM3 = LLAMA_LIKE.like(
 )
 
 
+_WITH_ROPES = ropes_by_kind(_LFM3, lambda reader: _LOCAL_BASE)
+
+
 def _read(reader: ConfigReader) -> dict[str, Any]:
     if reader.mapping("rope_parameters") == {}:  # null, too, means the class's own
-        reader = replace(reader, config={**reader.config, "rope_parameters": _ROPES})
-    return read_ropes(reader, _LFM3.read(reader), _LOCAL_BASE)
+        reader = reader.saying({"rope_parameters": _ROPES})
+    return _WITH_ROPES.read(reader)
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return write_ropes(_LFM3.write(model), model)
-
-
-LFM3 = replace(_LFM3, read=_read, write=_write)
+LFM3 = replace(_WITH_ROPES, read=_read)

@@ -52,8 +52,7 @@ _INTERNLM3 = LLAMA.like(
 def _read_internlm3(reader: ConfigReader) -> dict[str, Any]:
     """Its own files call the biases by other names."""
     biases = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}
-    own = {ours: reader.config[key] for ours, key in biases.items() if key in reader.config}
-    found = LLAMA.read(replace(reader, config={**own, **reader.config}))
+    found = LLAMA.read(reader.by_old_names(biases))
     if found["qkv_bias"] != found["mlp_bias"]:
         known = (*biases.values(), *biases)
         key = next(key for key in known if key in reader.config)

@@ -5,16 +5,14 @@ Layers that predict further tokens (`num_mtp_layers`) are left out, as transform
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.experts import EACH, EXPERTS, NORMALISED, QWEN3_MOE, ROUTER
 from bigplan.spec.hf.families.layer_types import (
     dense_first,
     layer_types,
-    read_ropes,
+    ropes_by_kind,
     write_dense_first,
-    write_ropes,
 )
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
 from bigplan.spec.hf.families.parts import Part, always
@@ -74,12 +72,4 @@ _MELLUM = LLAMA_LIKE.like(
 )
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    return read_ropes(reader, _MELLUM.read(reader), _BASE)
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return write_ropes(_MELLUM.write(model), model)
-
-
-MELLUM = replace(_MELLUM, read=_read, write=_write)
+MELLUM = ropes_by_kind(_MELLUM, lambda reader: _BASE)

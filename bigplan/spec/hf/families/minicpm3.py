@@ -66,7 +66,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
         reader.refuse("mlp_bias", "false")
     usual = reader.count("hidden_size") // reader.count("num_attention_heads")
     widths = {"rope_interleave": False, "v_head_dim": reader.get("v_head_dim") or usual}
-    return _MINICPM3.read(replace(reader, config={**reader.config, **widths}))
+    return _MINICPM3.read(reader.saying(widths))
 
 
 MINICPM3 = replace(_MINICPM3, read=_read)

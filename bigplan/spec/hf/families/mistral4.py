@@ -5,7 +5,6 @@ Routers take a softmax. A group of experts counts by the sum of its two best sha
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import isclose
 from typing import Any
 
@@ -30,7 +29,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     part = of_rope / (of_rope + plain)
     if not isclose(rope.pop(_PART, part), part):
         reader.refuse(_ROPE, f"{_PART} {part:g}: rope turns qk_rope_head_dim columns")
-    fields = read_deepseek(replace(reader, config={**reader.config, _ROPE: rope}))
+    fields = read_deepseek(reader.saying({_ROPE: rope}))
     if growth and fields["rope_scaling"]:
         fields["rope_scaling"] |= {"query_growth": growth}
     if "routing" in fields:

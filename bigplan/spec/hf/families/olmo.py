@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from bigplan.spec.hf.families.family import NO_TOKENS
-from bigplan.spec.hf.families.layer_types import layer_types, read_ropes, write_ropes
+from bigplan.spec.hf.families.layer_types import layer_types, ropes_by_kind
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE, NORMS_AFTER, OF_RMSNORM
 from bigplan.spec.hf.families.parts import always, unset, written
-from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
+from bigplan.spec.hf.families.rope import read_rope
 
 _DEFAULTS = {
     "vocab_size": 50304,
@@ -47,16 +43,5 @@ _THIRD = OLMO2.like(
     {"rope_theta": 500000.0, "sliding_window": 4096},
     layer_types(lambda reader, block: (block + 1) % 4 > 0),
 )
-
-
-def _read_third(reader: ConfigReader) -> dict[str, Any]:
-    """Angles of blocks with a window are not scaled; older files say so of all in one key."""
-    fields = _THIRD.read(reader)
-    return read_ropes(reader, fields, fields["rope_theta"])
-
-
-def _write_third(model: ModelSpec) -> dict[str, Any]:
-    return write_ropes(_THIRD.write(model), model)
-
-
-OLMO3 = replace(_THIRD, read=_read_third, write=_write_third)
+# Angles of blocks with a window are not scaled; older files say so of all in one key.
+OLMO3 = ropes_by_kind(_THIRD, lambda reader: read_rope(reader)["rope_theta"])

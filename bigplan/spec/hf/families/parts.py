@@ -6,7 +6,7 @@ A part reads the fields, writes the keys, and says which key each field has, for
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from bigplan.spec.hf.reader import ConfigReader
@@ -140,7 +140,7 @@ def renamed(part: Part, names: Mapping[str, str]) -> Part:
 
     def read(reader: ConfigReader) -> dict[str, Any]:
         told = {theirs: reader.get(ours) for theirs, ours in names.items()}
-        return part.read(replace(reader, config={**reader.config, **told}))
+        return part.read(reader.saying(told))
 
     def write(model: ModelSpec) -> dict[str, Any]:
         return {names.get(key, key): value for key, value in part.write(model).items()}

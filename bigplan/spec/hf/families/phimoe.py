@@ -76,7 +76,7 @@ def _with_factor(reader: ConfigReader) -> ConfigReader:
         return reader
     if short != long:
         reader.refuse(key, "short_mscale and long_mscale that are equal")
-    return replace(reader, config={**reader.config, key: rope | {"attention_factor": short}})
+    return reader.saying({key: rope | {"attention_factor": short}})
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
