@@ -9,9 +9,9 @@ from dataclasses import replace
 from math import isclose, sqrt
 from typing import Any
 
-from bigplan.spec.hf.families.layer_types import layer_types
+from bigplan.spec.hf.families.layer_types import layer_types, turned_by_windows
 from bigplan.spec.hf.families.llama import LLAMA_LIKE
-from bigplan.spec.hf.families.parts import Part, always, off, written
+from bigplan.spec.hf.families.parts import Part, always, off, renamed, written
 from bigplan.spec.hf.families.shared_experts import DEEPSEEK_EXPERTS, DEEPSEEK_TENSORS
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
@@ -24,31 +24,17 @@ _NAMED = {
     "first_k_dense_replace": "num_dense_layers",
     "routed_scaling_factor": "route_scale",
 }
+_EXPERTS = renamed(DEEPSEEK_EXPERTS, _NAMED)
 # What transformers' code does not read: it chooses among all experts, and weights sum to 1.
 _FIXED = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True}
-
-
 _EVERY = "global_attn_every_n_layers"
-_WINDOWS = layer_types(lambda reader, block: (block + 1) % reader.count(_EVERY) > 0, _EVERY)
-
-
-def _read_windows(reader: ConfigReader) -> dict[str, Any]:
-    windows = _WINDOWS.read(reader)
-    turned = windows["sliding_window"] is not None and "attention_pattern" not in windows
-    return windows | {"global_rope": turned}
 
 
 def _read_experts(reader: ConfigReader) -> dict[str, Any]:
     for key in ("n_group", "topk_group"):
         if reader.get(key) not in (None, 1):
             reader.refuse(key, "1: a token chooses among all experts")
-    told = {theirs: reader.get(ours) for theirs, ours in _NAMED.items()} | _FIXED
-    return DEEPSEEK_EXPERTS.read(reader.saying(told))
-
-
-def _write_experts(model: ModelSpec) -> dict[str, Any]:
-    experts = DEEPSEEK_EXPERTS.write(model)
-    return {_NAMED.get(key, key): value for key, value in experts.items() if key not in _FIXED}
+    return _EXPERTS.read(reader.saying(_FIXED))
 
 
 def _read_scale(reader: ConfigReader) -> dict[str, Any]:
@@ -61,13 +47,6 @@ def _write_scale(model: ModelSpec) -> dict[str, Any]:
 
 
 _MLP = "model.layers.{}.mlp"
-_KEYS = {
-    **DEEPSEEK_EXPERTS.keys,
-    "experts": ("num_experts",),
-    "shared_ffn": ("num_shared_experts",),
-    "dense_blocks": ("num_dense_layers",),
-    "routing.scale": ("route_scale",),
-}
 AFMOE = LLAMA_LIKE.like(
     "afmoe",
     "AfmoeForCausalLM",
@@ -93,8 +72,10 @@ AFMOE = LLAMA_LIKE.like(
         "topk_group": 1,
     },
     off("attention_bias"),
-    replace(_WINDOWS, read=_read_windows),
-    Part(_read_experts, _write_experts, _KEYS),
+    turned_by_windows(
+        layer_types(lambda reader, block: (block + 1) % reader.count(_EVERY) > 0, _EVERY)
+    ),
+    replace(_EXPERTS, read=_read_experts),
     Part(_read_scale, _write_scale, {"embedding_scale": ("mup_enabled",)}),
     always(norms="around", qk_norm=True, attention_gate=True),
     written({"attention_bias": False}),
@@ -108,4 +89,5 @@ AFMOE = LLAMA_LIKE.like(
             ROUTER_BIAS: f"{_MLP}.expert_bias",
         }
     ),
+    without=tuple(_FIXED),
 )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.experts import DENSE_BLOCKS, EACH, EXPERTS, NORMALISED
-from bigplan.spec.hf.families.layer_types import layer_types
+from bigplan.spec.hf.families.layer_types import layer_types, turned_by_windows
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
 from bigplan.spec.hf.families.parts import Part, always, counts
 from bigplan.spec.hf.families.shared_experts import QWEN2_MOE
@@ -25,13 +25,7 @@ def _slides(reader: ConfigReader, block: int) -> bool:
     return block > 1 and block % 4 != 1 and block != reader.count("num_hidden_layers") - 1
 
 
-_WINDOWS = layer_types(_slides)
-
-
-def _read_windows(reader: ConfigReader) -> dict[str, Any]:
-    windows = _WINDOWS.read(reader)
-    turned = windows["sliding_window"] is not None and "attention_pattern" not in windows
-    return windows | {"global_rope": turned}
+_WINDOWS = turned_by_windows(layer_types(_slides))
 
 
 def _write_windows(model: ModelSpec) -> dict[str, Any]:
@@ -74,7 +68,7 @@ FLINT = LLAMA_LIKE.like(
     Part(_no_loss),
     ATTENTION_BIAS,
     replace(DENSE_BLOCKS, read=_read_dense),
-    replace(_WINDOWS, read=_read_windows, write=_write_windows),
+    replace(_WINDOWS, write=_write_windows),
     EACH,
     EXPERTS,
     NORMALISED,

@@ -61,6 +61,17 @@ def layer_types(slides: Callable[[ConfigReader, int], bool], *others: str) -> Pa
     return Part(read, write, {"attention_pattern": ("layer_types", *others)})
 
 
+def turned_by_windows(windows: Part) -> Part:
+    """Windows of a family whose rope turns nothing in blocks without one."""
+
+    def read(reader: ConfigReader) -> dict[str, Any]:
+        fields = windows.read(reader)
+        every = fields["sliding_window"] is not None and "attention_pattern" not in fields
+        return fields | {"global_rope": every}
+
+    return replace(windows, read=read)
+
+
 def turned_blocks(reader: ConfigReader) -> list[bool]:
     """Which blocks rope turns something in: `no_rope_layers` has a 1 for each of them."""
     blocks = reader.count("num_hidden_layers")
