@@ -5,34 +5,17 @@ Layers that predict further tokens (`num_nextn_predict_layers`) are left out, as
 
 from __future__ import annotations
 
-from typing import Any
-
 from bigplan.spec.hf.families.exaone import EXAONE4
-from bigplan.spec.hf.families.layer_types import dense_first, write_dense_first
-from bigplan.spec.hf.families.parts import Part, always, renamed
+from bigplan.spec.hf.families.layer_types import mlp_types
+from bigplan.spec.hf.families.parts import always, only, renamed
 from bigplan.spec.hf.families.shared_experts import DEEPSEEK_EXPERTS, DEEPSEEK_TENSORS
-from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
-from bigplan.spec.model import ModelSpec
 
-_FIRST = "first_k_dense_replace"
+_FIRST, _LOCAL = "first_k_dense_replace", "num_local_experts"
 _EXPERTS = renamed(
     DEEPSEEK_EXPERTS,
     {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
 )
-
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    """A list of blocks comes before a number."""
-    if reader.config.get("num_local_experts"):  # as transformers 5 may call them
-        reader.refuse("num_local_experts", "num_experts")
-    first = reader.count(_FIRST, least=0)
-    dense = dense_first(reader, reader.count("num_hidden_layers"), otherwise=first)
-    return _EXPERTS.read(reader.saying({_FIRST: dense}))
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return _EXPERTS.write(model) | {"mlp_layer_types": write_dense_first(model)}
 
 
 EXAONE_MOE = EXAONE4.like(
@@ -51,6 +34,9 @@ EXAONE_MOE = EXAONE4.like(
         "topk_group": 1,
     },
     always(norms="before"),
-    Part(_read, _write, {**_EXPERTS.keys, "dense_blocks": ("mlp_layer_types", _FIRST)}),
+    # As transformers 5 may call them.
+    only(_LOCAL, "num_experts", lambda reader: not reader.config.get(_LOCAL)),
+    _EXPERTS,
+    mlp_types(lambda reader: reader.count(_FIRST, least=0), _FIRST),
     tensors=DEEPSEEK_TENSORS.but({ROUTER_BIAS: "model.layers.{}.mlp.e_score_correction_bias"}),
 )

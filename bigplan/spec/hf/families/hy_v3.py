@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.spec.hf.families.experts import EACH, routed_tensors, shared_names
-from bigplan.spec.hf.families.layer_types import dense_first, write_dense_first
+from bigplan.spec.hf.families.layer_types import mlp_types
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
 from bigplan.spec.hf.families.parts import Part, always, counts, off
 from bigplan.spec.hf.reader import ConfigReader
@@ -17,34 +17,27 @@ from bigplan.spec.model import ModelSpec
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
-    dense = dense_first(reader, reader.count("num_hidden_layers"), otherwise=1)
     each = reader.count("moe_intermediate_size")
     scale = reader.number("router_scaling_factor")
     return {
         # transformers 5 writes one name, and files have the other.
         "experts": reader.optional_count("num_experts") or reader.count("num_local_experts"),
         "shared_ffn": each * reader.count("num_shared_experts"),
-        "dense_blocks": dense,
-        "dense_ffn": reader.count("intermediate_size") if dense else 0,
         "routing": {"scores": "sigmoid", "bias": True, "scale": scale},
     }
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
     return {
-        "intermediate_size": model.dense_ffn or model.ffn,
         "num_experts": model.experts,
         "num_shared_experts": model.shared_ffn // max(1, model.ffn),
         "router_scaling_factor": model.routed_by.scale,
-        "mlp_layer_types": write_dense_first(model),
     }
 
 
 _KEYS = {
     "experts": ("num_experts", "num_local_experts"),
     "shared_ffn": ("num_shared_experts",),
-    "dense_blocks": ("mlp_layer_types",),
-    "dense_ffn": ("intermediate_size",),
     "routing.scale": ("router_scaling_factor",),
 }
 _WITHIN = "model.layers.{}.mlp"
@@ -77,6 +70,7 @@ HY_V3 = LLAMA_LIKE.like(
     EACH,
     counts(experts_per_token="num_experts_per_tok"),
     Part(_read, _write, _KEYS),
+    mlp_types(lambda reader: 1),
     tensors=routed_tensors("mlp").but(
         {
             "router": f"{_WITHIN}.router.gate",

@@ -129,6 +129,25 @@ def read_ropes(reader: ConfigReader, fields: dict[str, Any], local_base: float) 
     return fields
 
 
+def mlp_types(first: Callable[[ConfigReader], int], *others: str) -> Part:
+    """First blocks without experts by `mlp_layer_types`; `first`: how many where there is no list.
+
+    `others`: keys by which `first` says it.
+    """
+
+    def read(reader: ConfigReader) -> dict[str, Any]:
+        dense = dense_first(reader, reader.count("num_hidden_layers"), otherwise=first(reader))
+        width = reader.count("intermediate_size") if dense else 0
+        return {"dense_blocks": dense, "dense_ffn": width}
+
+    def write(model: ModelSpec) -> dict[str, Any]:
+        width = model.dense_ffn or model.ffn
+        return {"intermediate_size": width, "mlp_layer_types": write_dense_first(model)}
+
+    dense = ("mlp_layer_types", *others)
+    return Part(read, write, {"dense_blocks": dense, "dense_ffn": ("intermediate_size",)})
+
+
 def ropes_by_kind(family: ModelFamily, base: Callable[[ConfigReader], float]) -> ModelFamily:
     """The family, with rope by kind of block; `base`: as read_ropes' local one."""
     return replace(

@@ -5,39 +5,14 @@ Layers that predict further tokens (`num_mtp_layers`) are left out, as transform
 
 from __future__ import annotations
 
-from typing import Any
-
 from bigplan.spec.hf.families.experts import EACH, EXPERTS, NORMALISED, QWEN3_MOE, ROUTER
-from bigplan.spec.hf.families.layer_types import (
-    dense_first,
-    layer_types,
-    ropes_by_kind,
-    write_dense_first,
-)
+from bigplan.spec.hf.families.layer_types import layer_types, mlp_types, ropes_by_kind
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
-from bigplan.spec.hf.families.parts import Part, always
-from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
+from bigplan.spec.hf.families.parts import always
 
 _BASE = 10000.0  # of blocks with a window, where a file does not tell it
 
 
-def _read_dense(reader: ConfigReader) -> dict[str, Any]:
-    dense = dense_first(reader, reader.count("num_hidden_layers"), otherwise=0)
-    return {
-        "dense_blocks": dense,
-        "dense_ffn": reader.count("intermediate_size") if dense else 0,
-    }
-
-
-def _write_dense(model: ModelSpec) -> dict[str, Any]:
-    return {
-        "intermediate_size": model.dense_ffn or model.ffn,
-        "mlp_layer_types": write_dense_first(model),
-    }
-
-
-_DENSE = {"dense_blocks": ("mlp_layer_types",), "dense_ffn": ("intermediate_size",)}
 _MELLUM = LLAMA_LIKE.like(
     "mellum",
     "MellumForCausalLM",
@@ -66,7 +41,7 @@ _MELLUM = LLAMA_LIKE.like(
     NORMALISED,
     ATTENTION_BIAS,
     always(qk_norm=True),
-    Part(_read_dense, _write_dense, _DENSE),
+    mlp_types(lambda reader: 0),
     layer_types(lambda reader, block: False),
     tensors=QWEN3_MOE.tensors,
 )
