@@ -78,9 +78,7 @@ MISTRAL4 = ModelFamily(
     },
     _write,
     DEEPSEEK_V3.tensors.but(
-        {
-            **stacked_names(f"{_EXPERTS}.gate_up_proj", f"{_EXPERTS}.down_proj"),
-        },
+        stacked_names(f"{_EXPERTS}.gate_up_proj", f"{_EXPERTS}.down_proj"),
         without=(ROUTER_BIAS, *(f"experts.{name}" for name in DENSE)),
         fused=(*DEEPSEEK_V3.tensors.fused, FIRST),
         transposed=("experts.down_proj.weight",),
