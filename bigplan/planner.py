@@ -134,29 +134,8 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
 
     Raises InputError, RefusedError, InfeasibleError.
     """
-    fixed, pins = parse_pins(request.settings)
-    refuse_of_launched(fixed, pins, request.cluster.group.gpu)
-    if request.training.lora is not None:
-        refuse_of_trained(fixed, pins)
-    if why := _refusal(request.model, request.training, fixed):
-        raise RefusedError(why)
-    if request.training.optimizer.name == "muon":
-        refuse_of_muon(pins)
+    scope = _scope(request)
     workload = Workload(request.model, request.training, request.cluster.group)
-    written = allowed_bytes(request.max_wear, request.training, request.cluster.group)
-    if written is not None:
-        pins = (*pins, Pin(None, WRITTEN, "", written))
-
-    if request.engine == "native" and (refusal := refused_however_split(request)):
-        raise RefusedError(f"{refusal}; change it, or plan with --engine any")
-
-    def allowed(strategy: Strategy) -> bool:
-        if muon_refusal(request.training, dict(strategy)) or not request.allowed(strategy):
-            return False  # nor is it priced
-        model, training = request.model, request.training
-        return request.engine == "any" or native_refusal(model, training, strategy) is None
-
-    scope = Scope(fixed, pins, allowed, request.idling, request.told)
     found = _found(request, workload, scope, watch)
     best, cluster = found.best, request.cluster
     strategy = best.candidate.strategy
@@ -180,6 +159,31 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         training=request.training,
         cluster=cluster,
     )
+
+
+def _scope(request: Request) -> Scope:
+    """What the search may decide. Raises InputError and RefusedError for what no plan has."""
+    model, training, group = request.model, request.training, request.cluster.group
+    fixed, pins = parse_pins(request.settings)
+    refuse_of_launched(fixed, pins, group.gpu)
+    if training.lora is not None:
+        refuse_of_trained(fixed, pins)
+    if why := _refusal(model, training, fixed):
+        raise RefusedError(why)
+    if training.optimizer.name == "muon":
+        refuse_of_muon(pins)
+    written = allowed_bytes(request.max_wear, training, group)
+    if written is not None:
+        pins = (*pins, Pin(None, WRITTEN, "", written))
+    if request.engine == "native" and (refusal := refused_however_split(request)):
+        raise RefusedError(f"{refusal}; change it, or plan with --engine any")
+
+    def allowed(strategy: Strategy) -> bool:
+        if muon_refusal(training, dict(strategy)) or not request.allowed(strategy):
+            return False  # nor is it priced
+        return request.engine == "any" or native_refusal(model, training, strategy) is None
+
+    return Scope(fixed, pins, allowed, request.idling, request.told)
 
 
 def _record(found: Found, idle_gpus: int, idle_nodes: int) -> SearchRecord:

@@ -9,6 +9,7 @@ kept: the bound, the model gap and the alternatives.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
@@ -40,18 +41,38 @@ class Rechecked:
     note: str = ""
 
 
+@contextmanager
+def decisions_of(path: Path) -> Iterator[None]:
+    """While decisions of a file are looked at: an InputError names the file, and what to do."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(
+            f"{path}: {error}; undo what was edited, or run `bigplan plan` again"
+        ) from None
+
+
+def priced_again(plan: Plan, again: Plan, path: Path, computed: str) -> Rechecked:
+    """Of an engine that prices by closed forms; `computed`: what is told to be `again`'s."""
+    if again == plan:
+        return Rechecked(plan)
+    return Rechecked(
+        again,
+        f"{path}: its decisions do not give all that it states (it was edited, or written by "
+        f"another version of bigplan), so {computed} are computed again: a step of "
+        f"{format_seconds(again.predicted.step_seconds)}; "
+        f"{format_seconds(plan.predicted.step_seconds)} was written",
+    )
+
+
 def recheck(plan: Plan, path: Path) -> Rechecked:
     """The plan with predictions computed from its decisions; `path` is the file it was read from.
 
     Raises InputError where the decisions are not legal, or need more memory than there is.
     """
-    try:
+    with decisions_of(path):
         _require_legal(plan)
         again = promised_again(plan)
-    except InputError as error:
-        raise InputError(
-            f"{path}: {error}; undo what was edited, or run `bigplan plan` again"
-        ) from None
     stale = list(_differing(_promises(plan), _promises(again)))
     if not stale:
         return Rechecked(plan)

@@ -88,3 +88,11 @@ def _chrome(event: Event, lanes: Mapping[str, int]) -> dict[str, Any]:
         "dur": event.seconds * 1e6,
         "args": {"layer": event.layer, "micro_batch": event.micro_batch},
     }
+
+
+def sums(parts: Iterable[tuple[object, float]]) -> dict[str, float]:
+    """The parts of each name together, in the order in which names come."""
+    found: dict[str, float] = {}
+    for name, part in parts:
+        found[str(name)] = found.get(str(name), 0.0) + part
+    return found

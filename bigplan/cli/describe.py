@@ -6,12 +6,15 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bigplan.cli.as_json import AsJson, print_json
 from bigplan.targets import CLUSTER, require_target
+
+if TYPE_CHECKING:
+    from bigplan.spec.cluster import Cluster
 
 
 def detect(
@@ -49,13 +52,7 @@ def detect(
         require_target("--out", out, CLUSTER)
     if told := load_told(available_cores()):
         print(f"warning: {told}", file=sys.stderr)
-    cluster = detect_machine(cpu_devices, folder)
-    if cluster.group.gpu.device == "cpu" and find_spec("torch") is not None:
-        # These are rates of the torch that will train here; numpy's products may be several times
-        # off. All devices compute at once there.
-        from bigplan.profile.machine import measure_cpu_devices
-
-        cluster = measure_cpu_devices(cluster)
+    cluster = _with_own_rates(detect_machine(cpu_devices, folder))
     text = to_yaml(cluster)
     if out is not None:
         write_text(out, text, "cluster")
@@ -65,6 +62,18 @@ def detect(
         print(text, end="")
     else:
         print(f"Cluster written to {out}")
+
+
+def _with_own_rates(cluster: Cluster) -> Cluster:
+    """Of CPU devices those of the torch that will train here, where there is one.
+
+    numpy's products may be several times off. All devices compute at once there.
+    """
+    if cluster.group.gpu.device != "cpu" or find_spec("torch") is None:
+        return cluster
+    from bigplan.profile.machine import measure_cpu_devices
+
+    return measure_cpu_devices(cluster)
 
 
 def schema() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import field
 from typing import Any, Literal, get_args, get_origin
 
 import typer
@@ -13,6 +14,7 @@ from bigplan.cli.completion import one_of
 from bigplan.spec.experiment import Experiment
 from bigplan.spec.files.problems import models_in
 
+OPTION = "option"  # in a field's metadata: what typer makes of it
 WHAT, STEP, ADAM, RUN = "What and where", "Training", "Optimizer", "Run"
 
 
@@ -24,7 +26,9 @@ def option_of(
     flag: str = "",
     known: Callable[[str], list[str]] | None = None,
 ) -> Any:
-    """An option for a dotted key of an experiment, named after the key's last word.
+    """A dataclass's field that is an option for a dotted key of an experiment.
+
+    It is named after the key's last word.
 
     A value that is one of a few words shows these words, as in the schema. A number stays as it was
     typed: what is wrong with it is told as in a file, and some numbers may have a unit. A list of
@@ -41,9 +45,8 @@ def option_of(
         autocompletion=known or one_of(choices(annotation)),
     )
     many = any(get_origin(part) is tuple for part in get_args(annotation))
-    # Which options.keys, options.numbers and options.lists read.
-    made.key, made.number, made.many = key, number, many
-    return made
+    told = {OPTION: made, "key": key, "number": number, "many": many}
+    return field(default=None, metadata=told)
 
 
 def field_of(key: str) -> FieldInfo:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from bigplan.cli.option import OPTION
 
 O = TypeVar("O")  # noqa: E741 -- the options of one command
 
@@ -20,7 +22,7 @@ def takes(options: type[O]) -> Callable[[Callable[..., None]], Callable[..., Non
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=field.default,
-            annotation=hints[field.name],
+            annotation=_annotated(hints[field.name], field),
         )
         for field in fields(options)  # type: ignore[arg-type] # a dataclass, as O cannot say
     ]
@@ -43,6 +45,11 @@ def takes(options: type[O]) -> Callable[[Callable[..., None]], Callable[..., Non
         return spread_command
 
     return decorate
+
+
+def _annotated(hint: Any, field: Field[Any]) -> Any:
+    """With the option that the field itself has, or as it is, which may have one."""
+    return Annotated[hint, field.metadata[OPTION]] if OPTION in field.metadata else hint
 
 
 def _describe(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:

@@ -22,7 +22,7 @@ class WrittenConfig:
     lost: tuple[str, ...]
 
 
-def heading(plan: Plan, lost: tuple[str, ...], mark: str = "# ") -> str:
+def heading(plan: Plan, lost: tuple[str, ...]) -> str:
     """The plan's promise and what is lost, as comments."""
     predicted = plan.predicted
     lines = [
@@ -34,7 +34,7 @@ def heading(plan: Plan, lost: tuple[str, ...], mark: str = "# ") -> str:
     if lost:
         lines.append("Not in here, so a step takes other time and memory than predicted:")
         lines += [f"- {each}" for each in lost]
-    return "".join(f"{mark}{line}\n" for line in lines)
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def attention_of(plan: Plan) -> str:

@@ -8,7 +8,7 @@ frozen product's result, and the gradient by the input to that of the frozen pro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from bigplan.graph import expert_adapters, plain_adapters
 from bigplan.graph.graph import Tensor
@@ -16,6 +16,8 @@ from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape, held_tensor, local_tensor
 from bigplan.spec.lora import adapters
 from bigplan.spec.step import LayerStep
+
+_Way = Callable[[RankShape, LayerStep, str], Iterator[Operator]]  # the name of its operators last
 
 
 def adapters_of(product: str) -> str:
@@ -33,8 +35,19 @@ def adapter_products(
 ) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """What the adapters of these steps do, forward and backward."""
     adapted = [step for step in steps if step.adapters]
-    forward = tuple(one for step in adapted for one in _forward(shape, step))
-    return forward, tuple(one for step in adapted for one in _backward(shape, step))
+    ways = [(step, _ways(shape, step)) for step in adapted]
+    forward = (one for step, (way, _) in ways for one in way(shape, step, adapters_of(step.name)))
+    back = (one for step, (_, way) in ways for one in way(shape, step, adapters_of(step.name)))
+    return tuple(forward), tuple(back)
+
+
+def _ways(shape: RankShape, step: LayerStep) -> tuple[_Way, _Way]:
+    """How the adapters of a step run, forward and backward."""
+    if step.adapters[0].experts:
+        return expert_adapters.forward, expert_adapters.backward
+    if shape.plain_adapters:
+        return plain_adapters.forward, plain_adapters.backward
+    return _forward, _backward
 
 
 def _matrices(shape: RankShape, step: LayerStep) -> tuple[Tensor, Counter[tuple[int, int]]]:
@@ -45,19 +58,9 @@ def _matrices(shape: RankShape, step: LayerStep) -> tuple[Tensor, Counter[tuple[
     return down, Counter((up.rows, up.columns) for up in ups)
 
 
-def _forward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
+def _forward(shape: RankShape, step: LayerStep, name: str) -> Iterator[Operator]:
     """X A^T, scaled; of each B its product with that, added to what the frozen product gives."""
-    if step.adapters[0].experts:
-        yield from expert_adapters.forward(shape, step, adapters_of(step.name))
-        return
-    if shape.plain_adapters:
-        yield from plain_adapters.forward(shape, step, adapters_of(step.name))
-        return
-    name, tokens, (down, ups) = (
-        adapters_of(step.name),
-        shape.tokens_of(step),
-        _matrices(shape, step),
-    )
+    tokens, (down, ups) = shape.tokens_of(step), _matrices(shape, step)
     yield Gemm(f"{name} A", tokens, down.rows, down.columns)
     for (rows, rank), count in ups.items():
         yield Gemm(f"{name} B", tokens, rows, rank, count=count)
@@ -65,19 +68,9 @@ def _forward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
     yield Stream(name, tokens * (2 * down.rows + added) * shape.element)
 
 
-def _backward(shape: RankShape, step: LayerStep) -> Iterator[Operator]:
+def _backward(shape: RankShape, step: LayerStep, name: str) -> Iterator[Operator]:
     """X A^T again, for the gradient by B; the gradient by it, for those by A and by x."""
-    if step.adapters[0].experts:
-        yield from expert_adapters.backward(shape, step, adapters_of(step.name))
-        return
-    if shape.plain_adapters:
-        yield from plain_adapters.backward(shape, step, adapters_of(step.name))
-        return
-    name, tokens, (down, ups) = (
-        adapters_of(step.name),
-        shape.tokens_of(step),
-        _matrices(shape, step),
-    )
+    tokens, (down, ups) = shape.tokens_of(step), _matrices(shape, step)
     yield Gemm(f"{name} A", tokens, down.rows, down.columns)
     for (rows, rank), count in ups.items():
         yield Gemm(f"{name} B by input", tokens, rank, rows, count=count)

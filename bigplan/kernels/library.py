@@ -16,7 +16,6 @@ from bigplan.errors import InputError
 from bigplan.kernels.fusion import single
 from bigplan.kernels.fusion.price import Fused, Pricer
 from bigplan.kernels.fusion.single import ActivationKind, NormKind, Single
-from bigplan.kernels.handwritten import rows, weighted_rows
 from bigplan.kernels.launch import NOTHING, Into, LaunchedKernel
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -172,41 +171,6 @@ class Library:
         named |= {"x": x.contiguous(), "gradient": gradient.contiguous()}
         by_x, *sums = entry(named)
         return by_x, *(one.sum().view(1) for one in sums)
-
-    # --- Rows of experts.
-
-    def sent(self, x: Tensor, order: Tensor, each: int) -> Tensor:
-        """As rows.sent."""
-        return rows.sent(x, order, each)
-
-    def combined(self, given: Tensor, beside: Tensor | None, places: Tensor, tokens: int) -> Tensor:
-        """As rows.combined."""
-        return rows.combined(given, beside, places, tokens)
-
-    def put(self, total: Tensor, part: Tensor, *, fresh: bool) -> None:
-        """As rows.put."""
-        rows.put(total, part, fresh=fresh)
-
-    def weighted(
-        self, gate: Tensor | None, up: Tensor, weights: Tensor, *, kind: str, inputs: bool
-    ) -> Tensor:
-        """As weighted_rows.weighted."""
-        return weighted_rows.weighted(gate, up, weights, kind=kind, inputs=inputs)
-
-    def weighted_backward(
-        self,
-        gate: Tensor | None,
-        up: Tensor,
-        weights: Tensor,
-        gradient: Tensor,
-        *,
-        kind: str,
-        inputs: bool,
-    ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """As weighted_rows.weighted_backward."""
-        return weighted_rows.weighted_backward(
-            gate, up, weights, gradient, kind=kind, inputs=inputs
-        )
 
     # --- Positions and the loss.
 

@@ -28,19 +28,24 @@ def with_moments(plan: Plan, moments: Moments) -> Plan:
     return promised_again(plan.model_copy(update={"training": training}))
 
 
-def moments_advice(plan: Plan, least: float) -> Iterator[tuple[float, str]]:
-    """Share of the step saved, above `least`, and the words; the plan is played again for both."""
-    training, predicted = plan.training, plan.predicted
-    step, optimizer = predicted.step_seconds, training.optimizer
-    held_up = sum(predicted.critical_path.get(lane, 0.0) for lane in OF_STATE)
+def state_is_away(plan: Plan) -> bool:
+    """Whether a native plan with equal work has AdamW's state in fp32 off the GPU."""
+    optimizer = plan.training.optimizer
     away = any(
         kind.optimizer.get(tier, 0.0) > 0
         for stage in plan.placement.stages
         for kind in stage.kinds.values()
         for tier in (Tier.HOST, Tier.NVME)
     )
-    of_another = plan.engine != "native" or optimizer.name != "adamw" or plan.strategy.replicas
-    if of_another or optimizer.moments != "fp32" or not away or held_up <= least * step:
+    ours = plan.engine == "native" and not plan.strategy.replicas
+    return away and ours and (optimizer.name, optimizer.moments) == ("adamw", "fp32")
+
+
+def moments_advice(plan: Plan, least: float) -> Iterator[tuple[float, str]]:
+    """Share of the step saved, above `least`, and the words; the plan is played again for both."""
+    step, path = plan.predicted.step_seconds, plan.predicted.critical_path
+    held_up = sum(path.get(lane, 0.0) for lane in OF_STATE)
+    if not state_is_away(plan) or held_up <= least * step:
         return
     try:
         seconds = {m: with_moments(plan, m).predicted.step_seconds for m in FEWER}

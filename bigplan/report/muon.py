@@ -8,8 +8,8 @@ from bigplan.capabilities.native import native_refusal
 from bigplan.cost import price
 from bigplan.errors import InputError
 from bigplan.graph.build import element_sizes
-from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
+from bigplan.report.moments import state_is_away
 from bigplan.report.text import seconds_text
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, orthogonalised
@@ -24,15 +24,7 @@ def muon_advice(plan: Plan) -> Iterator[str]:
 
     How fast training goes then depends on what a new plan does with the room.
     """
-    optimizer = plan.training.optimizer
-    away = any(
-        kind.optimizer.get(tier, 0.0) > 0
-        for stage in plan.placement.stages
-        for kind in stage.kinds.values()
-        for tier in (Tier.HOST, Tier.NVME)
-    )
-    of_another = plan.engine != "native" or optimizer.name != "adamw" or plan.strategy.replicas
-    if of_another or not away or optimizer.moments != "fp32" or plan.training.lora is not None:
+    if not state_is_away(plan) or plan.training.lora is not None:
         return
     by_muon = with_muon(plan.training)
     if native_refusal(plan.model, by_muon, plan.strategy):

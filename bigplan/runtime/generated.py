@@ -273,21 +273,22 @@ def rows_of(library: Library | None) -> RowOperators:
     """What passes over rows of experts, by its kernels where there is a library."""
     if library is None:
         return RowOperators()
+    from bigplan.kernels.handwritten import rows, weighted_rows
 
     def sent(x: Tensor, places: Places) -> Tensor:
-        return library.sent(x, places.order, places.chosen.shape[1])
+        return rows.sent(x, places.order, places.chosen.shape[1])
 
-    def combined(rows: Tensor, places: Places, beside: Tensor | None = None) -> Tensor:
-        return library.combined(rows, beside, places.rows, len(places.chosen))
+    def combined(given: Tensor, places: Places, beside: Tensor | None = None) -> Tensor:
+        return rows.combined(given, beside, places.rows, len(places.chosen))
 
     def activation(kind: str, weighs: str) -> Activation:
         inputs = weighs == "inputs"
         return Activation(
-            partial(library.weighted, kind=kind, inputs=inputs),
-            partial(library.weighted_backward, kind=kind, inputs=inputs),
+            partial(weighted_rows.weighted, kind=kind, inputs=inputs),
+            partial(weighted_rows.weighted_backward, kind=kind, inputs=inputs),
         )
 
-    return RowOperators(sent, combined, library.put, activation)
+    return RowOperators(sent, combined, rows.put, activation)
 
 
 def cross_entropy(rule: LossRule, logits: Tensor, targets: Tensor) -> Tensor:

@@ -157,33 +157,31 @@ class NativeWorker:
         sys.setswitchinterval(SWITCH_SECONDS)
         self._set_device()
         groups = self._joined(meeting, apart)
-        memory = Memory(
-            self._program, self._device, self._scratch / f"bigplan-rank{self._rank}.bin"
-        )
+        self._parts = parts = self._allocated(groups, source)
+        if resume is None:
+            fill_first(parts.context, values)
+        else:
+            if self._graph.frozen:  # a checkpoint has adapters alone
+                fill_first(parts.context, values, self._program.layers)
+            restore(parts.context, found)
+            parts.update.scaling.restore(found.manifest.state)
+            parts.background.newest = found.path
+        return self._steps
+
+    def _allocated(self, groups: Groups, source: BatchSource) -> _RunningParts:
+        """What runs the program, with all of its memory, which has no values yet."""
+        plan, graph, program = self._plan, self._graph, self._program
+        memory = Memory(program, self._device, self._scratch / f"bigplan-rank{self._rank}.bin")
         if self._poison:
             memory.poison_all()
-        lora = plan.training.lora
-        rows = layer_rows(plan.model, self._graph, self._program, self._at, lora)
-        context = Context(
-            plan.model, plan.training, self._graph, self._program, memory, rows, groups
-        )
+        rows = layer_rows(plan.model, graph, program, self._at, plan.training.lora)
+        context = Context(plan.model, plan.training, graph, program, memory, rows, groups)
         batches = Prefetcher(source, self._steps)
         compute, update = Compute(context, batches), Update(context)
         executor = Executor(context, compute, update, poison=self._poison)
         background = Background(context, executor)
         forwards = Forwards(plan, self._at.data, context, compute, executor)
-        self._parts = _RunningParts(
-            context, compute, update, executor, batches, background, forwards
-        )
-        if resume is None:
-            fill_first(context, values)
-        else:
-            if self._graph.frozen:  # a checkpoint has adapters alone
-                fill_first(context, values, self._program.layers)
-            restore(context, found)
-            update.scaling.restore(found.manifest.state)
-            background.newest = found.path
-        return self._steps
+        return _RunningParts(context, compute, update, executor, batches, background, forwards)
 
     def _set_device(self) -> None:
         """Limit what torch takes of a GPU to the plan's share, and make it repeat its bits."""

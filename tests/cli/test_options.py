@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from bigplan.cli.given import experiment_of, plan_options_given, run_options_given
+from bigplan.cli.option import OPTION
 from bigplan.cli.options import ExperimentOptions, keys, lists, numbers
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.cluster import Cluster
@@ -199,9 +200,9 @@ def test_every_key_of_the_schema_has_its_option() -> None:
 
 def test_options_take_what_the_schema_does() -> None:
     known = schema_keys(Experiment)
-    hints = get_type_hints(ExperimentOptions, include_extras=True)
+    hints, made = get_type_hints(ExperimentOptions), ExperimentOptions.__dataclass_fields__
     for name, key in keys().items():
-        annotation, option = known[key], hints[name].__metadata__[0]
+        annotation, option = known[key], made[name].metadata[OPTION]
         many = annotation if get_origin(annotation) is not dict else None
         choices = [word for part in literals(many) for word in get_args(part)]
         if choices and name != "engine":  # some of which are planned alone, and told so

@@ -20,14 +20,14 @@ from bigplan.installed import LAUNCH, missing
 from bigplan.plan import Alternative, Plan, Predicted, SearchRecord, StepParts, digest, fullest, mfu
 from bigplan.planner import Request
 from bigplan.program import Lane
-from bigplan.recheck import Rechecked
+from bigplan.recheck import Rechecked, decisions_of, priced_again
 from bigplan.runtime.deepspeed.config import needed
 from bigplan.runtime.deepspeed.preparing import SOON, build_apart
 from bigplan.solve.search import Watch
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.timeline import Timeline
-from bigplan.units import format_bytes, format_seconds
+from bigplan.units import format_bytes
 
 RIVALS = 5  # other strategies that a plan tells of
 ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE)
@@ -105,7 +105,7 @@ class DeepSpeed:
     def recheck(self, plan: Plan, path: Path) -> Rechecked:
         """See Engine; sizes of buffers in the configuration follow from its decisions."""
         request = _request(plan)
-        try:
+        with decisions_of(path):
             tried = DeepSpeedSearch(request).tried(Decisions.of(plan))
             if why := refusal(plan.model, plan.training, plan.strategy):
                 raise InputError(why)
@@ -114,10 +114,6 @@ class DeepSpeed:
                     f"config: needs {format_bytes(nbytes)} more of {tier} memory than the plan's "
                     "cluster has"
                 )
-        except InputError as error:
-            raise InputError(
-                f"{path}: {error}; undo what was edited, or run `bigplan plan` again"
-            ) from None
         again = plan.model_copy(
             update={
                 "predicted": predicted(tried, request),
@@ -125,15 +121,7 @@ class DeepSpeed:
                 "config": _config(tried, request),
             }
         )
-        if again == plan:
-            return Rechecked(plan)
-        return Rechecked(
-            again,
-            f"{path}: its decisions do not give all that it states (it was edited, or written by "
-            "another version of bigplan), so promises and sizes are computed again: a step of "
-            f"{format_seconds(again.predicted.step_seconds)}; "
-            f"{format_seconds(plan.predicted.step_seconds)} was written",
-        )
+        return priced_again(plan, again, path, "promises and sizes")
 
     def timeline(self, plan: Plan) -> Timeline:
         """See Engine: forward and backward of each micro-batch, and the update."""

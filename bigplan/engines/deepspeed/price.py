@@ -33,7 +33,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
 from bigplan.program import Lane, Op
 from bigplan.spec.cluster import NodeGroup
-from bigplan.timeline import Event, Timeline
+from bigplan.timeline import Event, Timeline, sums
 from bigplan.units import PerNode, PerRank
 
 # bigplan's layers in DeepSpeed's engine: torch's attention, plain torch otherwise, the native
@@ -80,10 +80,7 @@ class PricedStep:
 
     def by_lane(self) -> dict[str, float]:
         """Seconds of each lane; they add up to the step."""
-        found: dict[str, float] = {}
-        for phase in self.phases:
-            lane = str(phase.lane)
-            found[lane] = found.get(lane, 0.0) + phase.times * phase.seconds
+        found = sums((phase.lane, phase.times * phase.seconds) for phase in self.phases)
         return {lane: seconds for lane, seconds in found.items() if seconds}
 
     busy = on_busiest = by_lane
@@ -95,19 +92,12 @@ class PricedStep:
 
     def by_op(self) -> dict[str, float]:
         """Seconds of each kind of action."""
-        found: dict[str, float] = {}
-        for phase in self.phases:
-            op = str(phase.op)
-            found[op] = found.get(op, 0.0) + phase.times * phase.seconds
-        return found
+        return sums((phase.op, phase.times * phase.seconds) for phase in self.phases)
 
     def moved(self) -> dict[str, int]:
         """Bytes through each link."""
-        found: dict[str, float] = {}
-        for phase in self.phases:
-            if phase.nbytes:
-                lane = str(phase.lane)
-                found[lane] = found.get(lane, 0.0) + phase.times * phase.nbytes
+        moving = (phase for phase in self.phases if phase.nbytes)
+        found = sums((phase.lane, phase.times * phase.nbytes) for phase in moving)
         return {lane: round(found[lane]) for lane in sorted(found)}
 
     def timeline(self) -> Timeline:

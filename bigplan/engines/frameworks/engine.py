@@ -17,12 +17,11 @@ from bigplan.errors import InputError, RefusedError
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Alternative, Plan, SearchRecord, digest, fullest
 from bigplan.planner import Request
-from bigplan.recheck import Rechecked
+from bigplan.recheck import Rechecked, decisions_of, priced_again
 from bigplan.solve.search import Watch
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.timeline import Timeline
-from bigplan.units import format_seconds
 
 RIVALS = 5  # other strategies that a plan tells of
 
@@ -99,23 +98,11 @@ class FrameworkPlan:
     def recheck(self, plan: Plan, path: Path) -> Rechecked:
         """See Engine."""
         way = Way.of(plan)
-        try:
+        with decisions_of(path):
             priced = self._priced(plan, way)
             self._require(plan, priced)
-        except InputError as error:
-            raise InputError(
-                f"{path}: {error}; undo what was edited, or run `bigplan plan` again"
-            ) from None
         again = plan.model_copy(update={"predicted": priced.predicted()})
-        if again == plan:
-            return Rechecked(plan)
-        return Rechecked(
-            again,
-            f"{path}: its decisions do not give all that it states (it was edited, or written by "
-            "another version of bigplan), so its promises are computed again: a step of "
-            f"{format_seconds(again.predicted.step_seconds)}; "
-            f"{format_seconds(plan.predicted.step_seconds)} was written",
-        )
+        return priced_again(plan, again, path, "its promises")
 
     def _priced(self, plan: Plan, way: Way) -> PricedWay:
         request = Request(plan.model, plan.training, plan.cluster, engine=self.name)

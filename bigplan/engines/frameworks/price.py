@@ -27,7 +27,7 @@ from bigplan.graph.graph import Graph, Recompute, Tensor
 from bigplan.placement import Tier
 from bigplan.plan import MemoryUse, Predicted, StepParts, mfu
 from bigplan.program import Lane, Op
-from bigplan.timeline import Event, Timeline
+from bigplan.timeline import Event, Timeline, sums
 
 COUNTER = "reserved"
 MASTER, MOMENTS, GRADIENT = 4, 8, 4  # bytes an element in host memory
@@ -168,11 +168,7 @@ class PricedWay:
     def predicted(self) -> Predicted:
         """The promise. The parts follow each other, so the critical path is all of them."""
         run, seconds = self.run, self.seconds
-        path: dict[str, float] = {}
-        ops: dict[str, float] = {}
-        for lane, op, took in self.lanes():
-            path[str(lane)] = path.get(str(lane), 0.0) + took
-            ops[str(op)] = ops.get(str(op), 0.0) + took
+        path = sums((lane, took) for lane, _, took in self.lanes())
         path = dict(sorted(path.items(), key=lambda item: -item[1]))
         low, high = error_band(
             seconds,
@@ -194,7 +190,7 @@ class PricedWay:
             bottleneck=next(iter(path)),
             critical_path=path,
             busy_seconds={lane: took for lane, took in path.items() if lane != BUBBLE},
-            op_seconds=ops,
+            op_seconds=sums((op, took) for _, op, took in self.lanes()),
             moved_bytes={},
             parts=self.step_parts(),
             memory=self.memory,

@@ -43,25 +43,16 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def latest(
-    resume: Path,
-    *,
-    skip: tuple[str, ...] = (),
-    before: int | None = None,
-    place: str | None = None,
-) -> FoundCheckpoint:
+def latest(resume: Path, *, place: str | None = None) -> FoundCheckpoint:
     """The newest checkpoint at `resume`, a folder of checkpoints or one of them.
 
-    Damaged ones are passed over, and told in `skipped` (after `skip`); so are those of step
-    `before` and later. `place`: as of read_manifest. Raises InputError where there is none,
-    CheckpointError where none is good.
+    Damaged ones are passed over, and told in `skipped`. `place`: as of read_manifest. Raises
+    InputError where there is none, CheckpointError where none is good.
     """
     alone = (resume / NAME).is_file() or STEP_FOLDER.fullmatch(resume.name) is not None
     paths = [resume] if alone else checkpoints(resume)
-    skipped = list(skip)
+    skipped = list[str]()
     for path in paths:
-        if before is not None and _step_of(path) >= before:
-            continue
         try:
             return FoundCheckpoint(path, read_manifest(path, place), tuple(skipped))
         except CheckpointError as error:
@@ -72,11 +63,6 @@ def latest(
         f"{resume} has no checkpoint (no folder step-NNNNNN in it): name the folder of one, or the "
         "folder that they are in, such as that of a run that saved some"
     )
-
-
-def _step_of(path: Path) -> int:
-    match = STEP_FOLDER.fullmatch(path.name)
-    return int(match[1]) if match else 0
 
 
 def remove_partial(folder: Path) -> None:

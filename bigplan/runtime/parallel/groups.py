@@ -86,11 +86,8 @@ class Groups:
         )
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         every = tuple(channels(strategy, lends_table=lends_table))
-        messages = Counter(rank for channel in every for rank in (channel.sender, channel.receiver))
         names = communicating(strategy, muon=muon)
-        tensors = len(names) - (strategy.zero_group > 0)  # two take turns
-        beside = tensors + max(messages.values(), default=0)
-        make = partial(_communicator, backend, beside)
+        make = partial(_communicator, backend, _most_at_once(strategy, names, every))
         # Every rank makes all groups, in one order.
         made = {name: _group(name, at, strategy, make) for name in names}
         out, into = _connected(rank, every, make)
@@ -221,6 +218,13 @@ def store_of(meeting: Path | Store, ranks: int) -> Store:
 
 
 _Make = Callable[[Sequence[int]], dist.ProcessGroup]  # of these ranks
+
+
+def _most_at_once(strategy: Strategy, names: Sequence[GroupName], every: Sequence[Channel]) -> int:
+    """Communicators of one rank that may be under way together."""
+    messages = Counter(rank for channel in every for rank in (channel.sender, channel.receiver))
+    tensors = len(names) - (strategy.zero_group > 0)  # two take turns
+    return tensors + max(messages.values(), default=0)
 
 
 def _group(name: GroupName, at: Coordinates, strategy: Strategy, make: _Make) -> RankGroup:

@@ -76,7 +76,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "logit_cap": "final_logit_softcapping final_logit_softcap",
     "parallel_residual": "use_parallel_residual parallel_attn",
     "tied_embeddings": "tie_word_embeddings tie_embedding tie_embeddings",
-    "qkv_bias": "attention_bias use_bias use_qkv_bias add_qkv_bias",
+    "qkv_bias": "attention_bias use_bias use_qkv_bias add_qkv_bias enable_bias bias",
     "qk_norm": "use_qk_norm qk_layernorm",
     # a training
     "sequence_length": "seq_len seq_length max_seq_length max_seq_len block_size context_length "

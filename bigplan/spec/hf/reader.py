@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -22,6 +22,15 @@ class ConfigReader:
     defaults: Mapping[str, Any]
     where: str
     lines: Mapping[str, int] = field(default_factory=dict)
+
+    def saying(self, keys: Mapping[str, Any]) -> ConfigReader:
+        """As if the file said these, whatever it does."""
+        return replace(self, config={**self.config, **keys})
+
+    def by_old_names(self, names: Mapping[str, str]) -> ConfigReader:
+        """With today's names, by which `names` has older ones; where both are there, they count."""
+        told = {new: self.config[old] for new, old in names.items() if old in self.config}
+        return replace(self, config={**told, **self.config})
 
     def get(self, key: str) -> Any:
         """The key's value, or its default; InputError where neither exists.

@@ -34,6 +34,10 @@ def test_a_models_dimensions_in_other_words(words: str, key: str) -> None:
         assert meant(word, Architecture.model_fields) == key, word
 
 
+# Keys that say it of several products: queries', keys' and values' stand for them.
+_ALL_BIASES = ("attention_bias", "use_bias", "enable_bias", "bias")
+
+
 def test_keys_of_every_family_of_hugging_face_are_known() -> None:
     said = {
         (key, ours.partition(".")[0])
@@ -43,7 +47,7 @@ def test_keys_of_every_family_of_hugging_face_are_known() -> None:
         # The only MLP's width where there are no experts, and of most families all biases.
         if ours != "dense_ffn"
         and (key, ours) != ("intermediate_size", "shared_ffn")
-        and (key, ours) != ("attention_bias", "attention_output_bias")
+        and not (ours in ("attention_output_bias", "mlp_bias") and key in _ALL_BIASES)
         # Most families' layer_types say where windows are.
         and (key, ours) != ("layer_types", "mixer_pattern")
         # Families with attention say these of it.

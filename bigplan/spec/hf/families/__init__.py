@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from bigplan.spec.hf.families.afmoe import AFMOE
 from bigplan.spec.hf.families.apertus import APERTUS
-from bigplan.spec.hf.families.arcee import ARCEE, NEMOTRON
+from bigplan.spec.hf.families.arcee import ARCEE, JAIS2, NEMOTRON
 from bigplan.spec.hf.families.aria import ARIA_TEXT
 from bigplan.spec.hf.families.axk1 import AXK1
 from bigplan.spec.hf.families.bamba import BAMBA
@@ -41,7 +41,6 @@ from bigplan.spec.hf.families.hunyuan import HUNYUAN
 from bigplan.spec.hf.families.hunyuan_moe import HUNYUAN_MOE
 from bigplan.spec.hf.families.hy_v3 import HY_V3
 from bigplan.spec.hf.families.hyperclovax import HYPERCLOVAX
-from bigplan.spec.hf.families.jais2 import JAIS2
 from bigplan.spec.hf.families.kolibri import KOLIBRI1
 from bigplan.spec.hf.families.lfm2 import LFM2
 from bigplan.spec.hf.families.lfm2_moe import LFM2_MOE

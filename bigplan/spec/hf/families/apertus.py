@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
-from bigplan.spec.hf.families.llama import (
-    LLAMA_DEFAULTS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    read_attention_bias,
-    read_llama_like,
-    write_llama_like,
-)
-from bigplan.spec.hf.families.rope import write_parameters
-from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
+from bigplan.spec.hf.families.family import NO_TOKENS
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_BUT_MLP, LLAMA_TENSORS
+from bigplan.spec.hf.families.parts import activation, always, written
+from bigplan.spec.hf.families.rope import BESIDE_PARAMETERS, IN_PARAMETERS
 from bigplan.spec.xielu import EDGE, NEGATIVE, POSITIVE, SLOPE
 
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    own = read_attention_bias(reader) | {"qk_norm": True}
-    return read_llama_like(reader, {"xielu": "xielu"}) | own
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    config = write_llama_like(model, "apertus", "ApertusForCausalLM") | {"hidden_act": "xielu"}
-    return write_parameters(config) | {"attention_bias": model.qkv_bias, **NO_TOKENS}
-
-
 _NUMBERS = {POSITIVE: "alpha_p", NEGATIVE: "alpha_n", SLOPE: "beta", EDGE: "eps"}
-_NAMES = {name: place for name, place in LLAMA_TENSORS.names.items() if name != "gate_proj"}
-APERTUS = ModelFamily(
-    _read,
-    LLAMA_DEFAULTS
-    | {
+APERTUS = LLAMA_BUT_MLP.like(
+    "apertus",
+    "ApertusForCausalLM",
+    {
         "vocab_size": 131072,
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -53,16 +30,19 @@ APERTUS = ModelFamily(
             "high_freq_factor": 4.0,
         },
     },
-    _write,
-    replace(
-        LLAMA_TENSORS,
-        names={
-            **_NAMES,
+    activation("hidden_act", {"xielu": "xielu"}, "xielu"),
+    ATTENTION_BIAS,
+    IN_PARAMETERS,
+    always(qk_norm=True),
+    written(NO_TOKENS),
+    tensors=LLAMA_TENSORS.but(
+        {
             "input_norm": "model.layers.{}.attention_layernorm",
             "post_norm": "model.layers.{}.feedforward_layernorm",
             **{name: f"model.layers.{{}}.mlp.act_fn.{own}" for name, own in _NUMBERS.items()},
         },
+        without=("gate_proj",),
         as_number=(SLOPE, EDGE),
     ),
-    LLAMA_KEYS,
+    without=BESIDE_PARAMETERS,
 )

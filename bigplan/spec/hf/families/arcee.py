@@ -1,88 +1,71 @@
-"""Arcee and Nemotron, whose MLP is a squared ReLU between two matrices."""
+"""Arcee and Nemotron, whose MLP is a squared ReLU between two matrices, and Jais 2, which has
+Nemotron's MLP, plain layer norms, and biases everywhere.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS
 from bigplan.spec.hf.families.llama import (
-    LLAMA_DEFAULTS,
-    LLAMA_KEYS,
+    ATTENTION_BIAS,
+    LAYER_NORM,
+    LLAMA_BUT_MLP,
     LLAMA_TENSORS,
-    read_attention_bias,
-    read_llama_like,
-    write_llama_like,
+    MLP_BIAS,
+    OF_RMSNORM,
 )
-from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
+from bigplan.spec.hf.families.parts import activation, always, values, written
+from bigplan.spec.hf.families.rope import PARTLY_TURNED
 
-_SQUARED = {"relu2": "relu2"}
-_ARCEE = LLAMA_DEFAULTS | {
-    "vocab_size": 32000,
-    "hidden_size": 2560,
-    "intermediate_size": 18432,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "relu2",
-    "mlp_bias": False,
-}
-_NEMOTRON = _ARCEE | {
-    "vocab_size": 256000,
-    "hidden_size": 6144,
-    "intermediate_size": 24576,
-    "num_attention_heads": 48,
-    "norm_eps": 1e-5,
-    "partial_rotary_factor": 0.5,
-}
-
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    return read_llama_like(reader, _SQUARED) | {
-        **read_attention_bias(reader),
-        "mlp_bias": reader.flag("mlp_bias"),
-    }
-
-
-def _read_nemotron(reader: ConfigReader) -> dict[str, Any]:
-    return _read(reader) | {
-        "norm": "layernorm",
-        "norm_epsilon": reader.get("norm_eps"),
-        "norm_plus_one": True,
-    }
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return _written(model, "arcee", "ArceeForCausalLM")
-
-
-def _written(model: ModelSpec, model_type: str, architecture: str) -> dict[str, Any]:
-    return write_llama_like(model, model_type, architecture) | {
+SQUARED = activation("hidden_act", {"relu2": "relu2"}, "relu2")
+ARCEE = LLAMA_BUT_MLP.like(
+    "arcee",
+    "ArceeForCausalLM",
+    {
+        "vocab_size": 32000,
+        "hidden_size": 2560,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
         "hidden_act": "relu2",
-        "attention_bias": model.qkv_bias,
-        "mlp_bias": model.mlp_bias,
-        **NO_TOKENS,
-    }
-
-
-def _write_nemotron(model: ModelSpec) -> dict[str, Any]:
-    config = _written(model, "nemotron", "NemotronForCausalLM")
-    del config["rms_norm_eps"]
-    return config | {
-        "norm_eps": model.norm_epsilon,
-        "partial_rotary_factor": model.rotary_fraction,
-    }
-
-
-_NAMES = {name: there for name, there in LLAMA_TENSORS.names.items() if name != "gate_proj"}
-_TENSORS = replace(LLAMA_TENSORS, names=_NAMES)
-ARCEE = ModelFamily(_read, _ARCEE, _write, _TENSORS, LLAMA_KEYS)
-NEMOTRON = ModelFamily(
-    _read_nemotron,
-    _NEMOTRON,
-    _write_nemotron,
-    _TENSORS,
-    LLAMA_KEYS | {"norm_epsilon": ("norm_eps",)},
+        "mlp_bias": False,
+    },
+    SQUARED,
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    written(NO_TOKENS),
+    tensors=LLAMA_TENSORS.but({}, without=("gate_proj",)),
+)
+NEMOTRON = ARCEE.like(
+    "nemotron",
+    "NemotronForCausalLM",
+    {
+        "vocab_size": 256000,
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_attention_heads": 48,
+        "norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+    },
+    values(norm_epsilon="norm_eps"),
+    always(norm="layernorm", norm_plus_one=True),
+    PARTLY_TURNED,
+    without=OF_RMSNORM,
+)
+JAIS2 = ARCEE.like(
+    "jais2",
+    "Jais2ForCausalLM",
+    {
+        "vocab_size": 150272,
+        "hidden_size": 3328,
+        "intermediate_size": 26624,
+        "num_attention_heads": 26,
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-5,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    LAYER_NORM,
+    without=OF_RMSNORM,
 )

@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from bigplan.spec.hf.families.experts import DENSE, FIRST, shared_names, stacked_names
+from bigplan.spec.hf.families.llama import LLAMA
+from bigplan.spec.hf.families.parts import Part, counts, off, written
 
-from bigplan.spec.hf.families.experts import DENSE
-from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.llama import LLAMA, LLAMA_TENSORS
-from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
-
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    if reader.flag("mlp_bias"):
-        reader.refuse("mlp_bias", "false")
-    each = reader.count("intermediate_size")
-    return LLAMA.read(reader) | {
-        "experts": reader.count("moe_num_experts"),
-        "experts_per_token": reader.count("moe_topk"),
-        "shared_ffn": each * reader.count("moe_num_shared_experts"),
-    }
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return LLAMA.write(model) | {
-        "model_type": "aria_text",
-        "architectures": ["AriaTextForCausalLM"],
-        "moe_num_experts": model.experts,
-        "moe_topk": model.experts_per_token,
-        "moe_num_shared_experts": model.shared_ffn // max(1, model.ffn),
-        "pad_token_id": None,
-    }
-
-
+_SHARED = Part(
+    lambda reader: {
+        "shared_ffn": reader.count("intermediate_size") * reader.count("moe_num_shared_experts")
+    },
+    lambda model: {"moe_num_shared_experts": model.shared_ffn // max(1, model.ffn)},
+    {"shared_ffn": ("moe_num_shared_experts",)},
+)
 _MLP = "model.layers.{}.mlp"
-_FIRST = ("experts.gate_proj", "experts.up_proj")
-_OTHERS = {name: place for name, place in LLAMA_TENSORS.names.items() if name not in DENSE}
-ARIA_TEXT = ModelFamily(
-    _read,
+ARIA_TEXT = LLAMA.like(
+    "aria_text",
+    "AriaTextForCausalLM",
     {
-        **LLAMA.defaults,
         "vocab_size": 32000,
         "hidden_size": 4096,
         "intermediate_size": 4096,
@@ -50,24 +27,19 @@ ARIA_TEXT = ModelFamily(
         "moe_topk": 2,
         "moe_num_shared_experts": 2,
     },
-    _write,
-    replace(
-        LLAMA_TENSORS,
-        names={
-            **_OTHERS,
-            **{f"shared.{name}": f"{_MLP}.shared_experts.{name}" for name in DENSE},
+    off("mlp_bias"),
+    counts(experts="moe_num_experts", experts_per_token="moe_topk"),
+    _SHARED,
+    written({"pad_token_id": None}),
+    tensors=LLAMA.tensors.but(
+        {
+            **shared_names(f"{_MLP}.shared_experts"),
             "router": f"{_MLP}.router",
-            **{f"{name}.weight": f"{_MLP}.experts.fc1.weight" for name in _FIRST},
-            "experts.down_proj.weight": f"{_MLP}.experts.fc2.weight",
+            **stacked_names(f"{_MLP}.experts.fc1.weight", f"{_MLP}.experts.fc2.weight"),
         },
+        without=DENSE,
         # Files have one matrix [in, out] of each expert, gate beside up.
-        transposed=tuple(f"{name}.weight" for name in _FIRST),
-        fused=(_FIRST,),
+        transposed=tuple(f"{name}.weight" for name in FIRST),
+        fused=(FIRST,),
     ),
-    {
-        **LLAMA.keys,
-        "experts": ("moe_num_experts",),
-        "experts_per_token": ("moe_topk",),
-        "shared_ffn": ("moe_num_shared_experts",),
-    },
 )

@@ -8,33 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.deepseek import write_deepseek
-from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.glm_flash import GLM4_MOE_LITE, read_flash
-from bigplan.spec.hf.families.layer_types import write_dense_first
+from bigplan.spec.hf.families.glm_flash import GLM4_MOE_LITE
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
-from bigplan.spec.model import ModelSpec
 
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    fields = read_flash(reader)
-    if fields["latent_attention"]["query_rank"] is None:
-        reader.refuse("q_lora_rank", "a number: queries are made of a latent")
-    return fields | ({"expert_norms": "after"} if "experts" in fields else {})
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return write_deepseek(model, "axk1", "AXK1ForCausalLM") | {
-        "mlp_layer_types": write_dense_first(model)
-    }
-
-
-_TENSORS = GLM4_MOE_LITE.tensors
-AXK1 = ModelFamily(
-    _read,
+_AXK1 = GLM4_MOE_LITE.like(
+    "axk1",
+    "AXK1ForCausalLM",
     {
-        **GLM4_MOE_LITE.defaults,
         "vocab_size": 163840,
         "hidden_size": 7168,
         "intermediate_size": 18432,
@@ -53,11 +34,17 @@ AXK1 = ModelFamily(
         "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-6,
     },
-    _write,
-    replace(
-        _TENSORS,
-        names={**_TENSORS.names, "mlp_closing_norm": "model.layers.{}.post_mlp_layernorm"},
-        absent=(ROUTER_BIAS,),
+    tensors=GLM4_MOE_LITE.tensors.but(
+        {"mlp_closing_norm": "model.layers.{}.post_mlp_layernorm"}, absent=(ROUTER_BIAS,)
     ),
-    GLM4_MOE_LITE.keys,
 )
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    fields = _AXK1.read(reader)
+    if fields["latent_attention"]["query_rank"] is None:
+        reader.refuse("q_lora_rank", "a number: queries are made of a latent")
+    return fields | ({"expert_norms": "after"} if "experts" in fields else {})
+
+
+AXK1 = replace(_AXK1, read=_read)

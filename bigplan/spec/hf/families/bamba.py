@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
-from bigplan.spec.hf.families.llama import (
-    LLAMA_DEFAULTS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    read_attention_bias,
-    read_llama_like,
-    write_llama_like,
-)
+from bigplan.spec.hf.families.experts import DENSE
+from bigplan.spec.hf.families.family import NO_TOKENS
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE, LLAMA_TENSORS, MLP_BIAS
 from bigplan.spec.hf.families.mamba import (
     MAMBA_DEFAULTS,
     MAMBA_FUSED,
@@ -22,6 +16,8 @@ from bigplan.spec.hf.families.mamba import (
     write_state_space,
 )
 from bigplan.spec.hf.families.mixers import attention_at, mixer_fields
+from bigplan.spec.hf.families.parts import Part, empty, written
+from bigplan.spec.hf.families.rope import PARTLY_TURNED
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.mixers import ATTENTION, STATE_SPACE
 from bigplan.spec.model import ModelSpec
@@ -29,35 +25,30 @@ from bigplan.spec.model import ModelSpec
 _PLACES = "attn_layer_indices"
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    if reader.get("z_loss_coefficient"):
-        reader.refuse("z_loss_coefficient", "0: the loss is the cross-entropy alone")
-    own = read_attention_bias(reader) | {"mlp_bias": reader.flag("mlp_bias")}
+def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
     mixers = attention_at(reader, _PLACES, STATE_SPACE)
-    space = mixer_fields(mixers, STATE_SPACE, lambda: read_state_space(reader))
-    return read_llama_like(reader) | own | space
+    return mixer_fields(mixers, STATE_SPACE, lambda: read_state_space(reader))
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return (
-        write_llama_like(model, "bamba", "BambaForCausalLM")
-        | write_state_space(model)
-        | {
-            "partial_rotary_factor": model.rotary_fraction,
-            "attention_bias": model.qkv_bias,
-            "mlp_bias": model.mlp_bias,
-            _PLACES: [n for n, mixer in enumerate(model.mixers) if mixer == ATTENTION],
-            **NO_TOKENS,
-        }
-    )
+def _write_mixers(model: ModelSpec) -> dict[str, Any]:
+    places = [n for n, mixer in enumerate(model.mixers) if mixer == ATTENTION]
+    return write_state_space(model) | {_PLACES: places}
 
 
 _WITHIN = "model.layers.{}"
-_MLP = ("gate_proj", "up_proj", "down_proj")
-BAMBA = ModelFamily(
-    _read,
-    LLAMA_DEFAULTS
-    | MAMBA_DEFAULTS
+BAMBA_TENSORS = LLAMA_TENSORS.but(
+    {
+        **mamba_names(f"{_WITHIN}.mamba"),
+        **{name: f"{_WITHIN}.feed_forward.{name}" for name in DENSE},
+        "post_norm": f"{_WITHIN}.pre_ff_layernorm",
+        "norm": "model.final_layernorm",
+    },
+    fused=MAMBA_FUSED,
+)
+BAMBA = LLAMA_LIKE.like(
+    "bamba",
+    "BambaForCausalLM",
+    MAMBA_DEFAULTS
     | {
         "vocab_size": 128000,
         "hidden_size": 4096,
@@ -72,16 +63,11 @@ BAMBA = ModelFamily(
         "z_loss_coefficient": 0.0,
         _PLACES: None,
     },
-    _write,
-    Tensors(
-        {
-            **LLAMA_TENSORS.names,
-            **mamba_names(f"{_WITHIN}.mamba"),
-            **{name: f"{_WITHIN}.feed_forward.{name}" for name in _MLP},
-            "post_norm": f"{_WITHIN}.pre_ff_layernorm",
-            "norm": "model.final_layernorm",
-        },
-        fused=MAMBA_FUSED,
-    ),
-    LLAMA_KEYS | MAMBA_KEYS | {"mixer_pattern": (_PLACES,), "qkv_bias": ("attention_bias",)},
+    empty("z_loss_coefficient", "0: the loss is the cross-entropy alone"),
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    Part(_read_mixers, _write_mixers, MAMBA_KEYS | {"mixer_pattern": (_PLACES,)}),
+    PARTLY_TURNED,
+    written(NO_TOKENS),
+    tensors=BAMBA_TENSORS,
 )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.experts import QWEN3_MOE
+from bigplan.spec.hf.families.experts import FIRST, LAST, QWEN3_MOE, stacked_names
 from bigplan.spec.hf.families.family import ModelFamily, Tensors
 from bigplan.spec.hf.families.gemma import GEMMA3
 from bigplan.spec.hf.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
@@ -23,9 +23,6 @@ from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
 from bigplan.spec.hf.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from bigplan.spec.hf.families.shared_experts import GLM4_MOE
 from bigplan.spec.hf.reader import ConfigReader
-
-_FIRST = ("experts.gate_proj", "experts.up_proj")
-_LAST = "experts.down_proj"
 
 
 def _beside(family: ModelFamily, *layouts: Tensors, **defaults: Any) -> ModelFamily:
@@ -47,15 +44,10 @@ def _stacked(tensors: Tensors, *transposed: str) -> Tensors:
     `transposed`: parameters that are [in, out] there, as seen from ours.
     """
     experts = "model.layers.{}.mlp.experts"
-    others = {n: place for n, place in tensors.names.items() if not n.startswith("experts.")}
-    return replace(
-        tensors,
-        names={
-            **others,
-            **{f"{name}.weight": f"{experts}.gate_up_proj" for name in _FIRST},
-            f"{_LAST}.weight": f"{experts}.down_proj",
-        },
-        fused=(*tensors.fused, _FIRST),
+    return tensors.but(
+        stacked_names(f"{experts}.gate_up_proj", f"{experts}.down_proj"),
+        without=(*FIRST, LAST),
+        fused=(*tensors.fused, FIRST),
         transposed=transposed,
     )
 
@@ -117,8 +109,8 @@ BESIDE_TOWERS: Mapping[str, ModelFamily] = {
     ),
     "qwen3_vl_moe": _beside(
         QWEN3_MOE,
-        _stacked(QWEN3_MOE.tensors, *(f"{name}.weight" for name in _FIRST)),  # as published
-        _stacked(QWEN3_MOE.tensors, f"{_LAST}.weight"),  # as transformers 5 writes it
+        _stacked(QWEN3_MOE.tensors, *(f"{name}.weight" for name in FIRST)),  # as published
+        _stacked(QWEN3_MOE.tensors, f"{LAST}.weight"),  # as transformers 5 writes it
         QWEN3_MOE.tensors,
         **_QWEN3,
         hidden_size=2048,
@@ -142,7 +134,7 @@ BESIDE_TOWERS: Mapping[str, ModelFamily] = {
     "qwen3_5": _beside(QWEN3_5),
     "qwen3_5_moe": _beside(
         QWEN3_5_MOE,
-        _stacked(QWEN3_5_MOE.tensors, f"{_LAST}.weight"),
+        _stacked(QWEN3_5_MOE.tensors, f"{LAST}.weight"),
         QWEN3_5_MOE.tensors,
     ),
 }

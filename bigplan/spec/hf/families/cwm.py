@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.layer_types import read_layer_types, write_layer_types
-from bigplan.spec.hf.families.llama import (
-    LLAMA_DEFAULTS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    read_llama_like,
-    write_llama_like,
-)
-from bigplan.spec.hf.families.rope import write_parameters
-from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
+from bigplan.spec.hf.families.layer_types import layer_types
+from bigplan.spec.hf.families.llama import LLAMA_LIKE
+from bigplan.spec.hf.families.parts import off
+from bigplan.spec.hf.families.rope import BESIDE_PARAMETERS, IN_PARAMETERS
 
 _EVERY = 4  # blocks, of which the first sees all tokens, where a file does not list them
-
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    """Rope turns all blocks by the same angles."""
-    if reader.flag("mlp_bias"):
-        reader.refuse("mlp_bias", "false")
-    otherwise = [block % _EVERY > 0 for block in range(reader.count("num_hidden_layers"))]
-    return read_llama_like(reader) | read_layer_types(reader, otherwise)
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return write_parameters(write_llama_like(model, "cwm", "CwmForCausalLM")) | {
-        "sliding_window": model.sliding_window,
-        "layer_types": write_layer_types(model),
-    }
-
-
-CWM = ModelFamily(
-    _read,
-    LLAMA_DEFAULTS
-    | {
+CWM = LLAMA_LIKE.like(
+    "cwm",
+    "CwmForCausalLM",
+    {
         "vocab_size": 128256,
         "hidden_size": 6144,
         "intermediate_size": 21504,
@@ -60,7 +33,8 @@ CWM = ModelFamily(
             "original_max_position_embeddings": 8192,
         },
     },
-    _write,
-    LLAMA_TENSORS,
-    LLAMA_KEYS | {"attention_pattern": ("layer_types",)},
+    off("mlp_bias"),
+    layer_types(lambda reader, block: block % _EVERY > 0),
+    IN_PARAMETERS,  # rope turns all blocks by the same angles
+    without=BESIDE_PARAMETERS,
 )

@@ -5,86 +5,62 @@ Layers that predict further tokens (`num_nextn_predict_layers`) are left out, as
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.ernie import ERNIE
-from bigplan.spec.hf.families.experts import DENSE, routed_tensors
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.experts import EACH, routed_tensors, shared_names
+from bigplan.spec.hf.families.parts import Part, values
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
-_KEYS = {
-    **ERNIE.keys,
-    "ffn": ("moe_intermediate_size",),
-    "experts": ("moe_num_experts", "num_experts"),
-    "experts_per_token": ("moe_k", "num_experts_per_tok"),
-    "router_loss": ("router_aux_loss_coef",),
-    "shared_ffn": ("moe_num_shared_experts",),
-    "dense_blocks": ("moe_layer_start_index",),
-    "dense_ffn": ("intermediate_size",),
-}
-
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
     """Files of transformers 5 have other names for two keys, as its attributes do."""
-    fields = ERNIE.read(reader)
     if reader.count("moe_layer_interval") != 1:
         reader.refuse("moe_layer_interval", "1: experts in all blocks but first ones")
     if reader.text("moe_gate") != "topk":
         reader.refuse("moe_gate", "topk")
-    if reader.get("moe_layer_end_index") not in (-1, fields["layers"] - 1):
+    if reader.get("moe_layer_end_index") not in (-1, reader.count("num_hidden_layers") - 1):
         reader.refuse("moe_layer_end_index", "-1: the last blocks have experts")
-    each, dense = (
-        reader.count("moe_intermediate_size"),
-        reader.count("moe_layer_start_index", least=0),
-    )
+    dense = reader.count("moe_layer_start_index", least=0)
     shared = reader.optional_count("moe_num_shared_experts", least=0) or 0
-    return fields | {
-        "ffn": each,
+    return {
         "experts": reader.optional_count("num_experts") or reader.count("moe_num_experts"),
         "experts_per_token": reader.optional_count("num_experts_per_tok") or reader.count("moe_k"),
         "router_normalised": True,
-        "router_loss": reader.get("router_aux_loss_coef"),
         "routing": {"bias": True},
-        "shared_ffn": shared * each,
+        "shared_ffn": shared * reader.count("moe_intermediate_size"),
         "dense_blocks": dense,
         "dense_ffn": reader.count("intermediate_size") if dense else 0,
     }
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
-    return ERNIE.write(model) | {
-        "model_type": "ernie4_5_moe",
-        "architectures": ["Ernie4_5_MoeForCausalLM"],
+    return {
         "intermediate_size": model.dense_ffn or model.ffn,
-        "moe_intermediate_size": model.ffn,
         "moe_num_experts": model.experts,
         "moe_k": model.experts_per_token,
         "moe_num_shared_experts": model.shared_ffn // max(1, model.ffn),
         "moe_layer_start_index": model.dense_blocks,
         "moe_layer_end_index": -1,
         "moe_layer_interval": 1,
-        "router_aux_loss_coef": model.router_loss,
         "output_router_logits": model.router_loss > 0,
     }
 
 
+_KEYS = {
+    "experts": ("moe_num_experts", "num_experts"),
+    "experts_per_token": ("moe_k", "num_experts_per_tok"),
+    "shared_ffn": ("moe_num_shared_experts",),
+    "dense_blocks": ("moe_layer_start_index",),
+    "dense_ffn": ("intermediate_size",),
+}
 _WITHIN = "model.layers.{}.mlp"
-_TENSORS = replace(
-    ERNIE.tensors,
-    names={
-        **routed_tensors("mlp").names,
-        **{f"shared.{name}": f"{_WITHIN}.shared_experts.{name}" for name in DENSE},
-        ROUTER_BIAS: f"{_WITHIN}.moe_statics.e_score_correction_bias",
-    },
-    as_row=(ROUTER_BIAS,),
-)
-ERNIE_MOE = ModelFamily(
-    _read,
+ERNIE_MOE = ERNIE.like(
+    "ernie4_5_moe",
+    "Ernie4_5_MoeForCausalLM",
     {
-        **ERNIE.defaults,
         "hidden_size": 2560,
         "intermediate_size": 12288,
         "num_hidden_layers": 28,
@@ -103,7 +79,15 @@ ERNIE_MOE = ModelFamily(
         **dict.fromkeys(("moe_capacity", "moe_use_aux_free", "moe_norm_min")),
         "router_aux_loss_coef": 0.001,
     },
-    _write,
-    _TENSORS,
-    _KEYS,
+    EACH,
+    values(router_loss="router_aux_loss_coef"),
+    Part(_read, _write, _KEYS),
+    tensors=ERNIE.tensors.but(
+        {
+            **routed_tensors("mlp").names,
+            **shared_names(f"{_WITHIN}.shared_experts"),
+            ROUTER_BIAS: f"{_WITHIN}.moe_statics.e_score_correction_bias",
+        },
+        as_row=(ROUTER_BIAS,),
+    ),
 )

@@ -5,52 +5,23 @@ Layers that predict further tokens (`num_nextn_predict_layers`) are left out, as
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from bigplan.spec.hf.families.exaone import EXAONE4
-from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.layer_types import dense_first, write_dense_first
-from bigplan.spec.hf.families.shared_experts import (
-    DEEPSEEK_KEYS,
-    DEEPSEEK_TENSORS,
-    read_deepseek_experts,
-    write_deepseek_experts,
-)
-from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.hf.families.layer_types import mlp_types
+from bigplan.spec.hf.families.parts import always, only, renamed
+from bigplan.spec.hf.families.shared_experts import DEEPSEEK_EXPERTS, DEEPSEEK_TENSORS
 from bigplan.spec.layers import ROUTER_BIAS
-from bigplan.spec.model import ModelSpec
 
-_NAMED = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
-
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    """Two of DeepSeek-V3's keys have other names; a list of blocks comes before a number."""
-    fields = EXAONE4.read(reader) | {"norms": "before"}
-    if reader.config.get("num_local_experts"):  # as transformers 5 may call them
-        reader.refuse("num_local_experts", "num_experts")
-    first = reader.count("first_k_dense_replace", least=0)
-    told = {"first_k_dense_replace": dense_first(reader, fields["layers"], otherwise=first)}
-    told |= {theirs: reader.get(ours) for theirs, ours in _NAMED.items()}
-    return fields | read_deepseek_experts(replace(reader, config={**reader.config, **told}))
+_FIRST, _LOCAL = "first_k_dense_replace", "num_local_experts"
+_EXPERTS = renamed(
+    DEEPSEEK_EXPERTS,
+    {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
+)
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    experts = write_deepseek_experts(model)
-    return {
-        **EXAONE4.write(model),
-        **{_NAMED.get(key, key): value for key, value in experts.items()},
-        "mlp_layer_types": write_dense_first(model),
-        "model_type": "exaone_moe",
-        "architectures": ["ExaoneMoeForCausalLM"],
-    }
-
-
-_BIAS = "model.layers.{}.mlp.e_score_correction_bias"
-EXAONE_MOE = ModelFamily(
-    _read,
+EXAONE_MOE = EXAONE4.like(
+    "exaone_moe",
+    "ExaoneMoeForCausalLM",
     {
-        **EXAONE4.defaults,
         "moe_intermediate_size": 1024,
         "num_experts": 64,
         "num_experts_per_tok": 8,
@@ -62,13 +33,10 @@ EXAONE_MOE = ModelFamily(
         "n_group": 1,
         "topk_group": 1,
     },
-    _write,
-    replace(DEEPSEEK_TENSORS, names={**DEEPSEEK_TENSORS.names, ROUTER_BIAS: _BIAS}),
-    {
-        **EXAONE4.keys,
-        **DEEPSEEK_KEYS,
-        "experts": ("num_experts",),
-        "shared_ffn": ("num_shared_experts",),
-        "dense_blocks": ("mlp_layer_types", "first_k_dense_replace"),
-    },
+    always(norms="before"),
+    # As transformers 5 may call them.
+    only(_LOCAL, "num_experts", lambda reader: not reader.config.get(_LOCAL)),
+    _EXPERTS,
+    mlp_types(lambda reader: reader.count(_FIRST, least=0), _FIRST),
+    tensors=DEEPSEEK_TENSORS.but({ROUTER_BIAS: "model.layers.{}.mlp.e_score_correction_bias"}),
 )

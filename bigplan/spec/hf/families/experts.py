@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily, Tensors
+from bigplan.spec.hf.families.family import Tensors
 from bigplan.spec.hf.families.llama import (
-    LLAMA_DEFAULTS,
+    ATTENTION_BIAS,
     LLAMA_KEYS,
+    LLAMA_LIKE,
     LLAMA_TENSORS,
-    read_attention_bias,
-    read_llama_like,
-    write_llama_like,
+    WINDOW,
 )
+from bigplan.spec.hf.families.parts import Part, always, counts, empty, flags, joined, values
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 DENSE = ("gate_proj", "up_proj", "down_proj")
-ROUTER_KEYS = LLAMA_KEYS | {
-    "experts_per_token": ("num_experts_per_tok",),
-    "router_loss": ("router_aux_loss_coef",),
-}
-DENSE_KEYS = {"dense_blocks": ("mlp_only_layers",), "dense_ffn": ("intermediate_size",)}
+
+
+FIRST = ("experts.gate_proj", "experts.up_proj")  # what experts' rows enter
+LAST = "experts.down_proj"
+
+
+def shared_names(module: str) -> dict[str, str]:
+    """Of the MLP that all tokens pass beside experts."""
+    return {f"shared.{name}": f"{module}.{name}" for name in DENSE}
+
+
+def stacked_names(first: str, last: str, part: str = "weight") -> dict[str, str]:
+    """Of a tensor with all experts' gates and ups, and of one with all that lead back."""
+    return {**{f"{name}.{part}": first for name in FIRST}, f"{LAST}.{part}": last}
 
 
 def routed_tensors(
@@ -41,42 +50,35 @@ def routed_tensors(
     return Tensors({**others, "router": f"{within}.gate", **experts})
 
 
+# How many experts a token passes, and the coefficient of their balance; transformers adds it only
+# where it gives the router's scores.
+ROUTER = joined(
+    counts(experts_per_token="num_experts_per_tok"),
+    values(router_loss="router_aux_loss_coef"),
+    Part(write=lambda model: {"output_router_logits": model.router_loss > 0}),
+)
+ROUTER_KEYS = {**LLAMA_KEYS, **ROUTER.keys}
+# transformers 5 writes one name, and 4 the other.
+EXPERTS = Part(
+    lambda reader: {
+        "experts": reader.optional_count("num_local_experts") or reader.count("num_experts")
+    },
+    lambda model: {"num_experts": model.experts},
+    {"experts": ("num_experts", "num_local_experts")},
+)
+LOCAL_EXPERTS = counts(experts="num_local_experts")
+EACH = counts(ffn="moe_intermediate_size")  # an expert's width
+NORMALISED = flags(router_normalised="norm_topk_prob")
+
+
 def read_router(reader: ConfigReader) -> dict[str, Any]:
     """How many experts a token passes, and the coefficient of their balance."""
-    return {
-        "experts_per_token": reader.count("num_experts_per_tok"),
-        "router_loss": reader.get("router_aux_loss_coef"),
-    }
+    return ROUTER.read(reader)
 
 
 def write_router(model: ModelSpec) -> dict[str, Any]:
-    """The router's loss is added by transformers only where it gives the router's scores."""
-    return {
-        "num_experts_per_tok": model.experts_per_token,
-        "router_aux_loss_coef": model.router_loss,
-        "output_router_logits": model.router_loss > 0,
-    }
-
-
-def _read_mixtral(reader: ConfigReader) -> dict[str, Any]:
-    if reader.get("router_jitter_noise"):
-        reader.refuse("router_jitter_noise", "0: routers read what experts read")
-    return (
-        read_llama_like(reader)
-        | read_router(reader)
-        | {
-            "experts": reader.count("num_local_experts"),
-            "sliding_window": reader.optional_count("sliding_window"),
-        }
-    )
-
-
-def _write_mixtral(model: ModelSpec) -> dict[str, Any]:
-    return (
-        write_llama_like(model, "mixtral", "MixtralForCausalLM")
-        | write_router(model)
-        | {"num_local_experts": model.experts, "sliding_window": model.sliding_window}
-    )
+    """The same."""
+    return ROUTER.write(model)
 
 
 def read_dense(reader: ConfigReader) -> dict[str, Any]:
@@ -100,47 +102,27 @@ def write_dense(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _read_qwen3(reader: ConfigReader) -> dict[str, Any]:
+DENSE_KEYS = {"dense_blocks": ("mlp_only_layers",), "dense_ffn": ("intermediate_size",)}
+DENSE_BLOCKS = Part(read_dense, write_dense, DENSE_KEYS)
+
+
+def _read_window(reader: ConfigReader) -> dict[str, Any]:
     slides = reader.flag("use_sliding_window")
     if slides and reader.get("max_window_layers"):
         # transformers 4 slides from this block on, transformers 5 in all.
         reader.refuse("max_window_layers", "0, or use_sliding_window false")
-    return (
-        read_llama_like(reader)
-        | read_router(reader)
-        | read_dense(reader)
-        | {
-            "ffn": reader.count("moe_intermediate_size"),
-            # transformers 5 writes one name, and 4 the other.
-            "experts": reader.optional_count("num_local_experts") or reader.count("num_experts"),
-            "router_normalised": reader.flag("norm_topk_prob"),
-            **read_attention_bias(reader),
-            "qk_norm": True,
-            "sliding_window": reader.optional_count("sliding_window") if slides else None,
-        }
-    )
+    return {"sliding_window": reader.optional_count("sliding_window") if slides else None}
 
 
-def _write_qwen3(model: ModelSpec) -> dict[str, Any]:
-    return (
-        write_llama_like(model, "qwen3_moe", "Qwen3MoeForCausalLM")
-        | write_router(model)
-        | write_dense(model)
-        | {
-            "moe_intermediate_size": model.ffn,
-            "num_experts": model.experts,
-            "norm_topk_prob": model.router_normalised,
-            "attention_bias": model.qkv_bias,
-            "use_sliding_window": model.sliding_window is not None,
-            "sliding_window": model.sliding_window,
-        }
-    )
+def _write_window(model: ModelSpec) -> dict[str, Any]:
+    window = model.sliding_window
+    return {"use_sliding_window": window is not None, "sliding_window": window}
 
 
-MIXTRAL = ModelFamily(
-    _read_mixtral,
-    LLAMA_DEFAULTS
-    | {
+MIXTRAL = LLAMA_LIKE.like(
+    "mixtral",
+    "MixtralForCausalLM",
+    {
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5,
@@ -151,14 +133,16 @@ MIXTRAL = ModelFamily(
         "router_aux_loss_coef": 0.001,
         "router_jitter_noise": 0.0,
     },
-    _write_mixtral,
-    routed_tensors("block_sparse_moe", ("w1", "w3", "w2"), dense=False),
-    ROUTER_KEYS | {"experts": ("num_local_experts",)},
+    empty("router_jitter_noise", "0: routers read what experts read"),
+    ROUTER,
+    LOCAL_EXPERTS,
+    WINDOW,
+    tensors=routed_tensors("block_sparse_moe", ("w1", "w3", "w2"), dense=False),
 )
-QWEN3_MOE = ModelFamily(
-    _read_qwen3,
-    LLAMA_DEFAULTS
-    | {
+QWEN3_MOE = LLAMA_LIKE.like(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    {
         "num_key_value_heads": 4,
         "max_position_embeddings": 32768,
         "use_sliding_window": False,
@@ -173,13 +157,13 @@ QWEN3_MOE = ModelFamily(
         "decoder_sparse_step": 1,
         "mlp_only_layers": None,
     },
-    _write_qwen3,
-    routed_tensors("mlp"),
-    ROUTER_KEYS
-    | {
-        "experts": ("num_experts", "num_local_experts"),
-        "ffn": ("moe_intermediate_size",),
-        "router_normalised": ("norm_topk_prob",),
-        **DENSE_KEYS,
-    },
+    Part(_read_window, _write_window),
+    ROUTER,
+    DENSE_BLOCKS,
+    EACH,
+    EXPERTS,
+    NORMALISED,
+    ATTENTION_BIAS,
+    always(qk_norm=True),
+    tensors=routed_tensors("mlp"),
 )

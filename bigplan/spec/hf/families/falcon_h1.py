@@ -9,23 +9,16 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any
 
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
-from bigplan.spec.hf.families.llama import (
-    LLAMA_DEFAULTS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    read_attention_bias,
-    read_llama_like,
-    write_llama_like,
-)
+from bigplan.spec.hf.families.bamba import BAMBA_TENSORS
+from bigplan.spec.hf.families.family import NO_TOKENS
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE, MLP_BIAS
 from bigplan.spec.hf.families.mamba import (
     MAMBA_DEFAULTS,
-    MAMBA_FUSED,
     MAMBA_KEYS,
-    mamba_names,
     read_state_space,
     write_state_space,
 )
+from bigplan.spec.hf.families.parts import Part, written
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.mixers import AttentionBeside, StateSpace
 from bigplan.spec.model import ModelSpec
@@ -38,15 +31,14 @@ _OF_SPACE, _OF_MLP = "ssm_multipliers", "mlp_multipliers"
 _BEFORE = {"attention_in_multiplier": "attention_bias", "ssm_in_multiplier": "mamba_proj_bias"}
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    own = read_attention_bias(reader) | {"mlp_bias": reader.flag("mlp_bias")}
-    fields = read_llama_like(reader) | own
+def _read_factors(reader: ConfigReader) -> dict[str, Any]:
     _refuse_unlike(reader)
-    head_dim = fields.get("head_dim") or fields["hidden"] // fields["heads"]
+    usual = reader.count("hidden_size") // reader.count("num_attention_heads")
+    head_dim = reader.optional_count("head_dim") or usual
     read, keys = reader.number("attention_in_multiplier"), reader.number("key_multiplier")
     gate, mlp = _factors(reader, _OF_MLP, 2)
     scores = read * read * keys
-    return fields | {
+    return {
         "state_space": _read_space(reader),
         "attention_beside": {
             "attention_scale": read * reader.number("attention_out_multiplier"),
@@ -91,20 +83,16 @@ def _refuse_unlike(reader: ConfigReader) -> None:
             reader.refuse(bias, f"false beside a {factor} other than 1")
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
+def _write_factors(model: ModelSpec) -> dict[str, Any]:
     space = model.state_space or StateSpace(heads=1, head_dim=model.hidden)
     beside = model.attention_beside or AttentionBeside()
-    config = write_llama_like(model, "falcon_h1", "FalconH1ForCausalLM")
     return {
-        **config,
         **write_state_space(model),
         "mamba_expand": 2,  # which `mamba_d_ssm` has no need of
         _WIDTH: space.width,
         _NORM: space.norm,
         _NORM_FIRST: False,
         _OUTPUT_BIAS: space.bias,
-        "attention_bias": model.qkv_bias,
-        "mlp_bias": model.mlp_bias,
         **dict.fromkeys(_BEFORE, 1.0),
         "key_multiplier": model.scale_of_scores * sqrt(model.head_dim),
         "attention_out_multiplier": beside.attention_scale,
@@ -113,16 +101,22 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         _OF_MLP: [model.gate_scale, model.mlp_scale],
         "embedding_multiplier": model.embedding_scale,
         "lm_head_multiplier": model.logit_scale,
-        **NO_TOKENS,
     }
 
 
-_WITHIN = "model.layers.{}"
-_MLP = ("gate_proj", "up_proj", "down_proj")
-FALCON_H1 = ModelFamily(
-    _read,
-    LLAMA_DEFAULTS
-    | MAMBA_DEFAULTS
+_KEYS = MAMBA_KEYS | {
+    "state_space.norm": (_NORM,),
+    "state_space.scales": (_OF_SPACE,),
+    "attention_beside": ("attention_out_multiplier", "ssm_out_multiplier"),
+    "score_scale": ("key_multiplier",),
+    "gate_scale": (_OF_MLP,),
+    "embedding_scale": ("embedding_multiplier",),
+    "logit_scale": ("lm_head_multiplier",),
+}
+FALCON_H1 = LLAMA_LIKE.like(
+    "falcon_h1",
+    "FalconH1ForCausalLM",
+    MAMBA_DEFAULTS
     | {
         "vocab_size": 128000,
         "hidden_size": 4096,
@@ -142,27 +136,9 @@ FALCON_H1 = ModelFamily(
         _OF_SPACE: None,
         _OF_MLP: None,
     },
-    _write,
-    Tensors(
-        {
-            **LLAMA_TENSORS.names,
-            **mamba_names(f"{_WITHIN}.mamba"),
-            **{name: f"{_WITHIN}.feed_forward.{name}" for name in _MLP},
-            "post_norm": f"{_WITHIN}.pre_ff_layernorm",
-            "norm": "model.final_layernorm",
-        },
-        fused=MAMBA_FUSED,
-    ),
-    LLAMA_KEYS
-    | MAMBA_KEYS
-    | {
-        "state_space.norm": (_NORM,),
-        "state_space.scales": (_OF_SPACE,),
-        "attention_beside": ("attention_out_multiplier", "ssm_out_multiplier"),
-        "score_scale": ("key_multiplier",),
-        "gate_scale": (_OF_MLP,),
-        "embedding_scale": ("embedding_multiplier",),
-        "logit_scale": ("lm_head_multiplier",),
-        "qkv_bias": ("attention_bias",),
-    },
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    Part(_read_factors, _write_factors, _KEYS),
+    written(NO_TOKENS),
+    tensors=BAMBA_TENSORS,
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bigplan.spec.hf.families.parts import Part, joined, written
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
@@ -41,6 +42,13 @@ class Tensors:
     # adapters.
     renamed: Mapping[str, str] = field(default_factory=dict)
 
+    def but(
+        self, names: Mapping[str, str], *, without: Collection[str] = (), **changes: Any
+    ) -> Tensors:
+        """With other names of modules, or of more; `without` some; `changes` of other fields."""
+        kept = {name: place for name, place in self.names.items() if name not in without}
+        return replace(self, names={**kept, **names}, **changes)
+
     def module(self, tensor: str) -> str:
         """The module of transformers that a matrix of the files is of."""
         module = tensor.removesuffix(".weight")
@@ -65,6 +73,42 @@ class ModelFamily:
     def layouts(self) -> tuple[Tensors, ...]:
         """How files may have the tensors, by how likely that is."""
         return self.tensors, *self.other_tensors
+
+    def like(
+        self,
+        model_type: str,
+        architecture: str,
+        defaults: Mapping[str, Any],
+        *parts: Part,
+        tensors: Tensors | None = None,
+        without: Collection[str] = (),
+    ) -> ModelFamily:
+        """A family as this one, but for its defaults, parts and tensors.
+
+        `without`: keys of this one that its files do not have.
+        """
+        named = {"architectures": [architecture], "model_type": model_type}
+        whole = joined(written(named), Part(self.read, self.write, self.keys), *parts)
+
+        def write(model: ModelSpec) -> dict[str, Any]:
+            config = whole.write(model) | named
+            return {key: value for key, value in config.items() if key not in without}
+
+        known = {**self.defaults, **defaults}
+        return ModelFamily(whole.read, known, write, tensors or self.tensors, whole.keys)
+
+
+def family(
+    model_type: str,
+    architecture: str,
+    defaults: Mapping[str, Any],
+    *parts: Part,
+    tensors: Tensors,
+) -> ModelFamily:
+    """One that is like no other."""
+    nothing = Part()
+    bare = ModelFamily(nothing.read, {}, nothing.write, tensors, {})
+    return bare.like(model_type, architecture, defaults, *parts)
 
 
 # transformers' names; three of them mean the tanh approximation.

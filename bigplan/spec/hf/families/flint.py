@@ -9,65 +9,44 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.experts import read_dense, write_dense
-from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.layer_types import read_layer_types, write_layer_types
-from bigplan.spec.hf.families.llama import read_attention_bias, read_llama_like, write_llama_like
+from bigplan.spec.hf.families.experts import DENSE_BLOCKS, EACH, EXPERTS, NORMALISED
+from bigplan.spec.hf.families.layer_types import layer_types, turned_by_windows
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
+from bigplan.spec.hf.families.parts import Part, always, counts
 from bigplan.spec.hf.families.shared_experts import QWEN2_MOE
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import SINKS
 from bigplan.spec.model import ModelSpec
 
+_WINDOW = 513
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
+
+def _slides(reader: ConfigReader, block: int) -> bool:
+    return block > 1 and block % 4 != 1 and block != reader.count("num_hidden_layers") - 1
+
+
+_WINDOWS = turned_by_windows(layer_types(_slides))
+
+
+def _write_windows(model: ModelSpec) -> dict[str, Any]:
+    return _WINDOWS.write(model) | {"sliding_window": model.sliding_window or _WINDOW}
+
+
+def _read_dense(reader: ConfigReader) -> dict[str, Any]:
+    if reader.get("mlp_only_layers") is None:
+        reader = reader.saying({"mlp_only_layers": [0, 1]})
+    return DENSE_BLOCKS.read(reader)
+
+
+def _no_loss(reader: ConfigReader) -> dict[str, Any]:
     if reader.flag("output_router_logits") and reader.get("router_aux_loss_coef"):
         reader.refuse("router_aux_loss_coef", "0: a loss of routers balances a softmax")
-    if reader.get("mlp_only_layers") is None:
-        reader = replace(reader, config={**reader.config, "mlp_only_layers": [0, 1]})
-    last = reader.count("num_hidden_layers") - 1
-    windows = read_layer_types(
-        reader, [number > 1 and number % 4 != 1 and number != last for number in range(last + 1)]
-    )
-    turned = windows["sliding_window"] is not None and "attention_pattern" not in windows
-    return (
-        read_llama_like(reader)
-        | read_attention_bias(reader)
-        | read_dense(reader)
-        | windows
-        | {
-            "qk_norm": True,
-            "attention_sinks": True,
-            "global_rope": turned,
-            "ffn": reader.count("moe_intermediate_size"),
-            "shared_ffn": reader.count("shared_expert_intermediate_size"),
-            "experts": reader.optional_count("num_local_experts") or reader.count("num_experts"),
-            "experts_per_token": reader.count("num_experts_per_tok"),
-            "router_normalised": reader.flag("norm_topk_prob"),
-            "routing": {"scores": "sigmoid"},
-        }
-    )
+    return {}
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return (
-        write_llama_like(model, "flint", "FlintForCausalLM")
-        | write_dense(model)
-        | {
-            "attention_bias": model.qkv_bias,
-            "layer_types": write_layer_types(model),
-            "sliding_window": model.sliding_window or FLINT.defaults["sliding_window"],
-            "moe_intermediate_size": model.ffn,
-            "shared_expert_intermediate_size": model.shared_ffn,
-            "num_experts": model.experts,
-            "num_experts_per_tok": model.experts_per_token,
-            "norm_topk_prob": model.router_normalised,
-        }
-    )
-
-
-_TENSORS = QWEN2_MOE.tensors
-FLINT = ModelFamily(
-    _read,
+FLINT = LLAMA_LIKE.like(
+    "flint",
+    "FlintForCausalLM",
     {
         **QWEN2_MOE.defaults,
         "vocab_size": 150144,
@@ -77,7 +56,7 @@ FLINT = ModelFamily(
         "num_key_value_heads": 4,
         "head_dim": 128,
         "max_position_embeddings": 262144,
-        "sliding_window": 513,
+        "sliding_window": _WINDOW,
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 1024,
         "num_experts_per_tok": 6,
@@ -86,14 +65,14 @@ FLINT = ModelFamily(
         "router_aux_loss_coef": 0.0005,
         "output_router_logits": False,
     },
-    _write,
-    replace(
-        _TENSORS,
-        names={**_TENSORS.names, SINKS: "model.layers.{}.self_attn.softmax_offset"},
-    ),
-    {
-        **QWEN2_MOE.keys,
-        "qkv_bias": ("attention_bias",),
-        "attention_pattern": ("layer_types",),
-    },
+    Part(_no_loss),
+    ATTENTION_BIAS,
+    replace(DENSE_BLOCKS, read=_read_dense),
+    replace(_WINDOWS, write=_write_windows),
+    EACH,
+    EXPERTS,
+    NORMALISED,
+    counts(experts_per_token="num_experts_per_tok", shared_ffn="shared_expert_intermediate_size"),
+    always(qk_norm=True, attention_sinks=True, routing={"scores": "sigmoid"}),
+    tensors=QWEN2_MOE.tensors.but({SINKS: "model.layers.{}.self_attn.softmax_offset"}),
 )

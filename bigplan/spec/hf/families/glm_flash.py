@@ -11,7 +11,7 @@ from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 
-def read_flash(reader: ConfigReader) -> dict[str, Any]:
+def _read(reader: ConfigReader) -> dict[str, Any]:
     """Files say of each block whether it has experts, or as DeepSeek's how many first ones not."""
     first = reader.count("first_k_dense_replace", least=0)
     dense = dense_first(reader, reader.count("num_hidden_layers"), otherwise=first)
@@ -29,7 +29,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
 
 
 GLM4_MOE_LITE = ModelFamily(
-    read_flash,
+    _read,
     {
         **DEEPSEEK_V3.defaults,
         "vocab_size": 154880,

@@ -5,12 +5,20 @@ GPTBigCode (SantaCoder, StarCoder) is one whose heads may share a key, with matr
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-from bigplan.spec.hf.families.family import GELUS, NO_TOKENS, ModelFamily, Tensors
-from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
+from bigplan.spec.hf.families.family import GELUS, NO_TOKENS, Tensors, family
+from bigplan.spec.hf.families.parts import (
+    BIASES,
+    Part,
+    activation,
+    always,
+    counts,
+    flags,
+    inner_width,
+    joined,
+    on,
+    values,
+    written,
+)
 
 _FUSED = ("q_proj", "k_proj", "v_proj")
 _TENSORS = Tensors(
@@ -31,87 +39,43 @@ _TENSORS = Tensors(
     transposed=(*_FUSED, "o_proj", "up_proj", "down_proj"),
     fused=(_FUSED,),
 )
-_KEYS = {
-    "layers": ("n_layer",),
-    "hidden": ("n_embd",),
-    "ffn": ("n_inner",),
-    "heads": ("n_head",),
-    "vocab": ("vocab_size",),
-    "max_sequence_length": ("n_positions",),
-    "norm_epsilon": ("layer_norm_epsilon",),
-}
-_DEFAULTS = {
-    "activation_function": "gelu_new",
-    "layer_norm_epsilon": 1e-5,
-    "scale_attn_weights": True,
-    "tie_word_embeddings": True,
-}
+# GPT-J's files have these keys, too.
+SHAPE = joined(
+    activation("activation_function", GELUS, "gelu_new"),
+    counts(
+        layers="n_layer",
+        hidden="n_embd",
+        heads="n_head",
+        vocab="vocab_size",
+        max_sequence_length="n_positions",
+    ),
+    inner_width("n_inner", "n_embd"),
+    always(norm="layernorm"),
+    values(norm_epsilon="layer_norm_epsilon"),
+    flags(tied_embeddings="tie_word_embeddings"),
+    written({"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, **NO_TOKENS}),
+)
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    if reader.text("activation_function") not in GELUS:
-        reader.refuse("activation_function", ", ".join(GELUS))
-    if not reader.flag("scale_attn_weights"):
-        reader.refuse("scale_attn_weights", "true")
-    hidden = reader.count("n_embd")
-    return {
-        "layers": reader.count("n_layer"),
-        "hidden": hidden,
-        "ffn": reader.optional_count("n_inner") or 4 * hidden,
-        "heads": reader.count("n_head"),
-        "vocab": reader.count("vocab_size"),
-        "max_sequence_length": reader.count("n_positions"),
-        "norm": "layernorm",
-        "norm_epsilon": reader.get("layer_norm_epsilon"),
-        "mlp": GELUS[reader.text("activation_function")],
-        "positions": "learned",
-        "tied_embeddings": reader.flag("tie_word_embeddings"),
-        "qkv_bias": True,
-        "attention_output_bias": True,
-        "mlp_bias": True,
-    }
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "activation_function": "gelu" if model.mlp == "gelu" else "gelu_new",
-        "n_embd": model.hidden,
-        "n_inner": model.ffn,
-        "n_layer": model.layers,
-        "n_head": model.heads,
-        "n_positions": model.max_sequence_length,
-        "vocab_size": model.vocab,
-        "layer_norm_epsilon": model.norm_epsilon,
-        "tie_word_embeddings": model.tied_embeddings,
-        "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-        # transformers' default would be a token that a small vocabulary lacks
-        **NO_TOKENS,
-    }
-
-
-def _read_bigcode(reader: ConfigReader) -> dict[str, Any]:
-    shared = {"kv_heads": 1} if reader.flag("multi_query") else {}
-    return _read(reader) | shared
-
-
-def _write_bigcode(model: ModelSpec) -> dict[str, Any]:
-    return _write(model) | {
-        "architectures": ["GPTBigCodeForCausalLM"],
-        "model_type": "gpt_bigcode",
-        "activation_function": "gelu" if model.mlp == "gelu" else "gelu_pytorch_tanh",
-        "multi_query": model.kv_heads == 1,
-    }
-
-
-GPT2 = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, _KEYS)
-GPT_BIGCODE = ModelFamily(
-    _read_bigcode,
-    _DEFAULTS
-    | {
+GPT2 = family(
+    "gpt2",
+    "GPT2LMHeadModel",
+    {
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "tie_word_embeddings": True,
+    },
+    on("scale_attn_weights", "true"),
+    SHAPE,
+    always(positions="learned"),
+    BIASES,
+    tensors=_TENSORS,
+)
+GPT_BIGCODE = GPT2.like(
+    "gpt_bigcode",
+    "GPTBigCodeForCausalLM",
+    {
         "vocab_size": 50257,
         "n_positions": 1024,
         "n_embd": 768,
@@ -120,7 +84,11 @@ GPT_BIGCODE = ModelFamily(
         "activation_function": "gelu_pytorch_tanh",
         "multi_query": True,
     },
-    _write_bigcode,
-    replace(_TENSORS, transposed=(), by_head=_FUSED),
-    _KEYS | {"kv_heads": ("multi_query",)},
+    activation("activation_function", GELUS, "gelu_pytorch_tanh"),
+    Part(
+        lambda reader: {"kv_heads": 1} if reader.flag("multi_query") else {},
+        lambda model: {"multi_query": model.kv_heads == 1},
+        {"kv_heads": ("multi_query",)},
+    ),
+    tensors=_TENSORS.but({}, transposed=(), by_head=_FUSED),
 )

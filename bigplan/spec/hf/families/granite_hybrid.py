@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.experts import read_router, write_router
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
-from bigplan.spec.hf.families.granite import GRANITE, read_factors, write_factors
+from bigplan.spec.hf.families.experts import FIRST, ROUTER, stacked_names
+from bigplan.spec.hf.families.family import NO_TOKENS
+from bigplan.spec.hf.families.granite import FACTORS, GRANITE
 from bigplan.spec.hf.families.layer_types import kinds_of_blocks
-from bigplan.spec.hf.families.llama import (
-    LLAMA_TENSORS,
-    read_attention_bias,
-    read_llama_like,
-    write_llama_like,
-)
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE, LLAMA_TENSORS
 from bigplan.spec.hf.families.mamba import (
     MAMBA_DEFAULTS,
     MAMBA_FUSED,
@@ -23,6 +18,7 @@ from bigplan.spec.hf.families.mamba import (
     write_state_space,
 )
 from bigplan.spec.hf.families.mixers import mixer_fields
+from bigplan.spec.hf.families.parts import Part, written
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.mixers import ATTENTION, STATE_SPACE
 from bigplan.spec.model import ModelSpec
@@ -36,11 +32,14 @@ _WORDS = {
 _TYPES = {ATTENTION: "attention", STATE_SPACE: "mamba"}
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    fields = read_llama_like(reader) | read_attention_bias(reader) | read_factors(reader)
-    if reader.get("position_embedding_type") != "rope":
-        fields |= {"positions": "none", "rope_scaling": None}
-    return fields | _read_mixers(reader) | _read_mlps(reader)
+def _read_positions(reader: ConfigReader) -> dict[str, Any]:
+    if reader.get("position_embedding_type") == "rope":
+        return {}
+    return {"positions": "none", "rope_scaling": None}
+
+
+def _write_positions(model: ModelSpec) -> dict[str, Any]:
+    return {"position_embedding_type": "rope" if model.positions == "rope" else "nope"}
 
 
 def _read_mlps(reader: ConfigReader) -> dict[str, Any]:
@@ -51,7 +50,14 @@ def _read_mlps(reader: ConfigReader) -> dict[str, Any]:
     )
     if not experts:
         return {"ffn": shared}
-    return read_router(reader) | {"experts": experts, "shared_ffn": shared}
+    return ROUTER.read(reader) | {"experts": experts, "shared_ffn": shared}
+
+
+def _write_mlps(model: ModelSpec) -> dict[str, Any]:
+    return ROUTER.write(model) | {
+        "shared_intermediate_size": model.shared_ffn or model.ffn,
+        "num_local_experts": model.experts,
+    }
 
 
 def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
@@ -60,21 +66,9 @@ def _read_mixers(reader: ConfigReader) -> dict[str, Any]:
     return mixer_fields(mixers, STATE_SPACE, lambda: read_state_space(reader))
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return (
-        write_llama_like(model, "granitemoehybrid", "GraniteMoeHybridForCausalLM")
-        | write_factors(model)
-        | write_router(model)
-        | write_state_space(model)
-        | {
-            "attention_bias": model.qkv_bias,
-            "position_embedding_type": "rope" if model.positions == "rope" else "nope",
-            "layer_types": [_TYPES.get(mixer, "attention") for mixer in model.mixers],
-            "shared_intermediate_size": model.shared_ffn or model.ffn,
-            "num_local_experts": model.experts,
-            **NO_TOKENS,
-        }
-    )
+def _write_mixers(model: ModelSpec) -> dict[str, Any]:
+    types = [_TYPES.get(mixer, "attention") for mixer in model.mixers]
+    return write_state_space(model) | {"layer_types": types}
 
 
 def _experts(model: ModelSpec) -> int:
@@ -83,11 +77,16 @@ def _experts(model: ModelSpec) -> int:
 
 _WITHIN = "model.layers.{}"
 _SHARED, _ROUTED = f"{_WITHIN}.shared_mlp", f"{_WITHIN}.block_sparse_moe"
-_FIRST = ("experts.gate_proj", "experts.up_proj")
 # The MLP that all tokens pass, by both of its names here.
 _WIDENING = tuple((f"{of}gate_proj", f"{of}up_proj") for of in ("", "shared."))
-GRANITE_HYBRID = ModelFamily(
-    _read,
+_MLPS = {
+    **ROUTER.keys,
+    "experts": ("num_local_experts",),
+    "shared_ffn": ("shared_intermediate_size",),
+}
+GRANITE_HYBRID = LLAMA_LIKE.like(
+    "granitemoehybrid",
+    "GraniteMoeHybridForCausalLM",
     {
         **GRANITE.defaults,
         **MAMBA_DEFAULTS,
@@ -97,31 +96,23 @@ GRANITE_HYBRID = ModelFamily(
         "shared_intermediate_size": 1024,
         "position_embedding_type": None,
     },
-    _write,
-    Tensors(
+    ATTENTION_BIAS,
+    FACTORS,
+    Part(_read_positions, _write_positions, {"positions": ("position_embedding_type",)}),
+    Part(_read_mixers, _write_mixers, MAMBA_KEYS | {"mixer_pattern": ("layer_types",)}),
+    Part(_read_mlps, _write_mlps, _MLPS),
+    written(NO_TOKENS),
+    tensors=LLAMA_TENSORS.but(
         {
-            **LLAMA_TENSORS.names,
             **mamba_names(f"{_WITHIN}.mamba"),
             **{name: f"{_SHARED}.input_linear" for pair in _WIDENING for name in pair},
             **dict.fromkeys(("down_proj", "shared.down_proj"), f"{_SHARED}.output_linear"),
             "router": f"{_ROUTED}.router.layer",
-            **{f"{name}.weight": f"{_ROUTED}.input_linear.weight" for name in _FIRST},
-            "experts.down_proj.weight": f"{_ROUTED}.output_linear.weight",
+            **stacked_names(f"{_ROUTED}.input_linear.weight", f"{_ROUTED}.output_linear.weight"),
         },
         # Files have one matrix [out, in] of each expert, gate above up.
         transposed=("experts.down_proj.weight",),
-        fused=(*MAMBA_FUSED, *_WIDENING, _FIRST),
-        grouped=dict.fromkeys(_FIRST, _experts),
+        fused=(*MAMBA_FUSED, *_WIDENING, FIRST),
+        grouped=dict.fromkeys(FIRST, _experts),
     ),
-    {
-        **GRANITE.keys,
-        **MAMBA_KEYS,
-        "experts": ("num_local_experts",),
-        "experts_per_token": ("num_experts_per_tok",),
-        "router_loss": ("router_aux_loss_coef",),
-        "shared_ffn": ("shared_intermediate_size",),
-        "mixer_pattern": ("layer_types",),
-        "positions": ("position_embedding_type",),
-        "qkv_bias": ("attention_bias",),
-    },
 )

@@ -5,15 +5,14 @@ Each block has a base of rope of its own in its files, or none where rope turns 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.experts import DENSE
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.experts import DENSE, FIRST, stacked_names
 from bigplan.spec.hf.families.granite import GRANITE
 from bigplan.spec.hf.families.granite_moe import GRANITE_MOE_SHARED
-from bigplan.spec.hf.families.layer_types import read_layer_types, write_layer_types
+from bigplan.spec.hf.families.layer_types import layer_types, write_layer_types
 from bigplan.spec.hf.families.llama import LLAMA_TENSORS
+from bigplan.spec.hf.families.parts import Part, always
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import SINKS
 from bigplan.spec.model import ModelSpec
@@ -21,12 +20,6 @@ from bigplan.spec.pattern import expanded
 
 _BASES = "layer_rope_theta"
 _WINDOW = 128
-
-
-def _windows(reader: ConfigReader) -> dict[str, Any]:
-    blocks = reader.count("num_hidden_layers")
-    windows = read_layer_types(reader, [number % 4 > 0 for number in range(blocks)])
-    return windows | _bases(reader, windows, blocks) | {"attention_sinks": True}
 
 
 def _bases(reader: ConfigReader, windows: dict[str, Any], blocks: int) -> dict[str, Any]:
@@ -57,45 +50,32 @@ def _bases(reader: ConfigReader, windows: dict[str, Any], blocks: int) -> dict[s
     return fields
 
 
+_LAYER_TYPES = layer_types(lambda reader, block: block % 4 > 0)
+
+
 def _read(reader: ConfigReader) -> dict[str, Any]:
-    return GRANITE.read(reader) | _windows(reader)
+    windows = _LAYER_TYPES.read(reader)
+    return windows | _bases(reader, windows, reader.count("num_hidden_layers"))
 
 
-def _read_moe(reader: ConfigReader) -> dict[str, Any]:
-    return GRANITE_MOE_SHARED.read(reader) | _windows(reader)
-
-
-def _written(config: dict[str, Any], model: ModelSpec, kind: str, name: str) -> dict[str, Any]:
-    return config | {
-        "model_type": kind,
-        "architectures": [name],
+def _write(model: ModelSpec) -> dict[str, Any]:
+    return {
         "sliding_window": model.sliding_window or _WINDOW,
         "layer_types": write_layer_types(model),
         _BASES: [one.rope_theta or 0 for one in model.attentions],
     }
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return _written(GRANITE.write(model), model, "granite_swa", "GraniteSWAForCausalLM")
-
-
-def _write_moe(model: ModelSpec) -> dict[str, Any]:
-    config = GRANITE_MOE_SHARED.write(model)
-    return _written(config, model, "granitemoe_swa", "GraniteMoeSWAForCausalLM")
-
-
-_KEYS = {"attention_pattern": ("layer_types",), "local_rope_theta": (_BASES,)}
+_WINDOWS = Part(_read, _write, {**_LAYER_TYPES.keys, "local_rope_theta": (_BASES,)})
 _OWN = {"sliding_window": _WINDOW, _BASES: None}
 _BLOCK = "model.layers.{}"
 _SINKS = {SINKS: f"{_BLOCK}.self_attn.sinks"}
 _ROUTED = f"{_BLOCK}.block_sparse_moe"
-_FIRST = ("experts.gate_proj", "experts.up_proj")
 _SHARED = ("shared.gate_proj", "shared.up_proj")
-_OTHERS = {name: place for name, place in LLAMA_TENSORS.names.items() if name not in DENSE}
-GRANITE_SWA = ModelFamily(
-    _read,
+GRANITE_SWA = GRANITE.like(
+    "granite_swa",
+    "GraniteSWAForCausalLM",
     {
-        **GRANITE.defaults,
         **_OWN,
         "vocab_size": 100352,
         "hidden_size": 2560,
@@ -107,27 +87,26 @@ GRANITE_SWA = ModelFamily(
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
     },
-    _write,
-    replace(LLAMA_TENSORS, names={**LLAMA_TENSORS.names, **_SINKS}),
-    {**GRANITE.keys, **_KEYS},
+    _WINDOWS,
+    always(attention_sinks=True),
+    tensors=LLAMA_TENSORS.but(_SINKS),
 )
-GRANITE_MOE_SWA = ModelFamily(
-    _read_moe,
-    {**GRANITE_MOE_SHARED.defaults, **_OWN},
-    _write_moe,
-    replace(
-        LLAMA_TENSORS,
-        names={
-            **_OTHERS,
+GRANITE_MOE_SWA = GRANITE_MOE_SHARED.like(
+    "granitemoe_swa",
+    "GraniteMoeSWAForCausalLM",
+    _OWN,
+    _WINDOWS,
+    always(attention_sinks=True),
+    tensors=LLAMA_TENSORS.but(
+        {
             **_SINKS,
             **dict.fromkeys(_SHARED, f"{_BLOCK}.shared_mlp.input_linear"),
             "shared.down_proj": f"{_BLOCK}.shared_mlp.output_linear",
             "router": f"{_ROUTED}.router",
-            **{f"{name}.weight": f"{_ROUTED}.experts.gate_up_proj" for name in _FIRST},
-            "experts.down_proj.weight": f"{_ROUTED}.experts.down_proj",
+            **stacked_names(f"{_ROUTED}.experts.gate_up_proj", f"{_ROUTED}.experts.down_proj"),
         },
-        fused=(_FIRST, _SHARED),
+        without=DENSE,
+        fused=(FIRST, _SHARED),
         transposed=("experts.down_proj.weight",),
     ),
-    {**GRANITE_MOE_SHARED.keys, **_KEYS},
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.experts import DENSE, routed_tensors
-from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.experts import DENSE, routed_tensors, shared_names
 from bigplan.spec.hf.families.hunyuan import HUNYUAN
+from bigplan.spec.hf.families.parts import Part
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
@@ -47,44 +46,39 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     for key, value in _ALWAYS.items():
         if _each(reader, key) != value:
             reader.refuse(key, str(value).lower())
-    fields = HUNYUAN.read(reader)
-    if _each(reader, "moe_intermediate_size") not in (None, fields["ffn"]):
+    width = reader.count("intermediate_size")
+    if _each(reader, "moe_intermediate_size") not in (None, width):
         reader.refuse("moe_intermediate_size", "intermediate_size")
-    return fields | {
+    return {
         "experts": _count(reader, "num_experts"),
         "experts_per_token": _count(reader, "moe_topk"),
         "router_normalised": True,
         "router_loss": 0.0,
-        "shared_ffn": fields["ffn"],
+        "shared_ffn": width,
     }
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
-    return HUNYUAN.write(model) | {
-        "model_type": "hunyuan_v1_moe",
-        "architectures": ["HunYuanMoEV1ForCausalLM"],
-        "num_experts": model.experts,
-        "moe_topk": model.experts_per_token,
-    }
+    return {"num_experts": model.experts, "moe_topk": model.experts_per_token}
 
 
 _ROUTED, _WITHIN = routed_tensors("mlp", dense=False).names, "model.layers.{}.mlp"
-_NAMES = {
-    **{name: place for name, place in HUNYUAN.tensors.names.items() if name not in DENSE},
-    **{name: place for name, place in _ROUTED.items() if name.startswith("experts.")},
-    **{f"shared.{name}": f"{_WITHIN}.shared_mlp.{name}" for name in DENSE},
-    "router": f"{_WITHIN}.gate.wg",
-}
-HUNYUAN_MOE = ModelFamily(
-    _read,
+HUNYUAN_MOE = HUNYUAN.like(
+    "hunyuan_v1_moe",
+    "HunYuanMoEV1ForCausalLM",
     {
-        **HUNYUAN.defaults,
         **_ALWAYS,
         "num_experts": 1,
         "moe_topk": 1,
         "moe_intermediate_size": None,
     },
-    _write,
-    replace(HUNYUAN.tensors, names=_NAMES),
-    {**HUNYUAN.keys, "experts": ("num_experts",), "experts_per_token": ("moe_topk",)},
+    Part(_read, _write, {"experts": ("num_experts",), "experts_per_token": ("moe_topk",)}),
+    tensors=HUNYUAN.tensors.but(
+        {
+            **{name: place for name, place in _ROUTED.items() if name.startswith("experts.")},
+            **shared_names(f"{_WITHIN}.shared_mlp"),
+            "router": f"{_WITHIN}.gate.wg",
+        },
+        without=DENSE,
+    ),
 )

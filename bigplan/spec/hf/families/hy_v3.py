@@ -5,73 +5,46 @@ Layers that predict further tokens (`num_nextn_predict_layers`) are left out, as
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.experts import DENSE, routed_tensors
-from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.layer_types import dense_first, write_dense_first
-from bigplan.spec.hf.families.llama import (
-    LLAMA_DEFAULTS,
-    LLAMA_KEYS,
-    read_attention_bias,
-    read_llama_like,
-    write_llama_like,
-)
+from bigplan.spec.hf.families.experts import EACH, routed_tensors, shared_names
+from bigplan.spec.hf.families.layer_types import mlp_types
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
+from bigplan.spec.hf.families.parts import Part, always, counts, off
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
-    if reader.flag("mlp_bias"):
-        reader.refuse("mlp_bias", "false")
-    fields = read_llama_like(reader)
-    dense = dense_first(reader, fields["layers"], otherwise=1)
     each = reader.count("moe_intermediate_size")
-    return (
-        fields
-        | read_attention_bias(reader)
-        | {
-            "qk_norm": True,
-            "ffn": each,
-            "experts": reader.optional_count("num_experts") or reader.count("num_local_experts"),
-            "experts_per_token": reader.count("num_experts_per_tok"),
-            "shared_ffn": each * reader.count("num_shared_experts"),
-            "dense_blocks": dense,
-            "dense_ffn": reader.count("intermediate_size") if dense else 0,
-            "routing": {
-                "scores": "sigmoid",
-                "bias": True,
-                "scale": reader.number("router_scaling_factor"),
-            },
-        }
-    )
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return write_llama_like(model, "hy_v3", "HYV3ForCausalLM") | {
-        "attention_bias": model.qkv_bias,
-        "intermediate_size": model.dense_ffn or model.ffn,
-        "moe_intermediate_size": model.ffn,
-        "num_experts": model.experts,
-        "num_experts_per_tok": model.experts_per_token,
-        "num_shared_experts": model.shared_ffn // max(1, model.ffn),
-        "router_scaling_factor": model.routed_by.scale,
-        "mlp_layer_types": write_dense_first(model),
+    scale = reader.number("router_scaling_factor")
+    return {
+        # transformers 5 writes one name, and files have the other.
+        "experts": reader.optional_count("num_experts") or reader.count("num_local_experts"),
+        "shared_ffn": each * reader.count("num_shared_experts"),
+        "routing": {"scores": "sigmoid", "bias": True, "scale": scale},
     }
 
 
-_ROUTED, _WITHIN = routed_tensors("mlp"), "model.layers.{}.mlp"
-_OWN = {
-    "router": f"{_WITHIN}.router.gate",
-    ROUTER_BIAS: f"{_WITHIN}.expert_bias",
-    **{f"shared.{name}": f"{_WITHIN}.shared_mlp.{name}" for name in DENSE},
+def _write(model: ModelSpec) -> dict[str, Any]:
+    return {
+        "num_experts": model.experts,
+        "num_shared_experts": model.shared_ffn // max(1, model.ffn),
+        "router_scaling_factor": model.routed_by.scale,
+    }
+
+
+_KEYS = {
+    "experts": ("num_experts", "num_local_experts"),
+    "shared_ffn": ("num_shared_experts",),
+    "routing.scale": ("router_scaling_factor",),
 }
-HY_V3 = ModelFamily(
-    _read,
-    LLAMA_DEFAULTS
-    | {
+_WITHIN = "model.layers.{}.mlp"
+HY_V3 = LLAMA_LIKE.like(
+    "hy_v3",
+    "HYV3ForCausalLM",
+    {
         "vocab_size": 120832,
         "hidden_size": 4096,
         "intermediate_size": 13312,
@@ -91,17 +64,18 @@ HY_V3 = ModelFamily(
         "enable_moe_fp32_combine": True,  # of the sum with shared experts, which is rounded here
         "mlp_layer_types": None,
     },
-    _write,
-    replace(_ROUTED, names={**_ROUTED.names, **_OWN}),
-    LLAMA_KEYS
-    | {
-        "ffn": ("moe_intermediate_size",),
-        "experts": ("num_experts", "num_local_experts"),
-        "experts_per_token": ("num_experts_per_tok",),
-        "shared_ffn": ("num_shared_experts",),
-        "dense_blocks": ("mlp_layer_types",),
-        "dense_ffn": ("intermediate_size",),
-        "routing.scale": ("router_scaling_factor",),
-        "qkv_bias": ("attention_bias",),
-    },
+    off("mlp_bias"),
+    ATTENTION_BIAS,
+    always(qk_norm=True),
+    EACH,
+    counts(experts_per_token="num_experts_per_tok"),
+    Part(_read, _write, _KEYS),
+    mlp_types(lambda reader: 1),
+    tensors=routed_tensors("mlp").but(
+        {
+            "router": f"{_WITHIN}.router.gate",
+            ROUTER_BIAS: f"{_WITHIN}.expert_bias",
+            **shared_names(f"{_WITHIN}.shared_mlp"),
+        }
+    ),
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.parts import Part
 from bigplan.spec.hf.families.rope import read_scaling, write_scaling
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
@@ -40,6 +43,33 @@ def write_layer_types(model: ModelSpec) -> list[str]:
     """The `layer_types` of a config.json."""
     windows = (one.window for one in model.attentions)
     return [_GLOBAL if window is None else _LOCAL for window in windows]
+
+
+def layer_types(slides: Callable[[ConfigReader, int], bool], *others: str) -> Part:
+    """Windows of blocks by `layer_types`; `slides`: whether a block does, from 0, without a list.
+
+    `others`: keys by which `slides` says it.
+    """
+
+    def read(reader: ConfigReader) -> dict[str, Any]:
+        blocks = range(reader.count("num_hidden_layers"))
+        return read_layer_types(reader, [slides(reader, block) for block in blocks])
+
+    def write(model: ModelSpec) -> dict[str, Any]:
+        return {"sliding_window": model.sliding_window, "layer_types": write_layer_types(model)}
+
+    return Part(read, write, {"attention_pattern": ("layer_types", *others)})
+
+
+def turned_by_windows(windows: Part) -> Part:
+    """Windows of a family whose rope turns nothing in blocks without one."""
+
+    def read(reader: ConfigReader) -> dict[str, Any]:
+        fields = windows.read(reader)
+        every = fields["sliding_window"] is not None and "attention_pattern" not in fields
+        return fields | {"global_rope": every}
+
+    return replace(windows, read=read)
 
 
 def turned_blocks(reader: ConfigReader) -> list[bool]:
@@ -97,6 +127,34 @@ def read_ropes(reader: ConfigReader, fields: dict[str, Any], local_base: float) 
     if fields["sliding_window"] is not None:
         return fields | {"rope_theta": local_base, "rope_scaling": None}
     return fields
+
+
+def mlp_types(first: Callable[[ConfigReader], int], *others: str) -> Part:
+    """First blocks without experts by `mlp_layer_types`; `first`: how many where there is no list.
+
+    `others`: keys by which `first` says it.
+    """
+
+    def read(reader: ConfigReader) -> dict[str, Any]:
+        dense = dense_first(reader, reader.count("num_hidden_layers"), otherwise=first(reader))
+        width = reader.count("intermediate_size") if dense else 0
+        return {"dense_blocks": dense, "dense_ffn": width}
+
+    def write(model: ModelSpec) -> dict[str, Any]:
+        width = model.dense_ffn or model.ffn
+        return {"intermediate_size": width, "mlp_layer_types": write_dense_first(model)}
+
+    dense = ("mlp_layer_types", *others)
+    return Part(read, write, {"dense_blocks": dense, "dense_ffn": ("intermediate_size",)})
+
+
+def ropes_by_kind(family: ModelFamily, base: Callable[[ConfigReader], float]) -> ModelFamily:
+    """The family, with rope by kind of block; `base`: as read_ropes' local one."""
+    return replace(
+        family,
+        read=lambda reader: read_ropes(reader, family.read(reader), base(reader)),
+        write=lambda model: write_ropes(family.write(model), model),
+    )
 
 
 def write_ropes(config: dict[str, Any], model: ModelSpec) -> dict[str, Any]:

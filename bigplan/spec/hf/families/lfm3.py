@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
-from bigplan.spec.hf.families.layer_types import kinds_of_blocks, read_ropes, write_ropes
-from bigplan.spec.hf.families.lfm2 import LFM2
-from bigplan.spec.hf.families.llama import read_attention_bias, read_llama_like, write_llama_like
+from bigplan.spec.hf.families.family import NO_TOKENS
+from bigplan.spec.hf.families.layer_types import kinds_of_blocks, ropes_by_kind
+from bigplan.spec.hf.families.lfm2 import CONVOLUTIONS, LFM2
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE, OF_RMSNORM
 from bigplan.spec.hf.families.mixers import mixer_fields
+from bigplan.spec.hf.families.parts import Part, always, values, written
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.mixers import ATTENTION, CONVOLUTION, ShortConvolution
+from bigplan.spec.mixers import ATTENTION, CONVOLUTION
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import compact
 
@@ -29,29 +30,15 @@ _ROPES = {
 _EVERY = (_SLIDING, _CONV, _FULL, _CONV)
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    if reader.mapping("rope_parameters") == {}:  # null, too, means the class's own
-        reader = replace(reader, config={**reader.config, "rope_parameters": _ROPES})
+def _read_types(reader: ConfigReader) -> dict[str, Any]:
+    """Mixers and windows by the words of blocks; those with a convolution count as local."""
     blocks = reader.count("num_hidden_layers")
     words = {word: word for word in (_CONV, _FULL, _SLIDING)}
     types = kinds_of_blocks(reader, words, blocks) or [
         _EVERY[block % 4] if block else _CONV for block in range(blocks)
     ]
-    gate = reader.flag("use_attention_gate")
-    fields = read_llama_like(reader) | read_attention_bias(reader) | _read_types(reader, types)
-    return read_ropes(reader, fields, _LOCAL_BASE) | {
-        "norm_epsilon": reader.get("norm_eps"),
-        "norms": "around" if reader.flag("use_sandwich_norm") else "before",
-        "qk_norm": True,
-        "attention_gate": gate,
-        "gate_of_heads": gate,
-    }
-
-
-def _read_types(reader: ConfigReader, types: list[str]) -> dict[str, Any]:
-    """Mixers and windows by the words of blocks; those with a convolution count as local."""
     mixers = [CONVOLUTION if word == _CONV else ATTENTION for word in types]
-    described = {"taps": reader.count("conv_L_cache"), "bias": reader.flag("conv_bias")}
+    described = CONVOLUTIONS.read(reader)
     fields = mixer_fields(mixers, CONVOLUTION, lambda: described)
     fields["sliding_window"] = reader.count("sliding_window") if _SLIDING in types else None
     if {_SLIDING, _FULL} <= {*types}:
@@ -59,31 +46,45 @@ def _read_types(reader: ConfigReader, types: list[str]) -> dict[str, Any]:
     return fields
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    config = write_llama_like(model, "lfm3", "Lfm3ForCausalLM")
-    del config["rms_norm_eps"], config["hidden_act"]
-    conv = model.convolution or ShortConvolution()
+def _write_types(model: ModelSpec) -> dict[str, Any]:
     blocks = zip(model.mixers, model.attentions, strict=True)
-    if model.sliding_window is not None:
-        config["sliding_window"] = model.sliding_window
-    return write_ropes(config, model) | {
-        "norm_eps": model.norm_epsilon,
+    window = model.sliding_window
+    return {
+        **CONVOLUTIONS.write(model),
+        **({} if window is None else {"sliding_window": window}),
         "layer_types": [
             _CONV if mixer == CONVOLUTION else _FULL if one.window is None else _SLIDING
             for mixer, one in blocks
         ],
-        "conv_L_cache": conv.taps,
-        "conv_bias": conv.bias,
+    }
+
+
+def _read_switches(reader: ConfigReader) -> dict[str, Any]:
+    gate = reader.flag("use_attention_gate")
+    return {
+        "norms": "around" if reader.flag("use_sandwich_norm") else "before",
+        "attention_gate": gate,
+        "gate_of_heads": gate,
+    }
+
+
+def _write_switches(model: ModelSpec) -> dict[str, Any]:
+    return {
         "use_sandwich_norm": model.norms == "around",
         "use_attention_gate": model.attention_gate,
-        "attention_bias": model.qkv_bias,
-        **NO_TOKENS,
     }
 
 
 _WITHIN = "model.layers.{}"
-LFM3 = ModelFamily(
-    _read,
+_KEYS = {
+    **CONVOLUTIONS.keys,
+    "mixer_pattern": ("layer_types",),
+    "attention_pattern": ("layer_types",),
+}
+_SWITCHES = {"norms": ("use_sandwich_norm",), "attention_gate": ("use_attention_gate",)}
+_LFM3 = LLAMA_LIKE.like(
+    "lfm3",
+    "Lfm3ForCausalLM",
     {
         **LFM2.defaults,
         "vocab_size": 128000,
@@ -99,11 +100,14 @@ LFM3 = ModelFamily(
         "use_attention_gate": True,
         "rope_parameters": _ROPES,
     },
-    _write,
-    replace(
-        LFM2.tensors,
-        names={
-            **LFM2.tensors.names,
+    ATTENTION_BIAS,
+    Part(_read_types, _write_types, _KEYS),
+    Part(_read_switches, _write_switches, _SWITCHES),
+    values(norm_epsilon="norm_eps"),
+    always(qk_norm=True),
+    written(NO_TOKENS),
+    tensors=LFM2.tensors.but(
+        {
             "q_gate_proj": f"{_WITHIN}.self_attn.gate_proj",
             "q_norm": f"{_WITHIN}.self_attn.q_norm",
             "k_norm": f"{_WITHIN}.self_attn.k_norm",
@@ -114,13 +118,17 @@ LFM3 = ModelFamily(
         },
         renamed={"self_attn.gate_proj": "self_attn.g_proj"},
     ),
-    {
-        **LFM2.keys,
-        "ffn": ("intermediate_size",),
-        "tied_embeddings": ("tie_word_embeddings",),
-        "mixer_pattern": ("layer_types",),
-        "attention_pattern": ("layer_types",),
-        "norms": ("use_sandwich_norm",),
-        "attention_gate": ("use_attention_gate",),
-    },
+    without=(*OF_RMSNORM, "hidden_act"),
 )
+
+
+_WITH_ROPES = ropes_by_kind(_LFM3, lambda reader: _LOCAL_BASE)
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    if reader.mapping("rope_parameters") == {}:  # null, too, means the class's own
+        reader = reader.saying({"rope_parameters": _ROPES})
+    return _WITH_ROPES.read(reader)
+
+
+LFM3 = replace(_WITH_ROPES, read=_read)

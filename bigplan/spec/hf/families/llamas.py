@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS
 from bigplan.spec.hf.families.llama import LLAMA
+from bigplan.spec.hf.families.parts import always, off, unset, written
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
 
-
-def _named(model_type: str, architecture: str, defaults: Mapping[str, Any]) -> ModelFamily:
-    named = {"model_type": model_type, "architectures": [architecture], **NO_TOKENS}
-    return replace(
-        LLAMA,
-        defaults={**LLAMA.defaults, **defaults},
-        write=lambda model: LLAMA.write(model) | named,
-    )
-
-
-_HELIUM = _named(
+HELIUM = LLAMA.like(
     "helium",
     "HeliumForCausalLM",
     {
@@ -36,27 +25,13 @@ _HELIUM = _named(
         "rms_norm_eps": 1e-8,
         "rope_theta": 100000.0,
     },
+    off("mlp_bias"),
+    # The product behind attention has no bias, whatever those before have.
+    always(attention_output_bias=False),
+    written({"mlp_bias": False, **NO_TOKENS}),
+    tensors=LLAMA.tensors.but({}, paired=("q_proj", "k_proj")),
 )
-
-
-def _read_helium(reader: ConfigReader) -> dict[str, Any]:
-    """The product behind attention has no bias, whatever those before have."""
-    if reader.flag("mlp_bias"):
-        reader.refuse("mlp_bias", "false")
-    return LLAMA.read(reader) | {"attention_output_bias": False}
-
-
-def _write_helium(model: ModelSpec) -> dict[str, Any]:
-    return _HELIUM.write(model) | {"mlp_bias": False}
-
-
-HELIUM = replace(
-    _HELIUM,
-    read=_read_helium,
-    write=_write_helium,
-    tensors=replace(LLAMA.tensors, paired=("q_proj", "k_proj")),
-)
-_INTERNLM3 = _named(
+_INTERNLM3 = LLAMA.like(
     "internlm3",
     "LlamaForCausalLM",
     {
@@ -70,14 +45,14 @@ _INTERNLM3 = _named(
         "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-5,
     },
+    written(NO_TOKENS),
 )
 
 
 def _read_internlm3(reader: ConfigReader) -> dict[str, Any]:
     """Its own files call the biases by other names."""
     biases = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}
-    own = {ours: reader.config[key] for ours, key in biases.items() if key in reader.config}
-    found = LLAMA.read(replace(reader, config={**own, **reader.config}))
+    found = LLAMA.read(reader.by_old_names(biases))
     if found["qkv_bias"] != found["mlp_bias"]:
         known = (*biases.values(), *biases)
         key = next(key for key in known if key in reader.config)
@@ -86,28 +61,24 @@ def _read_internlm3(reader: ConfigReader) -> dict[str, Any]:
 
 
 INTERNLM3 = replace(_INTERNLM3, read=_read_internlm3)
-_IQUEST = {
-    "vocab_size": 76800,
-    "hidden_size": 5120,
-    "intermediate_size": 27648,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "clip_qkv": None,
-    "use_sliding_window": False,
-}
-
-
-def _read_iquest(reader: ConfigReader) -> dict[str, Any]:
-    """Keys of its own code that no published model has are refused, as transformers does."""
-    if reader.get("clip_qkv") is not None:
-        reader.refuse("clip_qkv", "null")
-    if reader.flag("use_sliding_window"):
-        reader.refuse("use_sliding_window", "false")
-    return LLAMA.read(reader)
-
-
-IQUESTCODER = replace(_named("iquestcoder", "LlamaForCausalLM", _IQUEST), read=_read_iquest)
+# Keys of its own code that no published model has are refused, as transformers does.
+IQUESTCODER = LLAMA.like(
+    "iquestcoder",
+    "LlamaForCausalLM",
+    {
+        "vocab_size": 76800,
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "clip_qkv": None,
+        "use_sliding_window": False,
+    },
+    unset("clip_qkv", "null"),
+    off("use_sliding_window"),
+    written(NO_TOKENS),
+)

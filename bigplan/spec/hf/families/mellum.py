@@ -5,49 +5,17 @@ Layers that predict further tokens (`num_mtp_layers`) are left out, as transform
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-from bigplan.spec.hf.families.experts import QWEN3_MOE
-from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.layer_types import (
-    dense_first,
-    read_layer_types,
-    read_ropes,
-    write_dense_first,
-    write_layer_types,
-    write_ropes,
-)
-from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
+from bigplan.spec.hf.families.experts import EACH, EXPERTS, NORMALISED, QWEN3_MOE, ROUTER
+from bigplan.spec.hf.families.layer_types import layer_types, mlp_types, ropes_by_kind
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
+from bigplan.spec.hf.families.parts import always
 
 _BASE = 10000.0  # of blocks with a window, where a file does not tell it
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    """What Qwen3-MoE's keys say of windows and dense blocks, other keys say here."""
-    usual = {"use_sliding_window": False, "mlp_only_layers": None, "decoder_sparse_step": 1}
-    fields = QWEN3_MOE.read(replace(reader, config={**reader.config, **usual}))
-    dense = dense_first(reader, fields["layers"], otherwise=0)
-    fields |= {"dense_blocks": dense}
-    fields |= {"dense_ffn": reader.count("intermediate_size") if dense else 0}
-    fields |= read_layer_types(reader, [False] * fields["layers"])
-    return read_ropes(reader, fields, _BASE)
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    other = ("use_sliding_window", "mlp_only_layers", "decoder_sparse_step")
-    config = {key: value for key, value in QWEN3_MOE.write(model).items() if key not in other}
-    return write_ropes(config, model) | {
-        "model_type": "mellum",
-        "architectures": ["MellumForCausalLM"],
-        "layer_types": write_layer_types(model),
-        "mlp_layer_types": write_dense_first(model),
-    }
-
-
-MELLUM = ModelFamily(
-    _read,
+_MELLUM = LLAMA_LIKE.like(
+    "mellum",
+    "MellumForCausalLM",
     {
         **QWEN3_MOE.defaults,
         "vocab_size": 98304,
@@ -67,11 +35,16 @@ MELLUM = ModelFamily(
             "sliding_attention": {"rope_type": "default", "rope_theta": _BASE},
         },
     },
-    _write,
-    QWEN3_MOE.tensors,
-    {
-        **QWEN3_MOE.keys,
-        "attention_pattern": ("layer_types",),
-        "dense_blocks": ("mlp_layer_types",),
-    },
+    ROUTER,
+    EACH,
+    EXPERTS,
+    NORMALISED,
+    ATTENTION_BIAS,
+    always(qk_norm=True),
+    mlp_types(lambda reader: 0),
+    layer_types(lambda reader, block: False),
+    tensors=QWEN3_MOE.tensors,
 )
+
+
+MELLUM = ropes_by_kind(_MELLUM, lambda reader: _BASE)

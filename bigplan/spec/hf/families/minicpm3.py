@@ -6,45 +6,35 @@ from dataclasses import replace
 from math import sqrt
 from typing import Any
 
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS
+from bigplan.spec.hf.families.parts import Part, numbers, written
 from bigplan.spec.hf.families.youtu import YOUTU
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
+def _read_factors(reader: ConfigReader) -> dict[str, Any]:
     """Residuals' factor is by the depth, that of logits by the width; null is a factor of 1."""
-    hidden, heads = reader.count("hidden_size"), reader.count("num_attention_heads")
-    widths = {"rope_interleave": False, "v_head_dim": reader.get("v_head_dim") or hidden // heads}
-    if reader.flag("mlp_bias"):
-        reader.refuse("mlp_bias", "false")
-    fields = YOUTU.read(replace(reader, config={**reader.config, **widths}))
+    hidden, layers = reader.count("hidden_size"), reader.count("num_hidden_layers")
     depth = None if reader.get("scale_depth") is None else reader.number("scale_depth")
-    return fields | {
-        "embedding_scale": reader.number("scale_emb"),
-        "residual_scale": 1.0 if depth is None else depth / sqrt(fields["layers"]),
+    return {
+        "residual_scale": 1.0 if depth is None else depth / sqrt(layers),
         "logit_scale": (reader.optional_count("dim_model_base") or hidden) / hidden,
     }
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    config = YOUTU.write(model) | {
-        "model_type": "minicpm3",
-        "architectures": ["MiniCPM3ForCausalLM"],
-        "scale_emb": model.embedding_scale,
+def _write_factors(model: ModelSpec) -> dict[str, Any]:
+    return {
         "scale_depth": model.residual_scale * sqrt(model.layers),
         "dim_model_base": round(model.logit_scale * model.hidden),
-        "mlp_bias": False,
-        **NO_TOKENS,
     }
-    config.pop("rope_interleave", None)
-    return config
 
 
-MINICPM3 = ModelFamily(
-    _read,
+_KEYS = {"residual_scale": ("scale_depth",), "logit_scale": ("dim_model_base",)}
+_MINICPM3 = YOUTU.like(
+    "minicpm3",
+    "MiniCPM3ForCausalLM",
     {
-        **YOUTU.defaults,
         "vocab_size": 73448,
         "hidden_size": 2560,
         "intermediate_size": 6400,
@@ -64,12 +54,19 @@ MINICPM3 = ModelFamily(
         "scale_depth": 1.4,
         "dim_model_base": 256,
     },
-    _write,
-    YOUTU.tensors,
-    {
-        **YOUTU.keys,
-        "embedding_scale": ("scale_emb",),
-        "residual_scale": ("scale_depth",),
-        "logit_scale": ("dim_model_base",),
-    },
+    numbers(embedding_scale="scale_emb"),
+    Part(_read_factors, _write_factors, _KEYS),
+    written({"mlp_bias": False, **NO_TOKENS}),
+    without=("rope_interleave",),
 )
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    if reader.flag("mlp_bias"):
+        reader.refuse("mlp_bias", "false")
+    usual = reader.count("hidden_size") // reader.count("num_attention_heads")
+    widths = {"rope_interleave": False, "v_head_dim": reader.get("v_head_dim") or usual}
+    return _MINICPM3.read(reader.saying(widths))
+
+
+MINICPM3 = replace(_MINICPM3, read=_read)

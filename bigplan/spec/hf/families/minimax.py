@@ -5,17 +5,12 @@ Layers that predict further tokens (`num_mtp_modules`) are left out, as transfor
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.experts import routed_tensors
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
-from bigplan.spec.hf.families.llama import (
-    LLAMA_DEFAULTS,
-    LLAMA_KEYS,
-    read_llama_like,
-    write_llama_like,
-)
+from bigplan.spec.hf.families.experts import LOCAL_EXPERTS, routed_tensors
+from bigplan.spec.hf.families.family import NO_TOKENS
+from bigplan.spec.hf.families.llama import LLAMA_LIKE
+from bigplan.spec.hf.families.parts import Part, always, counts, written
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
@@ -32,43 +27,30 @@ _ALWAYS = {
 }
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    """The loss that balances softmaxes has no meaning for sigmoids; transformers adds it anyway."""
+def _refuse_unlike(reader: ConfigReader) -> dict[str, Any]:
     for key, value in _ALWAYS.items():
         if reader.get(key) != value:
             reader.refuse(key, str(value))
-    fields = read_llama_like(reader)
+    return {}
+
+
+def _read_turned(reader: ConfigReader) -> dict[str, Any]:
     columns = reader.optional_count("rotary_dim")
-    if columns is not None:
-        width = fields.get("head_dim") or fields["hidden"] // fields["heads"]
-        fields["rotary_fraction"] = columns / width
-    return fields | {
-        "experts": reader.count("num_local_experts"),
-        "experts_per_token": reader.count("num_experts_per_tok"),
-        "routing": {"scores": "sigmoid", "bias": True},
-        "qk_norm": True,
-        "qk_norm_whole": True,
-    }
+    if columns is None:
+        return {}
+    usual = reader.count("hidden_size") // reader.count("num_attention_heads")
+    return {"rotary_fraction": columns / (reader.optional_count("head_dim") or usual)}
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return (
-        write_llama_like(model, "minimax_m2", "MiniMaxM2ForCausalLM")
-        | _ALWAYS
-        | {
-            "num_local_experts": model.experts,
-            "num_experts_per_tok": model.experts_per_token,
-            "rotary_dim": round(model.head_dim * model.rotary_fraction),
-            **NO_TOKENS,
-        }
-    )
+def _write_turned(model: ModelSpec) -> dict[str, Any]:
+    return {"rotary_dim": round(model.head_dim * model.rotary_fraction)}
 
 
-_ROUTED = routed_tensors(_MODULE, ("w1", "w3", "w2"), dense=False)
-MINIMAX_M2 = ModelFamily(
-    _read,
-    LLAMA_DEFAULTS
-    | _ALWAYS
+_TURNED = {"rotary_fraction": ("rotary_dim", "partial_rotary_factor")}
+MINIMAX_M2 = LLAMA_LIKE.like(
+    "minimax_m2",
+    "MiniMaxM2ForCausalLM",
+    _ALWAYS
     | {
         "vocab_size": 200064,
         "hidden_size": 3072,
@@ -85,15 +67,14 @@ MINIMAX_M2 = ModelFamily(
         "shared_moe_mode": "sigmoid",
         "rotary_dim": None,
     },
-    _write,
-    replace(
-        _ROUTED,
-        names={
-            **_ROUTED.names,
-            ROUTER_BIAS: f"model.layers.{{}}.{_MODULE}.e_score_correction_bias",
-        },
+    Part(_refuse_unlike, lambda model: dict(_ALWAYS)),
+    LOCAL_EXPERTS,
+    counts(experts_per_token="num_experts_per_tok"),
+    Part(_read_turned, _write_turned, _TURNED),
+    # The loss that balances softmaxes has no meaning for sigmoids; transformers adds it anyway.
+    always(qk_norm=True, qk_norm_whole=True, routing={"scores": "sigmoid", "bias": True}),
+    written(NO_TOKENS),
+    tensors=routed_tensors(_MODULE, ("w1", "w3", "w2"), dense=False).but(
+        {ROUTER_BIAS: f"model.layers.{{}}.{_MODULE}.e_score_correction_bias"}
     ),
-    LLAMA_KEYS
-    | {"experts": ("num_local_experts",), "experts_per_token": ("num_experts_per_tok",)}
-    | {"rotary_fraction": ("rotary_dim", "partial_rotary_factor")},
 )

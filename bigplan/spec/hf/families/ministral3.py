@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
-from bigplan.spec.hf.families.llama import LLAMA_DEFAULTS, MISTRAL
-from bigplan.spec.hf.families.rope import write_parameters
+from bigplan.spec.hf.families.family import NO_TOKENS
+from bigplan.spec.hf.families.llama import MISTRAL
+from bigplan.spec.hf.families.parts import Part, written
+from bigplan.spec.hf.families.rope import BESIDE_PARAMETERS, IN_PARAMETERS
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 GROWTH = "llama_4_scaling_beta"
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    fields = MISTRAL.read(reader)
-    growth = reader.mapping("rope_parameters").get(GROWTH)
-    if growth and fields["rope_scaling"]:
-        fields["rope_scaling"] |= {"query_growth": growth}
-    return fields
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    config = write_parameters(MISTRAL.write(model))
-    scaling = model.rope_scaling
-    # transformers' class wants both keys, also of queries that do not grow
-    config["rope_parameters"] = {
+def grown_rope(model: ModelSpec) -> dict[str, Any]:
+    """Rope in one key; transformers' class wants all of these, also if queries do not grow."""
+    growth = model.rope_scaling.query_growth if model.rope_scaling else None
+    rope = {
         "original_max_position_embeddings": model.max_sequence_length,
-        **config["rope_parameters"],
-        GROWTH: (scaling.query_growth if scaling else None) or 0.0,
+        **IN_PARAMETERS.write(model)["rope_parameters"],
+        GROWTH: growth or 0.0,
     }
-    named = {"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"]}
-    return {**config, **named, **NO_TOKENS}
+    return {"rope_parameters": rope}
 
 
-MINISTRAL3 = ModelFamily(
-    _read,
-    LLAMA_DEFAULTS
-    | {
+_MINISTRAL3 = MISTRAL.like(
+    "ministral3",
+    "Ministral3ForCausalLM",
+    {
         "vocab_size": 131072,
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -60,7 +52,18 @@ MINISTRAL3 = ModelFamily(
             GROWTH: 0.1,
         },
     },
-    _write,
-    MISTRAL.tensors,
-    {**MISTRAL.keys, "rope_scaling.query_growth": (f"rope_parameters.{GROWTH}",)},
+    Part(write=grown_rope, keys={"rope_scaling.query_growth": (f"rope_parameters.{GROWTH}",)}),
+    written(NO_TOKENS),
+    without=BESIDE_PARAMETERS,
 )
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    fields = _MINISTRAL3.read(reader)
+    growth = reader.mapping("rope_parameters").get(GROWTH)
+    if growth and fields["rope_scaling"]:
+        fields["rope_scaling"] |= {"query_growth": growth}
+    return fields
+
+
+MINISTRAL3 = replace(_MINISTRAL3, read=_read)

@@ -5,22 +5,20 @@ Routers take a softmax. A group of experts counts by the sum of its two best sha
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import isclose
 from typing import Any
 
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, read_deepseek, write_deepseek
-from bigplan.spec.hf.families.experts import DENSE
+from bigplan.spec.hf.families.experts import DENSE, FIRST, stacked_names
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
-from bigplan.spec.hf.families.ministral3 import GROWTH
-from bigplan.spec.hf.families.rope import write_parameters
+from bigplan.spec.hf.families.ministral3 import GROWTH, grown_rope
+from bigplan.spec.hf.families.rope import BESIDE_PARAMETERS
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 _ROPE = "rope_parameters"
 _PART = "partial_rotary_factor"  # of a head's columns: rope's
-_FIRST = ("experts.gate_proj", "experts.up_proj")
 _EXPERTS = "model.layers.{}.mlp.experts"
 
 
@@ -31,7 +29,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     part = of_rope / (of_rope + plain)
     if not isclose(rope.pop(_PART, part), part):
         reader.refuse(_ROPE, f"{_PART} {part:g}: rope turns qk_rope_head_dim columns")
-    fields = read_deepseek(replace(reader, config={**reader.config, _ROPE: rope}))
+    fields = read_deepseek(reader.saying({_ROPE: rope}))
     if growth and fields["rope_scaling"]:
         fields["rope_scaling"] |= {"query_growth": growth}
     if "routing" in fields:
@@ -40,26 +38,11 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
-    config = write_parameters(write_deepseek(model, "mistral4", "Mistral4ForCausalLM"))
-    scaling = model.rope_scaling
-    # transformers' class wants both keys, also of queries that do not grow
-    config[_ROPE] = {
-        "original_max_position_embeddings": model.max_sequence_length,
-        **config[_ROPE],
-        GROWTH: (scaling.query_growth if scaling else None) or 0.0,
-    }
-    return {**config, "head_dim": model.head_dim, **NO_TOKENS}
+    config = write_deepseek(model, "mistral4", "Mistral4ForCausalLM")
+    others = {key: value for key, value in config.items() if key not in BESIDE_PARAMETERS}
+    return {**others, **grown_rope(model), "head_dim": model.head_dim, **NO_TOKENS}
 
 
-_NAMES = {
-    name: place
-    for name, place in DEEPSEEK_V3.tensors.names.items()
-    if name != ROUTER_BIAS and name not in (f"experts.{one}" for one in DENSE)
-}
-_STACKED = {
-    **{f"{name}.weight": f"{_EXPERTS}.gate_up_proj" for name in _FIRST},
-    "experts.down_proj.weight": f"{_EXPERTS}.down_proj",
-}
 MISTRAL4 = ModelFamily(
     _read,
     {
@@ -94,10 +77,10 @@ MISTRAL4 = ModelFamily(
         },
     },
     _write,
-    replace(
-        DEEPSEEK_V3.tensors,
-        names={**_NAMES, **_STACKED},
-        fused=(*DEEPSEEK_V3.tensors.fused, _FIRST),
+    DEEPSEEK_V3.tensors.but(
+        stacked_names(f"{_EXPERTS}.gate_up_proj", f"{_EXPERTS}.down_proj"),
+        without=(ROUTER_BIAS, *(f"experts.{name}" for name in DENSE)),
+        fused=(*DEEPSEEK_V3.tensors.fused, FIRST),
         transposed=("experts.down_proj.weight",),
     ),
     {**DEEPSEEK_V3.keys, "rope_scaling.query_growth": (f"{_ROPE}.{GROWTH}",)},

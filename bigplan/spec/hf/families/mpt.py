@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
+from bigplan.spec.hf.families.family import NO_TOKENS, Tensors, family
+from bigplan.spec.hf.families.parts import Part, always, counts, flags, values, written
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
 
 _FUSED = ("q_proj", "k_proj", "v_proj")
 _TENSORS = Tensors(
@@ -28,27 +28,7 @@ _TENSORS = Tensors(
     },
     fused=(_FUSED,),
 )
-_KEYS = {
-    "layers": ("n_layers",),
-    "hidden": ("d_model",),
-    "heads": ("n_heads",),
-    "vocab": ("vocab_size",),
-    "max_sequence_length": ("max_seq_len",),
-    "norm_epsilon": ("layer_norm_epsilon",),
-}
 _RATIO = 4  # of the MLP's width to the model's, whatever `expansion_ratio` says
-_DEFAULTS = {
-    "vocab_size": 50368,
-    "d_model": 2048,
-    "n_layers": 24,
-    "n_heads": 16,
-    "max_seq_len": 2048,
-    "expansion_ratio": _RATIO,
-    "layer_norm_epsilon": 1e-5,
-    "no_bias": True,
-    "logit_scale": None,
-    "tie_word_embeddings": True,
-}
 # Of `attn_config`: what the class computes.
 _ATTENTION: Mapping[str, Any] = {
     "attn_type": "multihead_attention",
@@ -62,7 +42,7 @@ _ATTENTION: Mapping[str, Any] = {
 _ATTENTION_KEY = "attn_config"
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
+def _as_the_class(reader: ConfigReader) -> dict[str, Any]:
     attention = reader.mapping(_ATTENTION_KEY)
     for key, value in _ATTENTION.items():
         if attention.get(key, value) != value:
@@ -70,36 +50,35 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     for key, told in {"expansion_ratio": _RATIO, "no_bias": True, "logit_scale": None}.items():
         if reader.get(key) != told:
             reader.refuse(key, str(told))
-    hidden = reader.count("d_model")
-    return {
-        "layers": reader.count("n_layers"),
-        "hidden": hidden,
-        "ffn": _RATIO * hidden,
-        "heads": reader.count("n_heads"),
-        "vocab": reader.count("vocab_size"),
-        "max_sequence_length": reader.count("max_seq_len"),
-        "norm": "layernorm",
-        "norm_epsilon": reader.get("layer_norm_epsilon"),
-        "norm_bias": False,
-        "mlp": "gelu",
-        "positions": "alibi",
-        "tied_embeddings": reader.flag("tie_word_embeddings"),
-    }
+    return {"ffn": _RATIO * reader.count("d_model")}
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return {
-        "architectures": ["MptForCausalLM"],
-        "model_type": "mpt",
-        "d_model": model.hidden,
-        "n_layers": model.layers,
-        "n_heads": model.heads,
-        "vocab_size": model.vocab,
-        "max_seq_len": model.max_sequence_length,
-        "layer_norm_epsilon": model.norm_epsilon,
-        "tie_word_embeddings": model.tied_embeddings,
-        **NO_TOKENS,
-    }
-
-
-MPT = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, _KEYS)
+MPT = family(
+    "mpt",
+    "MptForCausalLM",
+    {
+        "vocab_size": 50368,
+        "d_model": 2048,
+        "n_layers": 24,
+        "n_heads": 16,
+        "max_seq_len": 2048,
+        "expansion_ratio": _RATIO,
+        "layer_norm_epsilon": 1e-5,
+        "no_bias": True,
+        "logit_scale": None,
+        "tie_word_embeddings": True,
+    },
+    Part(_as_the_class),
+    counts(
+        layers="n_layers",
+        hidden="d_model",
+        heads="n_heads",
+        vocab="vocab_size",
+        max_sequence_length="max_seq_len",
+    ),
+    values(norm_epsilon="layer_norm_epsilon"),
+    always(norm="layernorm", norm_bias=False, mlp="gelu", positions="alibi"),
+    flags(tied_embeddings="tie_word_embeddings"),
+    written(NO_TOKENS),
+    tensors=_TENSORS,
+)

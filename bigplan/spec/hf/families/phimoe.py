@@ -11,14 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.experts import ROUTER_KEYS, read_router, routed_tensors, write_router
-from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.llama import (
-    LLAMA_DEFAULTS,
-    read_attention_bias,
-    read_llama_like,
-    write_llama_like,
-)
+from bigplan.spec.hf.families.experts import LOCAL_EXPERTS, ROUTER, routed_tensors
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE, WINDOW
+from bigplan.spec.hf.families.parts import Part, always, flags, written
 from bigplan.spec.hf.families.rope import PLACES
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
@@ -26,57 +21,20 @@ from bigplan.spec.model import ModelSpec
 _MSCALES = ("short_mscale", "long_mscale")  # what cos and sin are multiplied by
 
 
-def _read(reader: ConfigReader) -> dict[str, Any]:
+def _read_routing(reader: ConfigReader) -> dict[str, Any]:
     if reader.count("num_experts_per_tok") != 2:
         reader.refuse("num_experts_per_tok", "2: its routers choose two experts")
-    return (
-        read_llama_like(_with_factor(reader))
-        | read_router(reader)
-        | read_attention_bias(reader)
-        | {
-            "norm": "layernorm",
-            "head_bias": reader.flag("lm_head_bias"),
-            "experts": reader.count("num_local_experts"),
-            "router_normalised": False,
-            "routing": {"scores": "sparsemixer", "jitter": reader.get("router_jitter_noise")},
-            "sliding_window": reader.optional_count("sliding_window"),
-        }
-    )
+    return {"routing": {"scores": "sparsemixer", "jitter": reader.get("router_jitter_noise")}}
 
 
-def _with_factor(reader: ConfigReader) -> ConfigReader:
-    """With the factor of cos and sin by the key that other files have for it."""
-    key = next((place for place in PLACES if reader.config.get(place)), PLACES[0])
-    rope = dict(reader.mapping(key))
-    short, long = (rope.pop(name, None) for name in _MSCALES)
-    if short is None and long is None:
-        return reader
-    if short != long:
-        reader.refuse(key, "short_mscale and long_mscale that are equal")
-    return replace(reader, config={**reader.config, key: rope | {"attention_factor": short}})
+def _write_routing(model: ModelSpec) -> dict[str, Any]:
+    return {"router_jitter_noise": model.routed_by.jitter}
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    config = write_llama_like(model, "phimoe", "PhimoeForCausalLM") | write_router(model)
-    if (scaling := model.rope_scaling) is not None:
-        own = {
-            key: value for key, value in config["rope_scaling"].items() if "attention" not in key
-        }
-        config["rope_scaling"] = own | dict.fromkeys(_MSCALES, scaling.angle_factor)
-    return config | {
-        "num_local_experts": model.experts,
-        "router_jitter_noise": model.routed_by.jitter,
-        "input_jitter_noise": 0.0,
-        "attention_bias": model.qkv_bias,
-        "lm_head_bias": model.head_bias,
-        "sliding_window": model.sliding_window,
-    }
-
-
-PHIMOE = ModelFamily(
-    _read,
-    LLAMA_DEFAULTS
-    | {
+_PHIMOE = LLAMA_LIKE.like(
+    "phimoe",
+    "PhimoeForCausalLM",
+    {
         "vocab_size": 32064,
         "hidden_size": 4096,
         "intermediate_size": 6400,
@@ -93,14 +51,42 @@ PHIMOE = ModelFamily(
         "router_jitter_noise": 0.01,
         "lm_head_bias": False,
     },
-    _write,
-    routed_tensors("block_sparse_moe", ("w1", "w3", "w2"), dense=False),
-    ROUTER_KEYS
-    | {
-        "experts": ("num_local_experts",),
-        "qkv_bias": ("attention_bias",),
-        "attention_output_bias": ("attention_bias",),
-        "head_bias": ("lm_head_bias",),
-        "routing.jitter": ("router_jitter_noise",),
-    },
+    Part(_read_routing, _write_routing, {"routing.jitter": ("router_jitter_noise",)}),
+    ROUTER,
+    ATTENTION_BIAS,
+    LOCAL_EXPERTS,
+    WINDOW,
+    flags(head_bias="lm_head_bias"),
+    always(norm="layernorm", router_normalised=False),
+    written({"input_jitter_noise": 0.0}),
+    tensors=routed_tensors("block_sparse_moe", ("w1", "w3", "w2"), dense=False),
 )
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    return _PHIMOE.read(_with_factor(reader))
+
+
+def _with_factor(reader: ConfigReader) -> ConfigReader:
+    """With the factor of cos and sin by the key that other files have for it."""
+    key = next((place for place in PLACES if reader.config.get(place)), PLACES[0])
+    rope = dict(reader.mapping(key))
+    short, long = (rope.pop(name, None) for name in _MSCALES)
+    if short is None and long is None:
+        return reader
+    if short != long:
+        reader.refuse(key, "short_mscale and long_mscale that are equal")
+    return reader.saying({key: rope | {"attention_factor": short}})
+
+
+def _write(model: ModelSpec) -> dict[str, Any]:
+    config = _PHIMOE.write(model)
+    if (scaling := model.rope_scaling) is not None:
+        own = {
+            key: value for key, value in config["rope_scaling"].items() if "attention" not in key
+        }
+        config["rope_scaling"] = own | dict.fromkeys(_MSCALES, scaling.angle_factor)
+    return config
+
+
+PHIMOE = replace(_PHIMOE, read=_read, write=_write)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.delta_rule_steps import (
@@ -17,23 +16,13 @@ from bigplan.spec.delta_rule_steps import (
     RATES,
     VALUES,
 )
-from bigplan.spec.hf.families.experts import (
-    DENSE_KEYS,
-    ROUTER_KEYS,
-    read_dense,
-    read_router,
-    write_dense,
-    write_router,
-)
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
+from bigplan.spec.hf.families.experts import DENSE_BLOCKS, EACH, EXPERTS, NORMALISED, ROUTER
+from bigplan.spec.hf.families.family import NO_TOKENS
 from bigplan.spec.hf.families.layer_types import kinds_of_blocks
-from bigplan.spec.hf.families.llama import (
-    LLAMA_DEFAULTS,
-    read_attention_bias,
-    read_llama_like,
-    write_llama_like,
-)
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
 from bigplan.spec.hf.families.mixers import mixer_fields
+from bigplan.spec.hf.families.parts import Part, always, counts, written
+from bigplan.spec.hf.families.rope import PARTLY_TURNED
 from bigplan.spec.hf.families.shared_experts import QWEN2_MOE
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.mixers import ATTENTION, DELTA_RULE, OUTPUTS, GatedDeltaRule
@@ -48,26 +37,6 @@ _RULE = {
     "value_dim": "linear_value_head_dim",
     "taps": "linear_conv_kernel_dim",
 }
-
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    return (
-        read_llama_like(reader)
-        | read_router(reader)
-        | read_dense(reader)
-        | read_attention_bias(reader)
-        | read_mixers(reader)
-        | {
-            "ffn": reader.count("moe_intermediate_size"),
-            "experts": reader.optional_count("num_local_experts") or reader.count("num_experts"),
-            "router_normalised": reader.flag("norm_topk_prob"),
-            "shared_ffn": reader.count("shared_expert_intermediate_size"),
-            "shared_gate": True,
-            "norm_plus_one": True,
-            "qk_norm": True,
-            "attention_gate": True,
-        }
-    )
 
 
 def read_mixers(reader: ConfigReader) -> dict[str, Any]:
@@ -88,24 +57,6 @@ def write_mixers(model: ModelSpec) -> dict[str, Any]:
         "layer_types": [_TYPES.get(mixer, "full_attention") for mixer in model.mixers],
         **{key: getattr(rule, field) for field, key in _RULE.items()},
     }
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return (
-        write_llama_like(model, "qwen3_next", "Qwen3NextForCausalLM")
-        | write_router(model)
-        | write_dense(model)
-        | write_mixers(model)
-        | {
-            "partial_rotary_factor": model.rotary_fraction,
-            "attention_bias": model.qkv_bias,
-            "moe_intermediate_size": model.ffn,
-            "num_experts": model.experts,
-            "norm_topk_prob": model.router_normalised,
-            "shared_expert_intermediate_size": model.shared_ffn,
-            **NO_TOKENS,
-        }
-    )
 
 
 def _query_heads(model: ModelSpec) -> int:
@@ -137,14 +88,17 @@ MIXER_DEFAULTS = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
-MIXER_KEYS = {f"delta_rule.{field}": (key,) for field, key in _RULE.items()} | {
-    "mixer_pattern": ("layer_types", "full_attention_interval"),
-}
+MIXERS = Part(
+    read_mixers,
+    write_mixers,
+    {f"delta_rule.{field}": (key,) for field, key in _RULE.items()}
+    | {"mixer_pattern": ("layer_types", "full_attention_interval")},
+)
 _HEADS, _EACH = (QUERIES, KEYS, VALUES, GATES), (RATES, DECAYS)
-QWEN3_NEXT = ModelFamily(
-    _read,
-    LLAMA_DEFAULTS
-    | MIXER_DEFAULTS
+QWEN3_NEXT = LLAMA_LIKE.like(
+    "qwen3_next",
+    "Qwen3NextForCausalLM",
+    MIXER_DEFAULTS
     | {
         "vocab_size": 151936,
         "hidden_size": 2048,
@@ -164,11 +118,19 @@ QWEN3_NEXT = ModelFamily(
         "norm_topk_prob": True,
         "router_aux_loss_coef": 0.001,
     },
-    _write,
-    replace(
-        QWEN2_MOE.tensors,
-        names={
-            **QWEN2_MOE.tensors.names,
+    ROUTER,
+    DENSE_BLOCKS,
+    ATTENTION_BIAS,
+    MIXERS,
+    EACH,
+    EXPERTS,
+    NORMALISED,
+    counts(shared_ffn="shared_expert_intermediate_size"),
+    always(shared_gate=True, norm_plus_one=True, qk_norm=True, attention_gate=True),
+    PARTLY_TURNED,
+    written(NO_TOKENS),
+    tensors=QWEN2_MOE.tensors.but(
+        {
             **MIXER_TENSORS,
             **dict.fromkeys(_HEADS, f"{_WITHIN}.in_proj_qkvz"),
             **dict.fromkeys(_EACH, f"{_WITHIN}.in_proj_ba"),
@@ -176,14 +138,4 @@ QWEN3_NEXT = ModelFamily(
         fused=(GATED, _HEADS, _EACH, CONVOLVED),
         grouped=GATED_BY_HEAD | dict.fromkeys((*_HEADS, *_EACH), _key_heads),
     ),
-    ROUTER_KEYS
-    | DENSE_KEYS
-    | MIXER_KEYS
-    | {
-        "experts": ("num_experts", "num_local_experts"),
-        "ffn": ("moe_intermediate_size",),
-        "router_normalised": ("norm_topk_prob",),
-        "shared_ffn": ("shared_expert_intermediate_size",),
-        "qkv_bias": ("attention_bias",),
-    },
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bigplan.spec.hf.families.parts import Part
 from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.rope_scaling import FAST, SLOW, RopeScaling
 
 _LENGTH = "original_max_position_embeddings"
@@ -89,11 +91,18 @@ def _read_longrope(rope: Mapping[str, Any], reader: ConfigReader, length: object
     return {"factor": reader.count("max_position_embeddings") / length}
 
 
-def write_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` with rope in one key, for classes that have another scaling where it is absent."""
-    one = {key: value for key, value in config.items() if key not in ("rope_theta", "rope_scaling")}
-    scaling = config["rope_scaling"] or {"rope_type": "default"}
-    return one | {"rope_parameters": {"rope_theta": config["rope_theta"], **scaling}}
+def _in_parameters(model: ModelSpec) -> dict[str, Any]:
+    scaling = write_scaling(model.rope_scaling) or {"rope_type": "default"}
+    return {"rope_parameters": {"rope_theta": model.rope_theta, **scaling}}
+
+
+# Rope in one key, for classes that have another scaling where it is absent, and the keys that it
+# takes the place of.
+IN_PARAMETERS = Part(write=_in_parameters)
+BESIDE_PARAMETERS = ("rope_theta", "rope_scaling")
+
+
+PARTLY_TURNED = Part(write=lambda model: {"partial_rotary_factor": model.rotary_fraction})
 
 
 def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:

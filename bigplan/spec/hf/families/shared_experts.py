@@ -21,11 +21,14 @@ from bigplan.spec.hf.families.experts import (
 )
 from bigplan.spec.hf.families.family import ModelFamily, Tensors
 from bigplan.spec.hf.families.llama import (
+    ATTENTION_BIAS,
     LLAMA_DEFAULTS,
-    read_attention_bias,
+    LLAMA_LIKE,
     read_llama_like,
     write_llama_like,
 )
+from bigplan.spec.hf.families.parts import Part, always, flags, written
+from bigplan.spec.hf.families.rope import PARTLY_TURNED
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
@@ -160,51 +163,39 @@ def write_deepseek_experts(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _read_glm4(reader: ConfigReader) -> dict[str, Any]:
-    own = {"qkv_bias": reader.flag("attention_bias"), "qk_norm": reader.flag("use_qk_norm")}
-    return read_llama_like(reader) | read_deepseek_experts(reader) | own
-
-
-def _write_glm4(model: ModelSpec) -> dict[str, Any]:
-    return (
-        write_llama_like(model, "glm4_moe", "Glm4MoeForCausalLM")
-        | write_deepseek_experts(model)
-        | {
-            "partial_rotary_factor": model.rotary_fraction,
-            "attention_bias": model.qkv_bias,
-            "use_qk_norm": model.qk_norm,
-            "num_nextn_predict_layers": 0,
-        }
-    )
-
-
-_GLM4_DEFAULTS = LLAMA_DEFAULTS | {
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "partial_rotary_factor": 0.5,
-    "intermediate_size": 10944,
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 128,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "routed_scaling_factor": 1.0,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "norm_topk_prob": True,
-    "use_qk_norm": False,
-}
-GLM4_MOE = ModelFamily(
-    _read_glm4,
-    _GLM4_DEFAULTS,
-    _write_glm4,
-    DEEPSEEK_TENSORS,
-    ROUTER_KEYS | DEEPSEEK_KEYS | {"qkv_bias": ("attention_bias",), "qk_norm": ("use_qk_norm",)},
+DEEPSEEK_EXPERTS = Part(read_deepseek_experts, write_deepseek_experts, DEEPSEEK_KEYS)
+# Files may have the coefficient, of which nothing is made.
+UNUSED_LOSS = Part(keys={"router_loss": ("router_aux_loss_coef",)})
+GLM4_MOE = LLAMA_LIKE.like(
+    "glm4_moe",
+    "Glm4MoeForCausalLM",
+    {
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "use_qk_norm": False,
+    },
+    DEEPSEEK_EXPERTS,
+    UNUSED_LOSS,
+    flags(qkv_bias="attention_bias", qk_norm="use_qk_norm"),
+    PARTLY_TURNED,
+    written({"num_nextn_predict_layers": 0}),
+    tensors=DEEPSEEK_TENSORS,
 )
 
 
-def _read_dots1(reader: ConfigReader) -> dict[str, Any]:
+def _no_window(reader: ConfigReader) -> dict[str, Any]:
     window, far = (
         reader.optional_count("sliding_window"),
         reader.optional_count("max_window_layers"),
@@ -213,22 +204,13 @@ def _read_dots1(reader: ConfigReader) -> dict[str, Any]:
     slides = far is not None and far < reader.count("num_hidden_layers")
     if window is not None and (set(types) != {"full_attention"} if types else slides):
         reader.refuse("sliding_window", "null: all blocks see all tokens")
-    own = read_attention_bias(reader) | {"qk_norm": True}
-    return read_llama_like(reader) | read_deepseek_experts(reader) | own
+    return {}
 
 
-def _write_dots1(model: ModelSpec) -> dict[str, Any]:
-    return (
-        write_llama_like(model, "dots1", "Dots1ForCausalLM")
-        | write_deepseek_experts(model)
-        | {"attention_bias": model.qkv_bias, "sliding_window": None}
-    )
-
-
-DOTS1 = ModelFamily(
-    _read_dots1,
-    LLAMA_DEFAULTS
-    | {
+DOTS1 = LLAMA_LIKE.like(
+    "dots1",
+    "Dots1ForCausalLM",
+    {
         "num_key_value_heads": 32,
         "max_position_embeddings": 2048,
         "intermediate_size": 10944,
@@ -242,7 +224,11 @@ DOTS1 = ModelFamily(
         "sliding_window": 4096,
         "max_window_layers": 62,
     },
-    _write_dots1,
-    DEEPSEEK_TENSORS,
-    ROUTER_KEYS | DEEPSEEK_KEYS | {"qkv_bias": ("attention_bias",)},
+    Part(_no_window),
+    DEEPSEEK_EXPERTS,
+    UNUSED_LOSS,
+    ATTENTION_BIAS,
+    always(qk_norm=True),
+    written({"sliding_window": None}),
+    tensors=DEEPSEEK_TENSORS,
 )

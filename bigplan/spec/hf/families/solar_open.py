@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
-from bigplan.spec.hf.families.llama import LLAMA_DEFAULTS, read_llama_like, write_llama_like
-from bigplan.spec.hf.families.shared_experts import (
-    GLM4_MOE,
-    read_deepseek_experts,
-    write_deepseek_experts,
-)
+from bigplan.spec.hf.families.family import NO_TOKENS
+from bigplan.spec.hf.families.llama import LLAMA_LIKE
+from bigplan.spec.hf.families.parts import flags, off, only, written
+from bigplan.spec.hf.families.shared_experts import DEEPSEEK_EXPERTS, GLM4_MOE, UNUSED_LOSS
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
 
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    """Of its first blocks' width, which files still tell, transformers' class makes nothing."""
-    if reader.count("first_k_dense_replace", least=0):
-        reader.refuse("first_k_dense_replace", "0: experts in all blocks")
-    if reader.flag("use_qk_norm"):
-        reader.refuse("use_qk_norm", "false")
-    fields = read_llama_like(reader) | read_deepseek_experts(reader)
-    if fields["rotary_fraction"] != 1:
-        reader.refuse("partial_rotary_factor", "1: rope turns all columns")
-    return fields | {"qkv_bias": reader.flag("attention_bias")}
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return (
-        write_llama_like(model, "solar_open", "SolarOpenForCausalLM")
-        | write_deepseek_experts(model)
-        | {
-            "attention_bias": model.qkv_bias,
-            **NO_TOKENS,
-        }
-    )
-
-
-SOLAR_OPEN = ModelFamily(
-    _read,
-    LLAMA_DEFAULTS
-    | {
+_FIRST = "first_k_dense_replace"
+_SOLAR_OPEN = LLAMA_LIKE.like(
+    "solar_open",
+    "SolarOpenForCausalLM",
+    {
         "vocab_size": 196608,
         "hidden_size": 4096,
         "intermediate_size": 1280,
@@ -63,7 +37,22 @@ SOLAR_OPEN = ModelFamily(
         "norm_topk_prob": True,
         "use_qk_norm": False,
     },
-    _write,
-    GLM4_MOE.tensors,
-    GLM4_MOE.keys,
+    # Of first blocks' width, which files still tell, transformers' class makes nothing.
+    only(_FIRST, "0: experts in all blocks", lambda reader: reader.count(_FIRST, least=0) == 0),
+    off("use_qk_norm"),
+    DEEPSEEK_EXPERTS,
+    UNUSED_LOSS,
+    flags(qkv_bias="attention_bias"),
+    written(NO_TOKENS),
+    tensors=GLM4_MOE.tensors,
 )
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    fields = _SOLAR_OPEN.read(reader)
+    if fields["rotary_fraction"] != 1:
+        reader.refuse("partial_rotary_factor", "1: rope turns all columns")
+    return fields
+
+
+SOLAR_OPEN = replace(_SOLAR_OPEN, read=_read)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, read_deepseek, write_deepseek
@@ -14,8 +13,7 @@ _DENSE = "first_k_dense_replace"  # which these files do not have
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
-    dense = {_DENSE: reader.count("num_hidden_layers")}
-    return read_deepseek(replace(reader, config={**reader.config, **dense}))
+    return read_deepseek(reader.saying({_DENSE: reader.count("num_hidden_layers")}))
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
@@ -26,11 +24,6 @@ def _write(model: ModelSpec) -> dict[str, Any]:
 
 
 _OF_EXPERTS = ("router", "experts.", "shared.")
-_NAMES = {
-    name: there
-    for name, there in DEEPSEEK_V3.tensors.names.items()
-    if not name.startswith(_OF_EXPERTS)
-}
 YOUTU = ModelFamily(
     _read,
     {
@@ -45,6 +38,9 @@ YOUTU = ModelFamily(
         "tie_word_embeddings": True,
     },
     _write,
-    replace(DEEPSEEK_V3.tensors, names=_NAMES),
+    DEEPSEEK_V3.tensors.but(
+        {},
+        without=[name for name in DEEPSEEK_V3.tensors.names if name.startswith(_OF_EXPERTS)],
+    ),
     {"latent_attention": DEEPSEEK_V3.keys["latent_attention"]},
 )
