@@ -16,7 +16,7 @@ NATIVE_PARTS = (
     *("attention_pattern", "attention_sinks", "qk_norm_turned", "value_norm", "block_scale"),
     *("mixer_pattern", "attention_gate", "delta_rule", "state_space", "expert_pattern"),
     *("attention_chunk", "attention_beside", "mlp_scale", "gate_scale", "global_heads"),
-    *("convolution", "keys_as_values", "expert_norms", "gate_of_heads"),
+    *("convolution", "keys_as_values", "expert_norms", "gate_of_heads", "expert_latent"),
 )
 NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2", "xielu")
 

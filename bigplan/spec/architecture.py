@@ -74,6 +74,9 @@ class Architecture(Spec):
     With each, experts and the router read the residual stream by a norm each, and what experts and
     the MLP beside them give has one each before their sum (Gemma 4).
     """
+    expert_latent: int = Field(default=0, ge=0, le=10**6)
+    """width of what experts read and give: a product narrows the residual stream to it before the
+    router's choice, another widens their sum (Nemotron 3 Super); 0: they read the stream"""
     shared_ffn: int = Field(default=0, ge=0, le=10**7)
     """inner width of an MLP beside the experts that all tokens pass, the shared ones; 0: none"""
     shared_gate: bool = False
@@ -335,6 +338,16 @@ class Architecture(Spec):
     def gated(self) -> bool:
         """Whether the MLP's activation is a product of two inputs."""
         return self.mlp in ("swiglu", "clamped_swiglu", "geglu")
+
+    @property
+    def expert_width(self) -> int:
+        """Columns of what experts read and give."""
+        return self.expert_latent or self.hidden
+
+    @property
+    def routes_apart(self) -> bool:
+        """Whether routers read something else than experts do."""
+        return self.expert_norms == "each" or self.expert_latent > 0
 
     @property
     def routed_by(self) -> Routing:

@@ -9,7 +9,7 @@ from bigplan.errors import InputError
 OF_EXPERTS = (  # keys that say something only where there are experts
     *("experts", "experts_per_token", "router_normalised", "router_loss", "routing"),
     *("shared_ffn", "shared_gate", "dense_blocks", "dense_ffn"),
-    *("expert_pattern", "expert_norms"),
+    *("expert_pattern", "expert_norms", "expert_latent"),
 )
 
 
@@ -81,6 +81,12 @@ def _check_beside(model: Any) -> None:
             f"`expert_norms: each` with `norms: {model.norms}` and `shared_ffn` "
             f"{model.shared_ffn}, but it is of experts beside an MLP, whose sum has norms around "
             "it; state `norms: around` and `shared_ffn`, or remove it"
+        )
+    if model.expert_latent and (model.expert_norms == "each" or model.mlp_bias):
+        beside = "mlp_bias" if model.mlp_bias else "expert_norms: each"
+        raise InputError(
+            f"`expert_latent` {model.expert_latent} with `{beside}`, but experts of a latent have "
+            "no biases, and no norms of their own; remove one"
         )
     if model.expert_pattern:
         _check_pattern(model)

@@ -371,6 +371,8 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
             style["expert_norms"] = draw(st.sampled_from(("as_others", "after")))
         elif style["norms"] == "around" and "shared_ffn" in style:
             style["expert_norms"] = draw(st.sampled_from(("as_others", "each")))
+    if style.get("expert_norms") != "each" and draw(st.booleans()):
+        style["expert_latent"] = draw(st.sampled_from((16, 32)))
     if style.get("expert_norms") == "each":
         pattern = {"attention_pattern": ("1 local", "1 global"), "sliding_window": 5}
         style |= {"norm_plus_one": draw(st.booleans())} | draw(st.sampled_from(({}, pattern)))

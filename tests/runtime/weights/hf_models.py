@@ -810,6 +810,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56}
         | {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
     ),
+    "nemotron-h-latent": (
+        "nemotron_h",
+        NEMOTRON_H
+        | {"layers_block_type": ["moe", "mamba", "attention", "moe"], "n_routed_experts": 8}
+        | {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56}
+        | {"num_experts_per_tok": 3, "moe_latent_size": 20, "routed_scaling_factor": 5.0},
+    ),
     "mamba2": ("mamba2", MAMBA2),
     "mamba2-tied": ("mamba2", MAMBA2 | {"tie_word_embeddings": True, "use_bias": True}),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),

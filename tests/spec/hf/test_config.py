@@ -170,6 +170,10 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
         | {"moe_shared_expert_intermediate_size": 96, "num_experts_per_tok": 3}
         | {"mamba_num_heads": 6, "ssm_state_size": 24, "n_groups": 2, "use_bias": True},
     ),
+    (
+        "nemotron_h",
+        _NEMOTRON_H | _NEMOTRON_3 | {"moe_latent_size": 40, "n_routed_experts": 6},
+    ),
     ("nemotron_h", _NEMOTRON_H | {"hybrid_override_pattern": "M*M", "use_conv_bias": False}),
     ("nemotron_h", _NEMOTRON_H | {"hybrid_override_pattern": "-*-", "mlp_bias": True}),
     ("mamba2", _MAMBA2),
@@ -534,6 +538,7 @@ def _squared(
         "num_experts_per_tok": spec.experts_per_token or 2,
         "moe_intermediate_size": spec.ffn,
         "moe_shared_expert_intermediate_size": spec.shared_ffn or 8,
+        "moe_latent_size": spec.expert_latent or None,
         "routed_scaling_factor": spec.routed_by.scale,
     }
 
@@ -684,6 +689,7 @@ _PUBLISHED = {
     "nemotron-h-8b": (8.1e9, 0.05e9),
     "nemotron-nano-9b-v2": (8_888_227_328, 0),
     "nemotron-3-nano-30b-a3b": (31.6e9, 0.05e9),
+    "nemotron-3-super-120b-a12b": (120e9, 1e9),  # the name is the count
     "command-r-35b": (35e9, 0.5e9),
     "command-r7b": (8.03e9, 0.005e9),
     "glm-4-9b": (9.4e9, 0.05e9),
@@ -865,7 +871,6 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("nemotron_h", {"hybrid_override_pattern": "M-"}, "attention in one block at least"),
         ("nemotron_h", {"hybrid_override_pattern": "MX"}, "M, *, -, E for each block"),
         ("nemotron_h", {"layers_block_type": ["conv"]}, "`layers_block_type` is ['conv']"),
-        ("nemotron_h", _NEMOTRON_3 | {"moe_latent_size": 8}, "`moe_latent_size` is 8"),
         ("nemotron_h", _NEMOTRON_3 | {"mlp_bias": True}, "`mlp_bias` is True"),
         ("nemotron_h", {"attention_bias": True}, "`attention_bias` is True"),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "`mlp_hidden_act` is 'silu'"),

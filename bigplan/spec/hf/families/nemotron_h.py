@@ -19,7 +19,7 @@ from bigplan.spec.hf.families.shared_experts import (
     write_deepseek_experts,
 )
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import ROUTER_BIAS
+from bigplan.spec.layers import NARROWING, ROUTER_BIAS, WIDENING
 from bigplan.spec.mixers import ATTENTION, MLP, STATE_SPACE, StateSpace
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import compact_words
@@ -48,7 +48,6 @@ _WORDS = {
 _NONE = {  # keys with the only value that there is a block for
     "attention_bias": "false: products of attention have no biases",
     "tie_word_embeddings": "false: the head has a table of its own",
-    "moe_latent_size": "null: experts read the residual stream, not a narrow latent of it",
 }
 
 
@@ -98,7 +97,8 @@ def _read_parts(reader: ConfigReader, blocks: list[str]) -> dict[str, Any]:
         if reader.flag("mlp_bias"):
             reader.refuse("mlp_bias", "false: experts have no biases")
         shared = reader.count("moe_shared_expert_intermediate_size")
-        fields = read_deepseek_experts(reader) | {"shared_ffn": shared}
+        latent = reader.optional_count("moe_latent_size") or 0
+        fields = read_deepseek_experts(reader) | {"shared_ffn": shared, "expert_latent": latent}
     if MLP in blocks:
         fields = {"ffn": reader.count("intermediate_size"), "mlp_bias": reader.flag("mlp_bias")}
     if STATE_SPACE in blocks:
@@ -120,6 +120,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         _PATTERN: "".join(letters.get(mixer, "*") for mixer in model.mixers),
         "intermediate_size": model.ffn,
         "moe_shared_expert_intermediate_size": model.shared_ffn,
+        "moe_latent_size": model.expert_latent or None,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_dim,
@@ -184,6 +185,8 @@ NEMOTRON_H = ModelFamily(
             **mamba_names(_MIXER),
             **{name: f"{_MIXER}.{name}" for name in _PRODUCTS},
             "router": f"{_MIXER}.gate",
+            NARROWING: f"{_MIXER}.fc1_latent_proj",
+            WIDENING: f"{_MIXER}.fc2_latent_proj",
             ROUTER_BIAS: f"{_MIXER}.gate.e_score_correction_bias",
             **{f"shared.{name}": f"{_MIXER}.shared_experts.{name}" for name in _PRODUCTS[4:]},
             **{f"experts.{name}": f"{_MIXER}.experts.{{expert}}.{name}" for name in _PRODUCTS[4:]},
@@ -200,6 +203,7 @@ NEMOTRON_H = ModelFamily(
         "hidden": ("hidden_size",),
         "ffn": ("intermediate_size", "moe_intermediate_size"),
         "shared_ffn": ("moe_shared_expert_intermediate_size",),
+        "expert_latent": ("moe_latent_size",),
         "heads": ("num_attention_heads",),
         "kv_heads": ("num_key_value_heads",),
         "vocab": ("vocab_size",),
