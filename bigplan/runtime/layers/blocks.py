@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.runtime import generated
-from bigplan.runtime.experts import latents
 from bigplan.runtime.experts import mlp as expert_mlp
 from bigplan.runtime.experts.shared import gated_by_score
+from bigplan.runtime.layers import latents
 from bigplan.runtime.layers.xielu import xielu
 from bigplan.runtime.mixers import attention as attention_mixer
 from bigplan.runtime.mixers import convolution, delta_rule, state_space
