@@ -14,10 +14,10 @@ from bigplan.graph.latent import made_again, runs_again
 from bigplan.graph.mixers import mixing, out_of_output, output_of
 from bigplan.graph.operators import Operator, Stream
 from bigplan.graph.shape import RankShape
-from bigplan.graph.shared import into_mlp, into_router, out_of_mlp
+from bigplan.graph.shared import into_mlp, into_router, out_of_experts, out_of_shared
 from bigplan.graph.spread import counted, places_bytes
 from bigplan.graph.wide_norms import wide_norms
-from bigplan.spec.layers import SHARED_ACTIVATION
+from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_DOWN
 from bigplan.spec.step import LayerStep, StepOp, StepValue
 
 
@@ -66,7 +66,9 @@ def reruns(
     if all(op.name != output for op in left_out):
         summed += out_of_output(shape)
     if all(op.name != "mlp down" for op in left_out):
-        summed += out_of_mlp(shape, "mlp output")
+        summed += out_of_experts(shape, "mlp output")
+    if all(op.name != SHARED_DOWN for op in left_out):
+        summed += out_of_shared(shape, "mlp output", "")
     exchanged_again = (*mixer.exchanges(shape), *wide_norms(shape))
     gathered = (*into_router(shape, "mlp input"), *gathered)
     full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))

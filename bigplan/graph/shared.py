@@ -52,9 +52,14 @@ def out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collectiv
     shared = out_of_shared(shape, name, beside)
     if shape.model.routes_apart and name.endswith("input"):
         shared += out_of_matrix(shape, name.replace("mlp", "router"), beside="router by weight")
-    whole = shape.dispatched or not shape.model.has_mlp
-    given = shape.read_by_experts
-    return shared if whole else (*shared, *out_of_matrix(shape, name, beside=beside, whole=given))
+    return (*shared, *out_of_experts(shape, name, beside))
+
+
+def out_of_experts(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
+    """As `out_of_mlp`, of experts or the only MLP alone."""
+    if shape.dispatched or not shape.model.has_mlp:
+        return ()
+    return out_of_matrix(shape, name, beside=beside, whole=shape.read_by_experts)
 
 
 def added(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.combinations import check_attention, check_factors, check_latent, check_norms
-from bigplan.spec.experts import check_experts
+from bigplan.spec.experts import DENSE, ROUTED, check_experts
 from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.global_heads import GlobalHeads, check_heads
 from bigplan.spec.latent import LatentAttention
@@ -84,7 +84,10 @@ class Architecture(Spec):
     dense_blocks: int = Field(default=0, ge=0, le=MOST_LAYERS)
     """first blocks that have one MLP for all tokens in place of experts, as in DeepSeek-V3"""
     expert_pattern: tuple[str, ...] = ()
-    """runs of blocks without experts and with them, over and over, as [1 dense, 1 routed]"""
+    """runs of blocks without experts and with them, over and over, as [1 dense, 1 routed]
+
+    Where blocks are one thing alone, it says nothing of those that are a mixer.
+    """
     dense_ffn: int = Field(default=0, ge=0, le=10**7)
     """inner width of the MLP in these"""
     heads: int = Field(gt=0, le=10**5)
@@ -274,8 +277,10 @@ class Architecture(Spec):
         """Whether each block has one MLP for all tokens, in a model whose others have experts."""
         if not self.expert_pattern:
             return tuple(number < self.dense_blocks for number in range(self.layers))
-        words = in_runs("expert_pattern", self.expert_pattern, self.layers, ("dense", "routed"))
-        return tuple(word == "dense" for word in words)
+        words = in_runs("expert_pattern", self.expert_pattern, self.layers, (DENSE, ROUTED))
+        alone = MLP in self.mixers  # of mixers alone the pattern says nothing
+        pairs = zip(words, self.mixers, strict=True)
+        return tuple(word == DENSE and (mixer == MLP or not alone) for word, mixer in pairs)
 
     @property
     def attentions(self) -> tuple[BlockAttention, ...]:

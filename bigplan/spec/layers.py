@@ -39,6 +39,7 @@ _KINDS: Mapping[tuple[Mixer, bool], str] = {
     (CONVOLUTION, True): f"{DENSE}_{CONVOLUTION}",
     (DELTA_RULE, True): f"{DENSE}_{DELTA_RULE}",
     (STATE_SPACE, True): f"{DENSE}_{STATE_SPACE}",
+    (MLP, True): f"{DENSE}_{MLP}",
     (CONVOLUTION, False): CONVOLUTION,
     (DELTA_RULE, False): DELTA_RULE,
     (STATE_SPACE, False): STATE_SPACE,
@@ -56,7 +57,8 @@ OF_AN_EXPERT = "experts."  # what names of parameters begin with of which each e
 SHARED_GATE = "shared_gate.weight"
 ATTENTION_SUM = "attention residual"  # with another mixer beside, which is added after it
 # Steps of an MLP beside the experts.
-SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"
+SHARED_UP, SHARED_ACTIVATION, SHARED_DOWN = "shared up", "shared activation", "shared down"
+SHARED_SUM = "shared residual"
 ROUTER = "router.weight"  # which chooses experts
 # Products of what experts read, where that is narrower than the residual stream, and of their sum.
 NARROWING, WIDENING = "latent_down_proj", "latent_up_proj"
@@ -263,7 +265,7 @@ def _shared(model: Architecture, x: StepValue) -> list[LayerStep]:
         cheap=True,
     )
     output = {"shared.down_proj": _hidden(model, "shared output")}
-    last = product("shared down", inner, output, bias=False)
+    last = product(SHARED_DOWN, inner, output, bias=False)
     own = not model.closes("mlp") or model.expert_norms == "each"
     closing = _closing(model, "shared", last.gives[0]) if own else []
     return [first, activation, last, *closing]

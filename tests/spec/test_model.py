@@ -300,6 +300,17 @@ def test_experts_in_every_second_block() -> None:
     assert not spec.seen_by("block").expert_pattern
 
 
+def test_blocks_alone_may_be_an_mlp_or_experts() -> None:
+    """What a pattern of experts says of a mixer alone is nothing."""
+    mixers = {"mixer_pattern": ["1 attention", "2 mlp"], "mlp": "relu2", "dense_ffn": 96}
+    spec = model(layers=6, **_EIGHT, **mixers, expert_pattern=["2 dense", "1 routed"])
+    assert spec.layer_sequence()[1:-1] == ("block", "dense_mlp", "mlp") * 2
+    assert (spec.seen_by("dense_mlp").ffn, spec.seen_by("dense_mlp").experts) == (96, 0)
+    assert (spec.seen_by("mlp").experts, spec.seen_by("block").has_mlp) == (8, False)
+    with pytest.raises(InputError, match="makes all blocks alike"):
+        model(layers=6, **_EIGHT, **mixers, expert_pattern=["1 routed", "2 dense"])
+
+
 def test_experts_of_a_latent_are_as_wide_as_it_is() -> None:
     """Two matrices more lead to it and back; routers and shared experts read the stream."""
     spec = model(**_EIGHT, shared_ffn=32, expert_latent=16)

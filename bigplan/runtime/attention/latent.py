@@ -27,8 +27,8 @@ class Whole(NamedTuple):
 
     ranks: TensorParallel = ONE
     linears: Linears | None = None  # products with whole matrices; None: by the block's `linears`
-    # Adds a product with such a matrix, as Ways.close; None: by `linears`.
-    closing: Callable[[Parameters, str, Tensor, Tensor], Tensor] | None = None
+    # Adds a product with such a matrix, as Products.closing; None: by `linears`.
+    closing: Callable[..., Tensor] | None = None
 
 
 class How(NamedTuple):

@@ -281,10 +281,7 @@ class Block:
         if recompute is Recompute.FULL:
             last = partial(products.closing, unread=True)
             gated = partial(products.gated, unread=True)
-            whole = ways.whole
-            if whole.closing is not None:
-                whole = whole._replace(closing=partial(whole.closing, unread=True))
-            return ways._replace(last=last, gated=gated, whole=whole, unread=True)
+            return ways._replace(last=last, gated=gated, unread=True)
         if recompute is not Recompute.NONE:
             ways = ways._replace(forget=kept.forget, gated=products.gated)
             if self._context.group.size == 1:  # otherwise attention keeps what ranks exchanged

@@ -26,4 +26,4 @@ def mlp(p: Parameters, x: Tensor | None, normed: Tensor, model: ModelSpec, ways:
     idle = ways.experts.frozen and f"{WIDENING}.lora_A" not in p
     mixture = ways.experts._replace(unread=ways.experts.unread and idle)
     given = experts.mlp(p, None, latent, model, mixture, normed)
-    return ways.close_whole(p, WIDENING, x, given)
+    return ways.close_whole(p, WIDENING, x, given, unread=ways.experts.unread)

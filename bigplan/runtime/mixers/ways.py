@@ -71,10 +71,12 @@ class Ways(NamedTuple):
         """As `linears`, of matrices that every tensor-parallel rank has whole."""
         return (self.whole.linears or self.linears)(p, names, x)
 
-    def close_whole(self, p: Parameters, name: str, x: Tensor | None, inner: Tensor) -> Tensor:
-        """As `close`, of such a matrix; without x the product alone."""
+    def close_whole(
+        self, p: Parameters, name: str, x: Tensor | None, inner: Tensor, *, unread: bool
+    ) -> Tensor:
+        """As `close`, of such a matrix; without x the product alone. `unread`: nothing reads it."""
         if x is not None and self.whole.closing is not None:
-            return self.whole.closing(p, name, x, inner)
+            return self.whole.closing(p, name, x, inner, unread=unread)
         (output,) = self.linears_of_whole(p, (name,), inner)
         return output if x is None else x + output
 

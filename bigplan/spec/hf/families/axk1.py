@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.deepseek import write_deepseek
+from bigplan.spec.hf.families.dense_blocks import write_types
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.glm_flash import GLM4_MOE_LITE, read_flash
-from bigplan.spec.hf.families.layer_types import write_dense_first
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
@@ -26,7 +26,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
 
 def _write(model: ModelSpec) -> dict[str, Any]:
     return write_deepseek(model, "axk1", "AXK1ForCausalLM") | {
-        "mlp_layer_types": write_dense_first(model)
+        "mlp_layer_types": write_types(model)
     }
 
 

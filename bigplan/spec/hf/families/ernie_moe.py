@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import Dense, dense_fields
 from bigplan.spec.hf.families.ernie import ERNIE
 from bigplan.spec.hf.families.experts import DENSE, routed_tensors
 from bigplan.spec.hf.families.family import ModelFamily
@@ -15,6 +16,8 @@ from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
+_FIRST, _LAST = "moe_layer_start_index", "moe_layer_end_index"
+_EVERY = "moe_layer_interval"
 _KEYS = {
     **ERNIE.keys,
     "ffn": ("moe_intermediate_size",),
@@ -22,7 +25,8 @@ _KEYS = {
     "experts_per_token": ("moe_k", "num_experts_per_tok"),
     "router_loss": ("router_aux_loss_coef",),
     "shared_ffn": ("moe_num_shared_experts",),
-    "dense_blocks": ("moe_layer_start_index",),
+    "dense_blocks": (_FIRST,),
+    "expert_pattern": (_EVERY, _FIRST),
     "dense_ffn": ("intermediate_size",),
 }
 
@@ -30,16 +34,9 @@ _KEYS = {
 def _read(reader: ConfigReader) -> dict[str, Any]:
     """Files of transformers 5 have other names for two keys, as its attributes do."""
     fields = ERNIE.read(reader)
-    if reader.count("moe_layer_interval") != 1:
-        reader.refuse("moe_layer_interval", "1: experts in all blocks but first ones")
     if reader.text("moe_gate") != "topk":
         reader.refuse("moe_gate", "topk")
-    if reader.get("moe_layer_end_index") not in (-1, fields["layers"] - 1):
-        reader.refuse("moe_layer_end_index", "-1: the last blocks have experts")
-    each, dense = (
-        reader.count("moe_intermediate_size"),
-        reader.count("moe_layer_start_index", least=0),
-    )
+    each = reader.count("moe_intermediate_size")
     shared = reader.optional_count("moe_num_shared_experts", least=0) or 0
     return fields | {
         "ffn": each,
@@ -49,9 +46,24 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
         "router_loss": reader.get("router_aux_loss_coef"),
         "routing": {"bias": True},
         "shared_ffn": shared * each,
-        "dense_blocks": dense,
-        "dense_ffn": reader.count("intermediate_size") if dense else 0,
+        **dense_fields(reader, _dense(reader, fields["layers"])),
     }
+
+
+def _dense(reader: ConfigReader, blocks: int) -> Dense:
+    """Experts are in each so-many-th block, from a first one to a last one."""
+    every, first = reader.count(_EVERY), reader.count(_FIRST, least=0)
+    last = reader.count(_LAST, least=-1)
+    last = blocks - 1 if last == -1 else last
+    return [not (first <= n <= last and (n + 1) % every == 0) for n in range(blocks)]
+
+
+def _write_dense(model: ModelSpec) -> dict[str, Any]:
+    """The same, where blocks with experts are that far apart."""
+    routed = [number for number, dense in enumerate(model.dense) if not dense]
+    every = routed[1] - routed[0] if len(routed) > 1 else 1
+    last = -1 if routed[-1] + every >= model.layers else routed[-1]
+    return {_FIRST: routed[0], _LAST: last, _EVERY: every}
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
@@ -63,9 +75,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "moe_num_experts": model.experts,
         "moe_k": model.experts_per_token,
         "moe_num_shared_experts": model.shared_ffn // max(1, model.ffn),
-        "moe_layer_start_index": model.dense_blocks,
-        "moe_layer_end_index": -1,
-        "moe_layer_interval": 1,
+        **_write_dense(model),
         "router_aux_loss_coef": model.router_loss,
         "output_router_logits": model.router_loss > 0,
     }
@@ -95,9 +105,9 @@ ERNIE_MOE = ModelFamily(
         "moe_k": 6,
         "moe_num_experts": 64,
         "moe_num_shared_experts": 2,
-        "moe_layer_start_index": 1,
-        "moe_layer_end_index": -1,
-        "moe_layer_interval": 1,
+        _FIRST: 1,
+        _LAST: -1,
+        _EVERY: 1,
         "moe_gate": "topk",
         # Of no meaning for a step in which no token is dropped.
         **dict.fromkeys(("moe_capacity", "moe_use_aux_free", "moe_norm_min")),

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import FIRST, by_types, first_ones, write_types
 from bigplan.spec.hf.families.exaone import EXAONE4
 from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.layer_types import dense_first, write_dense_first
 from bigplan.spec.hf.families.shared_experts import (
     DEEPSEEK_KEYS,
     DEEPSEEK_TENSORS,
@@ -29,10 +29,10 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     fields = EXAONE4.read(reader) | {"norms": "before"}
     if reader.config.get("num_local_experts"):  # as transformers 5 may call them
         reader.refuse("num_local_experts", "num_experts")
-    first = reader.count("first_k_dense_replace", least=0)
-    told = {"first_k_dense_replace": dense_first(reader, fields["layers"], otherwise=first)}
-    told |= {theirs: reader.get(ours) for theirs, ours in _NAMED.items()}
-    return fields | read_deepseek_experts(replace(reader, config={**reader.config, **told}))
+    first = first_ones(reader.count(FIRST, least=0), fields["layers"])
+    told = {theirs: reader.get(ours) for theirs, ours in _NAMED.items()}
+    own = replace(reader, config={**reader.config, **told})
+    return fields | read_deepseek_experts(own, by_types(reader, first))
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     return {
         **EXAONE4.write(model),
         **{_NAMED.get(key, key): value for key, value in experts.items()},
-        "mlp_layer_types": write_dense_first(model),
+        "mlp_layer_types": write_types(model),
         "model_type": "exaone_moe",
         "architectures": ["ExaoneMoeForCausalLM"],
     }
@@ -70,5 +70,6 @@ EXAONE_MOE = ModelFamily(
         "experts": ("num_experts",),
         "shared_ffn": ("num_shared_experts",),
         "dense_blocks": ("mlp_layer_types", "first_k_dense_replace"),
+        "expert_pattern": ("mlp_layer_types",),
     },
 )

@@ -1,9 +1,10 @@
-"""Mixtral and Qwen3-MoE: a router and experts in every block, or in all but the first."""
+"""Mixtral and Qwen3-MoE: a router and experts in every block, or in some."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import read_dense, write_dense
 from bigplan.spec.hf.families.family import ModelFamily, Tensors
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
@@ -21,7 +22,11 @@ ROUTER_KEYS = LLAMA_KEYS | {
     "experts_per_token": ("num_experts_per_tok",),
     "router_loss": ("router_aux_loss_coef",),
 }
-DENSE_KEYS = {"dense_blocks": ("mlp_only_layers",), "dense_ffn": ("intermediate_size",)}
+DENSE_KEYS = {
+    "dense_blocks": ("mlp_only_layers",),
+    "expert_pattern": ("mlp_only_layers", "decoder_sparse_step"),
+    "dense_ffn": ("intermediate_size",),
+}
 
 
 def routed_tensors(
@@ -77,27 +82,6 @@ def _write_mixtral(model: ModelSpec) -> dict[str, Any]:
         | write_router(model)
         | {"num_local_experts": model.experts, "sliding_window": model.sliding_window}
     )
-
-
-def read_dense(reader: ConfigReader) -> dict[str, Any]:
-    """Which blocks have no experts, as Qwen's files say it: some of the first."""
-    if reader.count("decoder_sparse_step") != 1:
-        reader.refuse("decoder_sparse_step", "1: experts in all blocks but first ones")
-    dense = reader.places("mlp_only_layers", reader.count("num_hidden_layers"))
-    if dense != list(range(len(dense))):
-        reader.refuse("mlp_only_layers", "first blocks, such as [0, 1], or an empty list")
-    if not dense:
-        return {}
-    return {"dense_blocks": len(dense), "dense_ffn": reader.count("intermediate_size")}
-
-
-def write_dense(model: ModelSpec) -> dict[str, Any]:
-    """The same."""
-    return {
-        "intermediate_size": model.dense_ffn or model.ffn,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": list(range(model.dense_blocks)),
-    }
 
 
 def _read_qwen3(reader: ConfigReader) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.experts import read_dense, write_dense
+from bigplan.spec.hf.families.dense_blocks import read_dense, write_dense
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.layer_types import read_layer_types, write_layer_types
 from bigplan.spec.hf.families.llama import read_attention_bias, read_llama_like, write_llama_like

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import by_types, dense_fields, first_ones, write_types
 from bigplan.spec.hf.families.experts import DENSE, routed_tensors
 from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.layer_types import dense_first, write_dense_first
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
@@ -27,7 +27,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     if reader.flag("mlp_bias"):
         reader.refuse("mlp_bias", "false")
     fields = read_llama_like(reader)
-    dense = dense_first(reader, fields["layers"], otherwise=1)
+    dense = by_types(reader, first_ones(1, fields["layers"]))
     each = reader.count("moe_intermediate_size")
     return (
         fields
@@ -38,8 +38,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
             "experts": reader.optional_count("num_experts") or reader.count("num_local_experts"),
             "experts_per_token": reader.count("num_experts_per_tok"),
             "shared_ffn": each * reader.count("num_shared_experts"),
-            "dense_blocks": dense,
-            "dense_ffn": reader.count("intermediate_size") if dense else 0,
+            **dense_fields(reader, dense),
             "routing": {
                 "scores": "sigmoid",
                 "bias": True,
@@ -58,7 +57,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "num_experts_per_tok": model.experts_per_token,
         "num_shared_experts": model.shared_ffn // max(1, model.ffn),
         "router_scaling_factor": model.routed_by.scale,
-        "mlp_layer_types": write_dense_first(model),
+        "mlp_layer_types": write_types(model),
     }
 
 
@@ -100,6 +99,7 @@ HY_V3 = ModelFamily(
         "experts_per_token": ("num_experts_per_tok",),
         "shared_ffn": ("num_shared_experts",),
         "dense_blocks": ("mlp_layer_types",),
+        "expert_pattern": ("mlp_layer_types",),
         "dense_ffn": ("intermediate_size",),
         "routing.scale": ("router_scaling_factor",),
         "qkv_bias": ("attention_bias",),

@@ -12,7 +12,6 @@ from bigplan.spec.pattern import compact
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _KINDS = {_LOCAL: True, _GLOBAL: False}
-_DENSE, _SPARSE = "dense", "sparse"
 Kind = TypeVar("Kind")
 
 
@@ -58,24 +57,6 @@ def turned_blocks(reader: ConfigReader) -> list[bool]:
 def write_turned(model: ModelSpec) -> list[int]:
     """The `no_rope_layers` of a config.json."""
     return [int(one.rope_theta is not None) for one in model.attentions]
-
-
-def dense_first(reader: ConfigReader, blocks: int, otherwise: int) -> int:
-    """First blocks without experts by `mlp_layer_types`; `otherwise`: without it."""
-    kinds = reader.texts("mlp_layer_types")
-    if not kinds:
-        return otherwise
-    dense = kinds.count(_DENSE)
-    if kinds != (_DENSE,) * dense + (_SPARSE,) * (len(kinds) - dense):
-        reader.refuse("mlp_layer_types", f"{_DENSE} first blocks, then {_SPARSE} ones")
-    if len(kinds) != blocks:
-        reader.refuse("mlp_layer_types", "one for each of num_hidden_layers")
-    return dense
-
-
-def write_dense_first(model: ModelSpec) -> list[str]:
-    """The `mlp_layer_types` of a config.json."""
-    return [_DENSE] * model.dense_blocks + [_SPARSE] * (model.layers - model.dense_blocks)
 
 
 def read_ropes(reader: ConfigReader, fields: dict[str, Any], local_base: float) -> dict[str, Any]:

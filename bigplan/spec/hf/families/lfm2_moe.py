@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import dense_fields, first_ones
 from bigplan.spec.hf.families.experts import DENSE
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
 from bigplan.spec.hf.families.lfm2 import LFM2, MIXER_KEYS, read_mixers, write_mixers
@@ -24,8 +25,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
             "experts": reader.count("num_experts"),
             "experts_per_token": reader.count("num_experts_per_tok"),
             "router_normalised": reader.flag("norm_topk_prob"),
-            "dense_blocks": dense,
-            "dense_ffn": reader.count("intermediate_size") if dense else 0,
+            **dense_fields(reader, first_ones(dense, reader.count("num_hidden_layers"))),
             "routing": {
                 "scores": "sigmoid",
                 "bias": reader.flag("use_expert_bias"),

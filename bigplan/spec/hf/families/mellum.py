@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import by_types, dense_fields, first_ones, write_types
 from bigplan.spec.hf.families.experts import QWEN3_MOE
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.layer_types import (
-    dense_first,
     read_layer_types,
     read_ropes,
-    write_dense_first,
     write_layer_types,
     write_ropes,
 )
@@ -28,9 +27,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     """What Qwen3-MoE's keys say of windows and dense blocks, other keys say here."""
     usual = {"use_sliding_window": False, "mlp_only_layers": None, "decoder_sparse_step": 1}
     fields = QWEN3_MOE.read(replace(reader, config={**reader.config, **usual}))
-    dense = dense_first(reader, fields["layers"], otherwise=0)
-    fields |= {"dense_blocks": dense}
-    fields |= {"dense_ffn": reader.count("intermediate_size") if dense else 0}
+    fields |= dense_fields(reader, by_types(reader, first_ones(0, fields["layers"])))
     fields |= read_layer_types(reader, [False] * fields["layers"])
     return read_ropes(reader, fields, _BASE)
 
@@ -42,7 +39,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "model_type": "mellum",
         "architectures": ["MellumForCausalLM"],
         "layer_types": write_layer_types(model),
-        "mlp_layer_types": write_dense_first(model),
+        "mlp_layer_types": write_types(model),
     }
 
 
@@ -73,5 +70,6 @@ MELLUM = ModelFamily(
         **QWEN3_MOE.keys,
         "attention_pattern": ("layer_types",),
         "dense_blocks": ("mlp_layer_types",),
+        "expert_pattern": ("mlp_layer_types",),
     },
 )

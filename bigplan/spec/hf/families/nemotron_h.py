@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import FIRST
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
 from bigplan.spec.hf.families.mamba import (
     ALONE_FLAGS,
@@ -83,8 +84,6 @@ def _read_blocks(reader: ConfigReader) -> list[str]:
     if not told or any(word not in words for word in told):
         reader.refuse(key, f"{', '.join(words)} for each block")
     blocks = [words[word] for word in told]
-    if {MLP, _EXPERTS} <= {*blocks}:
-        reader.refuse(key, "MLPs in some blocks or experts in some, not both")
     if ATTENTION not in blocks:
         reader.refuse(key, "attention in one block at least")
     return blocks
@@ -98,8 +97,9 @@ def _read_parts(reader: ConfigReader, blocks: list[str]) -> dict[str, Any]:
             reader.refuse("mlp_bias", "false: experts have no biases")
         shared = reader.count("moe_shared_expert_intermediate_size")
         latent = reader.optional_count("moe_latent_size") or 0
-        fields = read_deepseek_experts(reader) | {"shared_ffn": shared, "expert_latent": latent}
-    if MLP in blocks:
+        fields = read_deepseek_experts(reader, [block == MLP for block in blocks])
+        fields |= {"shared_ffn": shared, "expert_latent": latent}
+    elif MLP in blocks:
         fields = {"ffn": reader.count("intermediate_size"), "mlp_bias": reader.flag("mlp_bias")}
     if STATE_SPACE in blocks:
         fields["state_space"] = read_alone(reader, _COUNTS)
@@ -109,16 +109,16 @@ def _read_parts(reader: ConfigReader, blocks: list[str]) -> dict[str, Any]:
 
 def _write(model: ModelSpec) -> dict[str, Any]:
     letters = {mixer: letter for letter, mixer in _LETTERS.items()}
-    if model.experts:
-        letters[MLP] = letters[_EXPERTS]
+    routed = letters | ({MLP: letters[_EXPERTS]} if model.experts else {})
+    blocks = zip(model.mixers, model.dense, strict=True)
     space = model.state_space or StateSpace(heads=1, head_dim=model.hidden)
     return write_deepseek_experts(model) | {
         "architectures": ["NemotronHForCausalLM"],
         "model_type": "nemotron_h",
         "mlp_hidden_act": "relu2",
         "hidden_size": model.hidden,
-        _PATTERN: "".join(letters.get(mixer, "*") for mixer in model.mixers),
-        "intermediate_size": model.ffn,
+        _PATTERN: "".join((letters if dense else routed).get(one, "*") for one, dense in blocks),
+        "intermediate_size": model.dense_ffn or model.ffn,
         "moe_shared_expert_intermediate_size": model.shared_ffn,
         "moe_latent_size": model.expert_latent or None,
         "num_attention_heads": model.heads,
@@ -170,7 +170,7 @@ NEMOTRON_H = ModelFamily(
         "moe_shared_expert_intermediate_size": 7688,
         "moe_latent_size": None,
         "moe_shared_expert_overlap": True,  # when they run, not what they do
-        "first_k_dense_replace": 0,
+        FIRST: 0,
         "routed_scaling_factor": 1.0,
         "n_group": 1,
         "topk_group": 1,

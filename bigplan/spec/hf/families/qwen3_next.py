@@ -17,12 +17,11 @@ from bigplan.spec.delta_rule_steps import (
     RATES,
     VALUES,
 )
+from bigplan.spec.hf.families.dense_blocks import read_dense, write_dense
 from bigplan.spec.hf.families.experts import (
     DENSE_KEYS,
     ROUTER_KEYS,
-    read_dense,
     read_router,
-    write_dense,
     write_router,
 )
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily

@@ -6,21 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, read_deepseek, write_deepseek
+from bigplan.spec.hf.families.dense_blocks import FIRST, first_ones
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
-_DENSE = "first_k_dense_replace"  # which these files do not have
-
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
-    dense = {_DENSE: reader.count("num_hidden_layers")}
-    return read_deepseek(replace(reader, config={**reader.config, **dense}))
+    blocks = reader.count("num_hidden_layers")
+    return read_deepseek(reader, first_ones(blocks, blocks))
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
     config = write_deepseek(model, "youtu", "YoutuForCausalLM")
-    config.pop(_DENSE)
+    config.pop(FIRST)  # which these files do not have
     told = {key: value for key, value in config.items() if "predict" not in key}
     return {**told, **NO_TOKENS}
 
