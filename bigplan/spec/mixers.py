@@ -269,9 +269,9 @@ def _check_pattern(model: Any, others: list[Mixer]) -> None:
             f"`mixer_pattern` {', '.join(model.mixer_pattern)} makes all blocks alike; remove it"
         )
     if (ATTENTION, False) not in zip(found, model.dense, strict=True):
-        others = "after `dense_blocks`" if model.dense_blocks else "with experts"
-        others = others if any(model.dense) else "at all"
+        where = "after `dense_blocks`" if model.dense_blocks else "with experts"
+        where = where if any(model.dense) else "at all"
         raise InputError(
             f"`mixer_pattern` {', '.join(model.mixer_pattern)} leaves no block with attention "
-            f"{others}; have one"
+            f"{where}; have one"
         )

@@ -136,7 +136,7 @@ class _Gated(Function):
         ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
         ctx.save_for_backward(gate, up, weights, *places, *last)
         if passed.mixture.unread:
-            return up.new_empty(()).expand(passed.shape)
+            return torch.empty((), dtype=up.dtype, device=up.device).expand(passed.shape)
         inner = passed.mixture.activation.forward(gate, up, weights)
         return _added(passed, x, inner, Places(*places), last)
 
