@@ -129,6 +129,7 @@ def _sides_of_products(model: ModelSpec, strategy: Strategy, tokens: int) -> dic
         sides[f"dense_ffn / tp {tp}"] = (model.dense_ffn or 0) // tp
         sides[f"shared_ffn / tp {tp}"] = model.shared_ffn // tp
         sides["the score of shared_gate"] = int(model.shared_gate)
+        sides["expert_latent"] = model.expert_latent
     if (space := model.state_space) is not None:
         sides |= {
             f"state_space.heads / tp {tp}": space.heads // tp,
@@ -141,8 +142,10 @@ def _sides_of_products(model: ModelSpec, strategy: Strategy, tokens: int) -> dic
             "kv_rank": latent.kv_rank,
             "rope_dim": latent.rope_dim,
             f"heads x plain_dim / tp {tp}": model.heads * latent.plain_dim // tp,
-            "tokens of a tensor-parallel rank": tokens // (tp if strategy.sequence_parallel else 1),
         }
+    if model.latent_attention is not None or model.expert_latent:  # products of a rank's own tokens
+        own = tokens // (tp if strategy.sequence_parallel else 1)
+        sides["tokens of a tensor-parallel rank"] = own
     return sides
 
 

@@ -8,15 +8,15 @@ from bigplan.spec.training import Training
 from bigplan.spec.unplanned import ISOLATES_ALONE, OTHERS_ISOLATE, PREFERS_ALONE
 
 # Parts of models that Megatron-LM is planned for with, and those of bigplan's own runtime.
-MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks")
+MEGATRON_PARTS = ("latent_attention", "routing", "shared_ffn", "dense_blocks", "expert_pattern")
 NATIVE_PARTS = (
     *MEGATRON_PARTS,
     *("norm_plus_one", "weightless_norms", "norms", "shared_norm", "qk_norm_whole", "head_bias"),
     *("embedding_scale", "residual_scale", "score_scale", "score_cap", "logit_scale", "logit_cap"),
     *("attention_pattern", "attention_sinks", "qk_norm_turned", "value_norm", "block_scale"),
-    *("mixer_pattern", "attention_gate", "delta_rule", "state_space", "expert_pattern"),
+    *("mixer_pattern", "attention_gate", "delta_rule", "state_space"),
     *("attention_chunk", "attention_beside", "mlp_scale", "gate_scale", "global_heads"),
-    *("convolution", "keys_as_values", "expert_norms", "gate_of_heads"),
+    *("convolution", "keys_as_values", "expert_norms", "gate_of_heads", "expert_latent"),
 )
 NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2", "xielu")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
 from bigplan.graph.graph import Recompute
@@ -65,7 +66,7 @@ def arguments(plan: Plan) -> Iterator[str]:
 def _model(plan: Plan) -> Iterator[str]:
     model = plan.model
     yield f"--num-layers {model.layers} --hidden-size {model.hidden}"
-    ffn = model.dense_ffn if model.dense_blocks else model.ffn
+    ffn = model.dense_ffn or model.ffn
     yield f"--ffn-hidden-size {ffn} --num-attention-heads {model.heads}"
     yield f"--max-position-embeddings {model.max_sequence_length}"
     yield from _heads(model) if model.latent_attention is None else _latent(model)
@@ -134,9 +135,9 @@ def _experts(model: ModelSpec) -> Iterator[str]:
     if model.router_loss:
         each = model.router_loss * model.experts_per_token / model.layers
         yield f"--moe-aux-loss-coeff {each:.6g}"
-    if model.dense_blocks:
-        dense = f"[0]*{model.dense_blocks}+[1]*{model.layers - model.dense_blocks}"
-        yield f'--moe-layer-freq "({dense})"'
+    if any(model.dense):
+        runs = [(not dense, len([*run])) for dense, run in groupby(model.dense)]
+        yield f'--moe-layer-freq "({"+".join(f"[{routed:d}]*{n}" for routed, n in runs)})"'
     if model.shared_ffn:
         gate = " --moe-shared-expert-gate" if model.shared_gate else ""
         yield f"--moe-shared-expert-intermediate-size {model.shared_ffn}{gate}"

@@ -333,11 +333,12 @@ def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     They are gathered while the gradient by the input is computed (arXiv 2205.05198, section 4.2.2).
     A frozen product's input is gathered for its adapters alone.
     """
-    *others, up, _ = shape.steps(StepOp.PRODUCT)
+    products = {step.name: step for step in shape.steps(StepOp.PRODUCT)}
+    up, shared = products.get("mlp up"), products.get(SHARED_UP)
     again, name = mixing(shape).into(shape, "again"), "mlp input again"
-    if up.saves or (shape.model.experts and (up.adapters or not shape.frozen)):
+    if up and (up.saves or (shape.model.experts and (up.adapters or not shape.frozen))):
         again = (*again, *into_mlp(shape, name))
-    elif any(step.saves for step in others if step.name == SHARED_UP):
+    elif shared and shared.saves:
         again = (*again, *into_shared(shape, name))
     if not shape.frozen:
         again = (*again, *into_router(shape, name))

@@ -119,8 +119,8 @@ def cast_bytes(shape: RankShape) -> tuple[int, int]:
 
 def _tokens_read(shape: RankShape) -> int:
     """Elements of the tokens that a rank's experts get."""
-    hidden = shape.whole_hidden
-    return (spread.came_bytes(shape) if shape.spreads_experts else hidden) // shape.element
+    whole = shape.read_by_experts
+    return (spread.came_bytes(shape) if shape.spreads_experts else whole) // shape.element
 
 
 def _cast_bytes_of_experts(shape: RankShape, inner: int, outer: int) -> tuple[int, int]:

@@ -95,6 +95,8 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     """
     rows, scores, made = row_bytes(shape), shape.routed * shape.model.experts, shape.generated
     chosen, chosen_back = _choosing(shape)
+    # Autograd adds up the gradients by what the router and the matrix before experts read.
+    again = 3 * shape.hidden if shape.model.expert_latent else 0
     hidden = spread.routed_hidden(shape)
     # Tokens in 8 bits are copied at half the bytes (runtime/experts/grouped_eight_bits.py).
     copied = rows if shape.training.fp8_gemms else 2 * rows
@@ -108,7 +110,7 @@ def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     return (
         (
             Stream("route", chosen[0] * scores, chosen[1]),
-            Stream("route", chosen_back[0] * scores, chosen_back[1]),
+            Stream("route", chosen_back[0] * scores + again, chosen_back[1] + (again > 0)),
         ),
         (
             Stream(SENT, there, PLACES_LAUNCHES, generated=made),
@@ -303,7 +305,7 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     clamped activation five, and two for weighed inputs. Then comes a projection's gradient; at the
     end rows are added up by token. Without a gate there is one gradient and one set of rows less.
     A norm of what experts give makes a gradient beside the residual stream's, as what the MLP
-    beside them has where each has a norm.
+    beside them has where each has a norm, and what the router reads where experts read a latent.
     """
     rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
     entering, eager = _entering(shape), 7 if shape.model.mlp == "clamped_swiglu" else 4
@@ -313,5 +315,5 @@ def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     projection = rows + entering * inner + made + spread.routed_hidden(shape)
     adding = entering * (inner + rows) + spread.routed_hidden(shape)
     beside = shape.hidden if shape.model.closes("mlp") else 0
-    beside += shape.whole_hidden if shape.model.expert_norms == "each" else 0
+    beside += shape.whole_hidden if shape.model.routes_apart else 0
     return max(within, projection, adding) + shape.gathered + beside

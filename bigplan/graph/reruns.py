@@ -14,10 +14,10 @@ from bigplan.graph.latent import made_again, runs_again
 from bigplan.graph.mixers import mixing, out_of_output, output_of
 from bigplan.graph.operators import Operator, Stream
 from bigplan.graph.shape import RankShape
-from bigplan.graph.shared import into_mlp, into_router, out_of_mlp
+from bigplan.graph.shared import into_mlp, into_router, out_of_experts, out_of_shared
 from bigplan.graph.spread import counted, places_bytes
 from bigplan.graph.wide_norms import wide_norms
-from bigplan.spec.layers import SHARED_ACTIVATION
+from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_DOWN
 from bigplan.spec.step import LayerStep, StepOp, StepValue
 
 
@@ -37,7 +37,8 @@ def reruns(
     steps, kept = shape.every_step("block"), saved_values(shape.model, shape.activation_shape)
     scores = score_bytes(shape.model, shape.activation_shape)
     core = inner if scores else ()
-    streams = tuple(second for one in streams if (second := _run_again(shape, one)))
+    first = streams
+    streams = tuple(second for one in first if (second := _run_again(shape, one)))
     # Beside frozen products not all of their inputs are kept.
     cheap = tuple(
         step for step in steps if step.cheap and {*step.gives} & {*kept} and runs_again(shape, step)
@@ -65,11 +66,17 @@ def reruns(
     summed = (*mixer.into(shape, ""),)
     if all(op.name != output for op in left_out):
         summed += out_of_output(shape)
+    beside = list[Stream]()
     if all(op.name != "mlp down" for op in left_out):
-        summed += out_of_mlp(shape, "mlp output")
+        summed += out_of_experts(shape, "mlp output")
+        if shape.model.experts:  # their rows are weighted again, before the backward does
+            beside = [one for one in first if one.name == "activation"]
+    if all(op.name != SHARED_DOWN for op in left_out):
+        summed += out_of_shared(shape, "mlp output", "")
     exchanged_again = (*mixer.exchanges(shape), *wide_norms(shape))
     gathered = (*into_router(shape, "mlp input"), *gathered)
-    full = Rerun(shape.hidden, (*whole, *exchanged_again, *summed, *counted(shape), *gathered))
+    exchanged_again = (*exchanged_again, *summed, *counted(shape), *gathered)
+    full = Rerun(shape.hidden, (*whole, *beside, *exchanged_again))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 

@@ -92,7 +92,7 @@ class RankShape:
         model = self.model
         if self.dispatched:  # Transformer Engine's do in every precision
             return True
-        widths = model.hidden, model.ffn // self.tp
+        widths = model.expert_width, model.ffn // self.tp
         if not (self.grouped and self.training.precision == "bf16"):
             return False
         rows = self.tokens * model.experts_per_token / max(1, model.experts)
@@ -133,6 +133,11 @@ class RankShape:
     def whole_hidden(self) -> int:
         """Bytes of a hidden state [tokens, hidden]: what a collective moves."""
         return boundary_bytes(self.model, self.tokens, self.element)
+
+    @property
+    def read_by_experts(self) -> int:
+        """Bytes of what experts, or an MLP, read of all tokens, before there are rows of it."""
+        return self.tokens * self.model.expert_width * self.element
 
     @property
     def routed(self) -> int:

@@ -35,24 +35,31 @@ def out_of_shared(shape: RankShape, name: str, beside: str) -> tuple[Collective,
 
 def into_router(shape: RankShape, name: str) -> tuple[Collective, ...]:
     """Likewise, where a router reads something else than the experts do."""
-    own = shape.model.expert_norms == "each"
-    return into_matrix(shape, name.replace("mlp", "router")) if own else ()
+    apart = shape.model.routes_apart
+    return into_matrix(shape, name.replace("mlp", "router")) if apart else ()
 
 
 def into_mlp(shape: RankShape, name: str) -> tuple[Collective, ...]:
     """As `into_matrix`, and of a shared MLP; ranks with whole experts have no matrix in parts."""
     beside = into_shared(shape, name)
     whole = shape.dispatched or not shape.model.has_mlp
-    return beside if whole else (*beside, *into_matrix(shape, name))
+    read = shape.read_by_experts
+    return beside if whole else (*beside, *into_matrix(shape, name, whole=read))
 
 
 def out_of_mlp(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
     """As `out_of_matrix`, likewise."""
     shared = out_of_shared(shape, name, beside)
-    if shape.model.expert_norms == "each" and name.endswith("input"):
+    if shape.model.routes_apart and name.endswith("input"):
         shared += out_of_matrix(shape, name.replace("mlp", "router"), beside="router by weight")
-    whole = shape.dispatched or not shape.model.has_mlp
-    return shared if whole else (*shared, *out_of_matrix(shape, name, beside=beside))
+    return (*shared, *out_of_experts(shape, name, beside))
+
+
+def out_of_experts(shape: RankShape, name: str, beside: str = "") -> tuple[Collective, ...]:
+    """As `out_of_mlp`, of experts or the only MLP alone."""
+    if shape.dispatched or not shape.model.has_mlp:
+        return ()
+    return out_of_matrix(shape, name, beside=beside, whole=shape.read_by_experts)
 
 
 def added(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:

@@ -41,8 +41,8 @@ def ranks_reached(shape: RankShape) -> float:
 
 
 def routed_hidden(shape: RankShape) -> int:
-    """Bytes of a hidden state of the tokens that a rank routes."""
-    return shape.whole_hidden // (shape.tp if shape.dispatched else 1)
+    """Bytes of what experts read of the tokens that a rank routes."""
+    return shape.read_by_experts // (shape.tp if shape.dispatched else 1)
 
 
 def came_bytes(shape: RankShape) -> int:

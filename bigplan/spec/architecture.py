@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.combinations import check_attention, check_factors, check_latent, check_norms
-from bigplan.spec.experts import check_experts
+from bigplan.spec.experts import DENSE, ROUTED, check_experts
 from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.global_heads import GlobalHeads, check_heads
 from bigplan.spec.latent import LatentAttention
@@ -74,6 +74,9 @@ class Architecture(Spec):
     With each, experts and the router read the residual stream by a norm each, and what experts and
     the MLP beside them give has one each before their sum (Gemma 4).
     """
+    expert_latent: int = Field(default=0, ge=0, le=10**6)
+    """width of what experts read and give: a product narrows the residual stream to it before the
+    router's choice, another widens their sum (Nemotron 3 Super); 0: they read the stream"""
     shared_ffn: int = Field(default=0, ge=0, le=10**7)
     """inner width of an MLP beside the experts that all tokens pass, the shared ones; 0: none"""
     shared_gate: bool = False
@@ -81,7 +84,10 @@ class Architecture(Spec):
     dense_blocks: int = Field(default=0, ge=0, le=MOST_LAYERS)
     """first blocks that have one MLP for all tokens in place of experts, as in DeepSeek-V3"""
     expert_pattern: tuple[str, ...] = ()
-    """runs of blocks without experts and with them, over and over, as [1 dense, 1 routed]"""
+    """runs of blocks without experts and with them, over and over, as [1 dense, 1 routed]
+
+    Where blocks are one thing alone, it says nothing of those that are a mixer.
+    """
     dense_ffn: int = Field(default=0, ge=0, le=10**7)
     """inner width of the MLP in these"""
     heads: int = Field(gt=0, le=10**5)
@@ -271,8 +277,10 @@ class Architecture(Spec):
         """Whether each block has one MLP for all tokens, in a model whose others have experts."""
         if not self.expert_pattern:
             return tuple(number < self.dense_blocks for number in range(self.layers))
-        words = in_runs("expert_pattern", self.expert_pattern, self.layers, ("dense", "routed"))
-        return tuple(word == "dense" for word in words)
+        words = in_runs("expert_pattern", self.expert_pattern, self.layers, (DENSE, ROUTED))
+        alone = MLP in self.mixers  # of mixers alone the pattern says nothing
+        pairs = zip(words, self.mixers, strict=True)
+        return tuple(word == DENSE and (mixer == MLP or not alone) for word, mixer in pairs)
 
     @property
     def attentions(self) -> tuple[BlockAttention, ...]:
@@ -335,6 +343,16 @@ class Architecture(Spec):
     def gated(self) -> bool:
         """Whether the MLP's activation is a product of two inputs."""
         return self.mlp in ("swiglu", "clamped_swiglu", "geglu")
+
+    @property
+    def expert_width(self) -> int:
+        """Columns of what experts read and give."""
+        return self.expert_latent or self.hidden
+
+    @property
+    def routes_apart(self) -> bool:
+        """Whether routers read something else than experts do."""
+        return self.expert_norms == "each" or self.expert_latent > 0
 
     @property
     def routed_by(self) -> Routing:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.errors import InputError
+from bigplan.spec.mixers import MLP
 
+DENSE, ROUTED = "dense", "routed"  # blocks of an `expert_pattern`
 OF_EXPERTS = (  # keys that say something only where there are experts
     *("experts", "experts_per_token", "router_normalised", "router_loss", "routing"),
     *("shared_ffn", "shared_gate", "dense_blocks", "dense_ffn"),
-    *("expert_pattern", "expert_norms"),
+    *("expert_pattern", "expert_norms", "expert_latent"),
 )
 
 
@@ -82,6 +84,12 @@ def _check_beside(model: Any) -> None:
             f"{model.shared_ffn}, but it is of experts beside an MLP, whose sum has norms around "
             "it; state `norms: around` and `shared_ffn`, or remove it"
         )
+    if model.expert_latent and (model.expert_norms == "each" or model.mlp_bias):
+        beside = "mlp_bias" if model.mlp_bias else "expert_norms: each"
+        raise InputError(
+            f"`expert_latent` {model.expert_latent} with `{beside}`, but experts of a latent have "
+            "no biases, and no norms of their own; remove one"
+        )
     if model.expert_pattern:
         _check_pattern(model)
     elif bool(model.dense_blocks) != bool(model.dense_ffn):
@@ -99,12 +107,13 @@ def _check_beside(model: Any) -> None:
 def _check_pattern(model: Any) -> None:
     """Blocks with experts and without, in turns."""
     told = ", ".join(model.expert_pattern)
-    if len({*model.dense}) == 1:
+    alone = MLP in model.mixers
+    blocks = zip(model.dense, model.mixers, strict=True)
+    if len({dense for dense, mixer in blocks if mixer == MLP or not alone}) == 1:
         raise InputError(f"`expert_pattern` {told} makes all blocks alike; remove it")
-    others = [key for key in ("dense_blocks", "mixer_pattern") if getattr(model, key)]
-    if others:
+    if model.dense_blocks:
         raise InputError(
-            f"`expert_pattern` {told} with `{others[0]}`, which says too what blocks are; remove "
+            f"`expert_pattern` {told} with `dense_blocks`, which says too what blocks are; remove "
             "one"
         )
     if not model.dense_ffn:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigplan.spec.architecture import Architecture
-from bigplan.spec.step import LayerStep, Parameter, StepOp, StepValue, product
+from bigplan.spec.step import LayerStep, Parameter, StepOp, StepValue, product, whole_product
 
 LATENTS = "latents"  # the product that gives them
 HEADS = "key, value"  # the product that makes heads of one
@@ -44,17 +44,8 @@ def latent_heads(
     keys = turned._replace(name="keys")
     rope = LayerStep(StepOp.ROTARY, "rotary embedding", (queries,), (turned,))
     join = LayerStep(StepOp.ROTARY, KEYS, (plain, shared), (keys,), cheap=True)
-    steps = [*of_x, _whole(LATENTS, x, narrow), *of_latent, norm, both, rope, join]
+    steps = [*of_x, whole_product(LATENTS, x, narrow), *of_latent, norm, both, rope, join]
     return steps, (turned, keys, values)
-
-
-def _whole(name: str, x: StepValue, modules: dict[str, StepValue]) -> LayerStep:
-    """Products of x with matrices that every tensor-parallel rank has whole."""
-    matrices = tuple(
-        Parameter(f"{module}.weight", (given.parts, x.columns()), "replicated", True)
-        for module, given in modules.items()
-    )
-    return LayerStep(StepOp.PRODUCT, name, (x,), tuple(modules.values()), matrices, saves=(x,))
 
 
 def _norm(module: str, x: StepValue) -> LayerStep:

@@ -19,7 +19,16 @@ from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, MLP, STATE_S
 from bigplan.spec.mlp_steps import entering, mlp
 from bigplan.spec.pattern import GLOBAL
 from bigplan.spec.state_space_steps import state_space
-from bigplan.spec.step import TERMS, LayerStep, Parameter, Split, StepOp, StepValue, product
+from bigplan.spec.step import (
+    TERMS,
+    LayerStep,
+    Parameter,
+    Split,
+    StepOp,
+    StepValue,
+    product,
+    whole_product,
+)
 
 TABLE = "embed_tokens.weight"  # which a tied head reads
 BLOCK = "block"  # the kind of layer that is repeated
@@ -30,6 +39,7 @@ _KINDS: Mapping[tuple[Mixer, bool], str] = {
     (CONVOLUTION, True): f"{DENSE}_{CONVOLUTION}",
     (DELTA_RULE, True): f"{DENSE}_{DELTA_RULE}",
     (STATE_SPACE, True): f"{DENSE}_{STATE_SPACE}",
+    (MLP, True): f"{DENSE}_{MLP}",
     (CONVOLUTION, False): CONVOLUTION,
     (DELTA_RULE, False): DELTA_RULE,
     (STATE_SPACE, False): STATE_SPACE,
@@ -47,8 +57,12 @@ OF_AN_EXPERT = "experts."  # what names of parameters begin with of which each e
 SHARED_GATE = "shared_gate.weight"
 ATTENTION_SUM = "attention residual"  # with another mixer beside, which is added after it
 # Steps of an MLP beside the experts.
-SHARED_UP, SHARED_ACTIVATION, SHARED_SUM = "shared up", "shared activation", "shared residual"
+SHARED_UP, SHARED_ACTIVATION, SHARED_DOWN = "shared up", "shared activation", "shared down"
+SHARED_SUM = "shared residual"
 ROUTER = "router.weight"  # which chooses experts
+# Products of what experts read, where that is narrower than the residual stream, and of their sum.
+NARROWING, WIDENING = "latent_down_proj", "latent_up_proj"
+NARROWED = "expert latent"  # the step of the first
 
 _OWN = ("expert", "router")  # what reads the residual stream by a norm of its own, by `each`
 # Steps of others than attention.
@@ -251,13 +265,31 @@ def _shared(model: Architecture, x: StepValue) -> list[LayerStep]:
         cheap=True,
     )
     output = {"shared.down_proj": _hidden(model, "shared output")}
-    last = product("shared down", inner, output, bias=False)
+    last = product(SHARED_DOWN, inner, output, bias=False)
     own = not model.closes("mlp") or model.expert_norms == "each"
     closing = _closing(model, "shared", last.gives[0]) if own else []
     return [first, activation, last, *closing]
 
 
 def _experts(model: Architecture, x: StepValue, by: StepValue) -> list[LayerStep]:
+    """A router, which reads `by`, and experts of x or of a narrow latent of it.
+
+    The matrices around a latent are whole on every tensor-parallel rank, so that ranks gather, send
+    and sum latents.
+    """
+    output = _hidden(model, "mlp output")
+    if not model.expert_latent:
+        return _routed(model, x, by, output)
+    latent = StepValue("expert latent", model.expert_latent, split=False)
+    summed = latent._replace(name="experts' sum")
+    return [
+        whole_product(NARROWED, x, {NARROWING: latent}),
+        *_routed(model, latent, by, summed),
+        whole_product("expert output", summed, {WIDENING: output}),
+    ]
+
+
+def _routed(model: Architecture, x: StepValue, by: StepValue, output: StepValue) -> list[LayerStep]:
     """A router, which reads `by`, and MLPs, gated or not, of which each token passes some.
 
     Every tensor-parallel rank routes all tokens and has a part of each expert. Values between ROUTE
@@ -284,7 +316,6 @@ def _experts(model: Architecture, x: StepValue, by: StepValue) -> list[LayerStep
         statistics=(weights,),
         cheap=True,
     )
-    output = _hidden(model, "mlp output")
     closing = _closing(model, "expert", output) if model.expert_norms == "each" else []
     return [
         *routing,
@@ -303,7 +334,7 @@ def _routing(model: Architecture, x: StepValue, by: StepValue) -> list[LayerStep
     routers = [Parameter(ROUTER, (model.experts, model.hidden), "replicated", True)]
     if model.routed_by.score_bias:
         routers.append(Parameter(SCORE_BIAS, (model.experts,), "replicated", False))
-    sent = StepValue("sent", model.hidden, each, split=False, whole=True)
+    sent = StepValue("sent", model.expert_width, each, split=False, whole=True)
     weights = StepValue("router weights", 1, each, split=False, whole=True)
     places = tuple(weights._replace(name=name) for name in ("chosen experts", "order of rows"))
     own = []
@@ -329,7 +360,7 @@ def _routing(model: Architecture, x: StepValue, by: StepValue) -> list[LayerStep
 
 def _of_experts(model: Architecture, *modules: str) -> tuple[Parameter, ...]:
     """One matrix of all experts for each module, and then their biases."""
-    shape = (model.ffn * model.experts, model.hidden)
+    shape = (model.ffn * model.experts, model.expert_width)
     found = [
         Parameter(f"experts.{module}.weight", shape, "rows", True, experts=model.experts)
         for module in modules

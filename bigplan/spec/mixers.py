@@ -268,8 +268,10 @@ def _check_pattern(model: Any, others: list[Mixer]) -> None:
         raise InputError(
             f"`mixer_pattern` {', '.join(model.mixer_pattern)} makes all blocks alike; remove it"
         )
-    if ATTENTION not in found[model.dense_blocks :]:
+    if (ATTENTION, False) not in zip(found, model.dense, strict=True):
+        where = "after `dense_blocks`" if model.dense_blocks else "with experts"
+        where = where if any(model.dense) else "at all"
         raise InputError(
             f"`mixer_pattern` {', '.join(model.mixer_pattern)} leaves no block with attention "
-            f"after {model.dense_blocks} `dense_blocks`; have one"
+            f"{where}; have one"
         )

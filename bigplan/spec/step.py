@@ -195,3 +195,12 @@ def product(name: str, x: StepValue, modules: Mapping[str, StepValue], *, bias: 
     ]
     given = tuple(modules.values())
     return LayerStep(StepOp.PRODUCT, name, (x,), given, tuple(parameters), saves=(x,))
+
+
+def whole_product(name: str, x: StepValue, modules: Mapping[str, StepValue]) -> LayerStep:
+    """Products of x with matrices that every tensor-parallel rank has whole."""
+    matrices = tuple(
+        Parameter(f"{module}.weight", (given.parts, x.columns()), "replicated", True)
+        for module, given in modules.items()
+    )
+    return LayerStep(StepOp.PRODUCT, name, (x,), tuple(modules.values()), matrices, saves=(x,))

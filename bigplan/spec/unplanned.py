@@ -63,6 +63,7 @@ _PHRASES = {
 # Fields that one of the words below stands in.
 _PLANNED = (
     *("experts", "experts_per_token", "expert_pattern", "expert_norms", "router_normalised"),
+    "expert_latent",
     *("router_loss", "lora"),
 )
 _WORDS = {

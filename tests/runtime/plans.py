@@ -192,14 +192,16 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         style |= _latent(draw)
     style.setdefault("sliding_window", draw(st.sampled_from((None, None, 1, 5, LENGTH))))
     if not latent and _convolves(style) and draw(flag):
-        dense = "dense_blocks" in style
+        dense = bool({"dense_blocks", "expert_pattern"} & {*style})
         mixers = of_lfm2(dense=dense) | of_qwen3_next(dense=dense) | of_granite4(dense=dense)
         mixers |= of_falcon_h1(style)
         if "experts" not in style and style.get("positions", "rope") == "rope":
             mixers |= of_lfm3()
         style |= draw(mixers | of_nemotron_h(style) if _stand_alone(style) else mixers)
+        if "expert_pattern" in style and "mixer_pattern" in style:  # attention beside experts
+            style["expert_pattern"] = ("1 dense", "1 routed")
     several = {"attention_pattern", "dense_blocks", "expert_pattern", "mixer_pattern"} & {*style}
-    least = 3 if style.get("mixer_pattern") == _ALONE else 2 if several else 1
+    least = 3 if style.get("mixer_pattern") in (_ALONE, _BOTH) else 2 if several else 1
     tied = draw(flag)
     turned = style.get("positions", "rope") == "rope"
     norms = _NORMS_OF_HEADS if turned else _NORMS_OF_HEADS[:3]
@@ -240,9 +242,8 @@ def _convolves(style: dict[str, object]) -> bool:
     """Whether some blocks of a model like this may have a convolution in place of attention."""
     usual = {"norms": "before", "parallel_residual": False}
     alike = all(style.get(key, value) == value for key, value in usual.items())
-    patterns = {"attention_pattern", "expert_pattern"} & {*style}
-    parts = style.get("value_norm") or style.get("block_scale")
-    return alike and not patterns and not parts and style.get("positions") != "alibi"
+    parts = style.get("value_norm") or style.get("block_scale") or style.get("attention_pattern")
+    return alike and not parts and style.get("positions") != "alibi"
 
 
 def of_lfm2(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:
@@ -317,6 +318,7 @@ def of_falcon_h1(style: dict[str, object]) -> st.SearchStrategy[dict[str, object
 
 
 _ALONE = ("1 mlp", "1 attention", "1 state_space")
+_BOTH = ("2 mlp", "1 attention")  # an MLP for all tokens, and experts
 
 
 def of_nemotron_h(style: dict[str, object]) -> st.SearchStrategy[dict[str, object]]:
@@ -326,6 +328,8 @@ def of_nemotron_h(style: dict[str, object]) -> st.SearchStrategy[dict[str, objec
     """
     spaces = of_granite4(dense=True)
     alone = spaces.map(lambda space: space | {"mixer_pattern": _ALONE})
+    if "expert_pattern" in style:
+        return st.just({"mixer_pattern": _BOTH})
     if "experts" in style:
         return alone
     without = of_granite4(dense=False).map(lambda space: space | {"ffn": 0})
@@ -371,6 +375,8 @@ def beside_experts(draw: st.DrawFn) -> dict[str, object]:
             style["expert_norms"] = draw(st.sampled_from(("as_others", "after")))
         elif style["norms"] == "around" and "shared_ffn" in style:
             style["expert_norms"] = draw(st.sampled_from(("as_others", "each")))
+    if style.get("expert_norms") != "each" and draw(st.booleans()):
+        style["expert_latent"] = draw(st.sampled_from((16, 32)))
     if style.get("expert_norms") == "each":
         pattern = {"attention_pattern": ("1 local", "1 global"), "sliding_window": 5}
         style |= {"norm_plus_one": draw(st.booleans())} | draw(st.sampled_from(({}, pattern)))

@@ -68,7 +68,7 @@ def test_a_block_may_be_one_thing_alone() -> None:
         ({"mixer_pattern": ["2 conv"]}, "`mixer_pattern` has '2 conv'; write runs of blocks"),
         ({"mixer_pattern": ["1 convolution"]}, "makes all blocks alike"),
         ({"mixer_pattern": ["9 attention", "1 convolution"]}, "without convolution blocks in"),
-        ({**EXPERTS, "dense_blocks": 3, "dense_ffn": 8}, "leaves no block with attention after 3"),
+        ({**EXPERTS, "dense_blocks": 3, "dense_ffn": 8}, "leaves no block with attention after `d"),
         ({"norms": "after"}, "`convolution` with `norms: after`"),
         (
             {**EXPERTS, "attention_pattern": ["1 local", "1 global"], "sliding_window": 5},

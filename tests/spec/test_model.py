@@ -257,6 +257,11 @@ def test_experts() -> None:
             "`mlp: clamped_swiglu` of experts with `dense_blocks`, whose MLPs have neither",
         ),
         ({"mlp": "clamped_swiglu"}, "`mlp: clamped_swiglu` without `experts`"),
+        ({"expert_latent": 16}, "`expert_latent` 16 without `experts`; state `experts`"),
+        (
+            _EIGHT | {"expert_latent": 16, "mlp_bias": True},
+            "`expert_latent` 16 with `mlp_bias`, but experts of a latent have no biases",
+        ),
         (
             _EIGHT | {"mlp_bias": True, "routing": {"weighs": "inputs"}},
             "`routing.weighs: inputs` with `mlp_bias`, but the experts whose inputs are weighed",
@@ -293,6 +298,29 @@ def test_experts_in_every_second_block() -> None:
     assert spec.layer_sequence()[1:-1] == ("dense", "block", "dense", "block", "dense")
     assert (spec.routed_blocks, spec.seen_by("dense").ffn) == (2, 96)
     assert not spec.seen_by("block").expert_pattern
+
+
+def test_blocks_alone_may_be_an_mlp_or_experts() -> None:
+    """What a pattern of experts says of a mixer alone is nothing."""
+    mixers = {"mixer_pattern": ["1 attention", "2 mlp"], "mlp": "relu2", "dense_ffn": 96}
+    spec = model(layers=6, **_EIGHT, **mixers, expert_pattern=["2 dense", "1 routed"])
+    assert spec.layer_sequence()[1:-1] == ("block", "dense_mlp", "mlp") * 2
+    assert (spec.seen_by("dense_mlp").ffn, spec.seen_by("dense_mlp").experts) == (96, 0)
+    assert (spec.seen_by("mlp").experts, spec.seen_by("block").has_mlp) == (8, False)
+    with pytest.raises(InputError, match="makes all blocks alike"):
+        model(layers=6, **_EIGHT, **mixers, expert_pattern=["1 routed", "2 dense"])
+
+
+def test_experts_of_a_latent_are_as_wide_as_it_is() -> None:
+    """Two matrices more lead to it and back; routers and shared experts read the stream."""
+    spec = model(**_EIGHT, shared_ffn=32, expert_latent=16)
+    shapes = {p.name: p.shape for p in spec.kinds()["block"]}
+    assert shapes["latent_down_proj.weight"] == (16, spec.hidden)
+    assert shapes["latent_up_proj.weight"] == (spec.hidden, 16)
+    assert shapes["experts.up_proj.weight"] == (8 * spec.ffn, 16)
+    assert shapes["experts.down_proj.weight"] == (8 * spec.ffn, 16)
+    assert shapes["router.weight"] == (8, spec.hidden)
+    assert shapes["shared.up_proj.weight"] == (32, spec.hidden)
 
 
 def test_layer_sequence() -> None:

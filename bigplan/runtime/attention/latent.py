@@ -27,6 +27,8 @@ class Whole(NamedTuple):
 
     ranks: TensorParallel = ONE
     linears: Linears | None = None  # products with whole matrices; None: by the block's `linears`
+    # Adds a product with such a matrix, as Products.closing; None: by `linears`.
+    closing: Callable[..., Tensor] | None = None
 
 
 class How(NamedTuple):

@@ -59,7 +59,6 @@ def mlp(
     None: what they give alone, of which there is a norm. That reads it in its backward, too.
     `by`: what the router reads; None: as experts.
     """
-    assert x is not None or not mixture.unread
     # Not `forget`: it holds what keeps the graph, which would then hold itself until a collection.
     activation = mixture.rows.activation(model.mlp, model.routed_by.weighs)
     entering = mixture.adapters(p, GATE), mixture.adapters(p, UP)
@@ -137,8 +136,7 @@ class _Gated(Function):
         ctx.passed, last = passed, _Last(down, bias, None if bias is None else own)
         ctx.save_for_backward(gate, up, weights, *places, *last)
         if passed.mixture.unread:
-            assert x is not None
-            return x.new_empty(()).expand_as(x)
+            return torch.empty((), dtype=up.dtype, device=up.device).expand(passed.shape)
         inner = passed.mixture.activation.forward(gate, up, weights)
         return _added(passed, x, inner, Places(*places), last)
 

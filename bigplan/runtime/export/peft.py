@@ -31,7 +31,7 @@ from bigplan.runtime.weights.first_values import (
 from bigplan.runtime.weights.peft_experts import exported, products
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.peft import CONFIG, WEIGHTS, adapted_family
-from bigplan.spec.hf.peft_experts import MATRICES, PREFIX, expert_places
+from bigplan.spec.hf.peft_experts import PREFIX, expert_places, matrices_of
 from bigplan.spec.hf.weights import HfTensor, hf_tensors
 from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import RETURNING, Lora, adapters, possible_targets, trained_count
@@ -179,7 +179,7 @@ def _module(tensor: HfTensor, every: _Adapters, of: Callable[[str], str]) -> _Mo
 def _modules_of_experts(model: ModelSpec, family: str, every: _Adapters) -> Iterator[_Module]:
     """Those of each layer's experts, by the parameters that transformers 5 has."""
     rank = every.lora.rank
-    chosen = {p: [t for t in targets if every.has(t)] for p, targets in MATRICES.items()}
+    chosen = {p: [t for t in targets if every.has(t)] for p, targets in matrices_of(model).items()}
     nested = all(chosen.values())
     for layer, kind in enumerate(model.layer_sequence()):
         if kind not in BLOCKS or RETURNING not in possible_targets(model, [kind]):

@@ -16,6 +16,7 @@ from torch import Tensor
 from bigplan.runtime import generated
 from bigplan.runtime.experts import mlp as expert_mlp
 from bigplan.runtime.experts.shared import gated_by_score
+from bigplan.runtime.layers import latents
 from bigplan.runtime.layers.xielu import xielu
 from bigplan.runtime.mixers import attention as attention_mixer
 from bigplan.runtime.mixers import convolution, delta_rule, state_space
@@ -172,12 +173,13 @@ def _widened(p: Parameters, normed: Tensor, x: Tensor, model: ModelSpec, ways: W
         if not model.closes("mlp"):
             if model.shared_ffn:
                 x = _shared(p, x, normed, model, ways)
-            return expert_mlp.mlp(p, x, normed, model, ways.experts)
+            return latents.mlp(p, x, normed, model, ways)
         beside = _shared(p, None, normed, model, ways) if model.shared_ffn else None
         if model.expert_norms == "each":
             given, x = _normed_each(p, beside, x, model, ways)
         else:
-            given = expert_mlp.mlp(p, beside, normed, model, ways.experts._replace(unread=False))
+            read = ways._replace(experts=ways.experts._replace(unread=False))
+            given = latents.mlp(p, beside, normed, model, read)
         added = _closed(p, "mlp", given, model, ways)
         return unread_sum(x, added) if ways.unread else x + added
     inputs = _mlp_inputs(p, normed, model, ways)

@@ -292,7 +292,7 @@ class Products:
         """
         counts = self.ranks.first or self.ranks.parts > 1
         one = replace(self, ranks=ONE, sums=self.sums if counts else None)
-        return Whole(self.ranks, one.linears)
+        return Whole(self.ranks, one.linears, one.closing)
 
     @property
     def mixture(self) -> Mixture:

@@ -57,13 +57,28 @@ class Ways(NamedTuple):
     ranks: TensorParallel = ONE  # ranks that have parts of the heads
     experts: Mixture = mixture.PLAIN  # of the MLP, where the model has them
     again: Linears | None = None  # products that are cheap to run again; None: by `linears`
-    whole: Whole = Whole()  # of latent attention, where the model has it
+    whole: Whole = Whole()  # products with matrices that no rank has a part of
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
         """Add to x [..., out] the product of inner [..., in] and `name`.weight [out, in]."""
         if self.closing is None:
             return x + self.linears(p, (name,), inner)[0]
         return self.closing(p, name, x, inner)
+
+    def linears_of_whole(
+        self, p: Parameters, names: tuple[str, ...], x: Tensor
+    ) -> tuple[Tensor, ...]:
+        """As `linears`, of matrices that every tensor-parallel rank has whole."""
+        return (self.whole.linears or self.linears)(p, names, x)
+
+    def close_whole(
+        self, p: Parameters, name: str, x: Tensor | None, inner: Tensor, *, unread: bool
+    ) -> Tensor:
+        """As `close`, of such a matrix; without x the product alone. `unread`: nothing reads it."""
+        if x is not None and self.whole.closing is not None:
+            return self.whole.closing(p, name, x, inner, unread=unread)
+        (output,) = self.linears_of_whole(p, (name,), inner)
+        return output if x is None else x + output
 
 
 PLAIN = Ways()

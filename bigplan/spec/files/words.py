@@ -32,7 +32,9 @@ _OF_OTHERS: Mapping[str, str] = {
     "moe_shared_expert_intermediate_size moe_num_shared_experts num_shared_experts",
     "dense_blocks": "first_k_dense_replace mlp_only_layers mlp_layer_types moe_layer_start_index "
     "num_dense_layers",
-    "expert_pattern": "interleave_moe_layer_step moe_layers",
+    "expert_pattern": "interleave_moe_layer_step moe_layers decoder_sparse_step moe_layer_freq "
+    "moe_layer_interval",
+    "expert_latent": "moe_latent_size",
     "dense_ffn": "intermediate_size_mlp",
     "attention_chunk": "attention_chunk_size",
     "global_query_growth": "attn_scale floor_scale",

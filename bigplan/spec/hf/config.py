@@ -126,6 +126,8 @@ def differences(one: ModelSpec, other: ModelSpec) -> tuple[str, ...]:
             ignored.add("rope_scaling")
     if one.mixers == other.mixers:
         ignored.add("mixer_pattern")
+    if one.dense == other.dense:
+        ignored |= {"dense_blocks", "expert_pattern"}
     names = (name for name in ModelSpec.model_fields if name not in ignored)
     return tuple(name for name in names if getattr(one, name) != getattr(other, name))
 

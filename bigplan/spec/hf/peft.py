@@ -202,7 +202,7 @@ def _of_experts(
     model: ModelSpec, family: str, config: Mapping[str, Any]
 ) -> tuple[tuple[ExpertPlace, ...], ...]:
     """Where adapters of each block's experts are, as far as the folder says that it has some."""
-    told = parameters_told(config)
+    told = parameters_told(model, config)
     return tuple(
         tuple(
             place

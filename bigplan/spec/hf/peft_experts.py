@@ -5,6 +5,7 @@ down_proj. peft (0.21, tuners/lora/layer.py, `ParamWrapper`) has an A [experts x
 [out, rank x experts] of each: rows of A are expert after expert, and in columns of B experts take
 turns. It wraps the module once for each parameter, the later one around the earlier, so that
 gate_up_proj's tensors are called MODULE.base_layer.lora_A.weight where down_proj has some, too.
+Experts without a gate (Nemotron 3) have a parameter up_proj in its place.
 
 Gate and up are matrices of their own here. One adapter of our rank becomes one of each, which have
 the same A; bigplan exports one of twice the rank.
@@ -20,14 +21,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bigplan.errors import InputError, RefusedError
+from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.weights import Stored, stored
 from bigplan.spec.lora import OF_SENT, RETURNING
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
 PREFIX = "base_model.model."  # of all modules in peft's files
-GATE_UP, DOWN = "gate_up_proj", "down_proj"  # parameters of a module of experts
-MATRICES: Mapping[str, tuple[str, ...]] = {GATE_UP: OF_SENT, DOWN: (RETURNING,)}
 # What files call modules that transformers 5 has by other names.
 _RENAMED = {".block_sparse_moe.": ".mlp."}
 _OF_GRANITE = ".input_linear.weight"  # beside its router; there transformers 5 has `experts`
@@ -43,6 +43,7 @@ class ExpertPlace(NamedTuple):
     layer: int  # its index in layer_sequence()
     target: str
     module: str  # what names of tensors begin with
+    name: str  # the parameter's within it
     matrix: Parameter
     above: int
     run: int
@@ -53,8 +54,7 @@ class ExpertPlace(NamedTuple):
     @property
     def parameter(self) -> str:
         """The parameter's name in the model."""
-        name = DOWN if self.returns else GATE_UP
-        return f"{self.module.removesuffix('.base_layer')}.{name}"
+        return f"{self.module.removesuffix('.base_layer')}.{self.name}"
 
     @property
     def returns(self) -> bool:
@@ -76,6 +76,16 @@ class SeparateExperts(NamedTuple):
         return self.target == RETURNING
 
 
+def matrices_of(model: ModelSpec) -> Mapping[str, tuple[str, ...]]:
+    """The parameters of a module of experts in transformers, and the matrices that each has.
+
+    In the order in which peft wraps them.
+    """
+    if not model.gated:
+        return {"up_proj": OF_SENT[1:], "down_proj": (RETURNING,)}
+    return {"gate_up_proj": OF_SENT, "down_proj": (RETURNING,)}
+
+
 def separate_places(
     path: Path,
     family: str,
@@ -88,7 +98,7 @@ def separate_places(
 
     Raises InputError for shapes that are not the model's, RefusedError where experts have none.
     """
-    for target in (*OF_SENT, RETURNING):
+    for target in (one for targets in matrices_of(model).values() for one in targets):
         every, matrix = _stored(family, model, layer, target), _matrix(model, layer, target)
         modules = tuple(PREFIX + one.tensor.removesuffix(".weight") for one in every)
         have = [module for module in modules if f"{module}.lora_A.weight" in shapes]
@@ -115,10 +125,11 @@ def separate_places(
 
 def expert_module(family: str, model: ModelSpec, layer: int) -> str:
     """The module of a layer's experts in transformers."""
-    (first, *_) = _stored(family, model, layer, OF_SENT[0])
+    (first, *_) = _stored(family, model, layer, OF_SENT[-1])
     if first.tensor.endswith(_OF_GRANITE):
         return first.tensor.removesuffix(_OF_GRANITE) + ".experts"
-    module = first.tensor.rpartition(".experts.")[0] + ".experts"
+    tensor = FAMILIES[family].tensors.module(first.tensor)
+    module = tensor.rpartition(".experts.")[0] + ".experts"
     for old, new in _RENAMED.items():
         module = module.replace(old, new)
     return module
@@ -128,11 +139,12 @@ def expert_places(
     family: str, model: ModelSpec, layer: int, *, nested: bool, prefix: str = ""
 ) -> tuple[ExpertPlace, ...]:
     """Where adapters of a layer's experts would be. `nested`: both parameters have some."""
-    module = prefix + expert_module(family, model, layer)
+    module, every = prefix + expert_module(family, model, layer), matrices_of(model)
+    first = next(iter(every))
     return tuple(
-        _place(family, model, layer, target, f"{module}.base_layer" if inside else module)
-        for parameter, targets in MATRICES.items()
-        for inside in [nested and parameter == GATE_UP]
+        _place(family, model, layer, target, (f"{module}.base_layer" if inside else module, name))
+        for name, targets in every.items()
+        for inside in [nested and name == first]
         for target in targets
     )
 
@@ -146,23 +158,28 @@ def _matrix(model: ModelSpec, layer: int, target: str) -> Parameter:
     return next(p for p in parameters if p.name == f"{target}.weight")
 
 
-def _place(family: str, model: ModelSpec, layer: int, target: str, module: str) -> ExpertPlace:
+def _place(
+    family: str, model: ModelSpec, layer: int, target: str, named: tuple[str, str]
+) -> ExpertPlace:
+    """`named`: the module and the parameter within it."""
     matrix = _matrix(model, layer, target)
     rows = matrix.shape[0] // matrix.experts
     if target == RETURNING:
-        return ExpertPlace(layer, target, module, matrix, 0, matrix.shape[1], matrix.shape[1])
+        return ExpertPlace(layer, target, *named, matrix, 0, matrix.shape[1], matrix.shape[1])
     (one, *_) = _stored(family, model, layer, target)
     if one.stacked and one.cycle:
-        return ExpertPlace(layer, target, module, matrix, one.above, one.run, one.cycle)
-    above = rows * OF_SENT.index(target)
-    return ExpertPlace(layer, target, module, matrix, above, rows, len(OF_SENT) * rows)
+        return ExpertPlace(layer, target, *named, matrix, one.above, one.run, one.cycle)
+    beside = matrices_of(model)[named[1]]
+    above = rows * beside.index(target)
+    return ExpertPlace(layer, target, *named, matrix, above, rows, len(beside) * rows)
 
 
-def parameters_told(config: Mapping[str, Any]) -> tuple[str, ...]:
+def parameters_told(model: ModelSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
     """The parameters of experts that have adapters, as adapter_config.json says."""
     told = config.get("target_parameters")
     names = [str(name) for name in told] if isinstance(told, list) else []
-    return tuple(p for p in MATRICES if any(n == p or n.endswith(f".{p}") for n in names))
+    every = matrices_of(model)
+    return tuple(p for p in every if any(n == p or n.endswith(f".{p}") for n in names))
 
 
 def found_places(
@@ -173,16 +190,17 @@ def found_places(
     targets: object,
 ) -> Iterator[ExpertPlace]:
     """Those of a layer that have values, each with its part of its tensors."""
-    for parameter, names in MATRICES.items():
-        inside = [place for place in every if place.target in names]
-        if not inside or f"{inside[0].module}.lora_A.weight" not in shapes:
+    for name in dict.fromkeys(place.name for place in every):
+        inside = [place for place in every if place.name == name]
+        if f"{inside[0].module}.lora_A.weight" not in shapes:
             continue
+        most = rank * len(inside)
         width = _width(folder, inside, shapes)
         if width != rank * len(inside) and isinstance(targets, list | tuple):
             inside = [place for place in inside if place.target in targets]
-        if width not in (rank, rank * len(names)):
+        if width not in (rank, most):
             raise RefusedError(
-                f"{folder}: {parameter} of {inside[0].module} has the rank {width} and r is "
+                f"{folder}: {name} of {inside[0].module} has the rank {width} and r is "
                 f"{rank}; bigplan has adapters of one rank"
             )
         for number, place in enumerate(inside):

@@ -60,7 +60,7 @@ _OTHER_EXPERTS = {
 # Keys of experts by other names, and the loss's, which say nothing of the model.
 _READ = ("num_experts", "num_local_experts", "output_router_logits", "router_jitter_noise")
 _EXPERT_WORDS = ("expert", "moe", "router")
-_USUAL = (("moe_layer_freq", 1),)  # of DeepSeek's files: experts in all blocks but first ones
+_USUAL = (("moe_layer_freq", 1),)  # experts in all blocks but first ones
 _DENSE_BLOCKS = ("first_k_dense_replace", "n_dense_layers", "interleave_moe_layer_step")
 
 

@@ -111,6 +111,14 @@ def test_megatron_is_told_of_latent_attention_and_of_blocks_without_experts() ->
     assert "--kv-channels" not in script
 
 
+def test_megatron_is_told_of_blocks_without_experts_in_turns() -> None:
+    changes = {"dense_blocks": 0, "expert_pattern": ("2 dense", "1 routed"), "layers": 7}
+    model = DEEPSEEK_LITE.model.model_copy(update=changes)
+    plan = make_plan(Request(model, SMALL, EIGHT, engine="megatron"))
+    script = TOOLS["megatron"](plan).files["megatron.sh"]
+    assert '--moe-layer-freq "([0]*2+[1]*1+[0]*2+[1]*1+[0]*1)"' in script
+
+
 def test_first_blocks_are_placed_and_recomputed_where_they_are() -> None:
     """Chunks 0 and 2 on the first of two stages; of each, one block runs again."""
     model = DEEPSEEK_LITE.model.model_copy(update={"layers": 8})

@@ -41,7 +41,29 @@ LLAMA_4: dict[str, object] = {
     "global_rope": False,
     "global_query_growth": {"factor": 0.5, "length": 3},
 }
-KINDS: dict[str, dict[str, object]] = {"plain": {}, "beside": BESIDE, "llama4": LLAMA_4}
+# Nemotron 3 Super's experts, which read a latent that is narrower than what their router reads.
+LATENT: dict[str, object] = {
+    "mlp": "relu2",
+    "expert_latent": 24,
+    "shared_ffn": 48,
+    "routing": {"scores": "sigmoid", "bias": True, "scale": 2.5},
+}
+# Blocks of Nemotron-H's kind: attention, an MLP for all tokens, and experts, each alone.
+BOTH: dict[str, object] = {
+    "mlp": "relu2",
+    "mixer_pattern": ("1 mlp", "1 attention", "1 mlp"),
+    "expert_pattern": ("2 dense", "1 routed"),
+    "dense_ffn": 64,
+    "shared_ffn": 48,
+    "routing": {"scores": "sigmoid", "bias": True, "scale": 2.5},
+}
+KINDS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "beside": BESIDE,
+    "llama4": LLAMA_4,
+    "latent": LATENT,
+    "both": BOTH,
+}
 ALONE = Strategy(dp=1, micro_batch=2)
 
 
@@ -78,6 +100,8 @@ FEW = {
     "plain": ("ep4", "ep2", "ep4-zero3", "ep4-cp2-zero1", "ep2-tp2-zero3", "dp4"),
     "beside": ("ep2-pp2", "ep2-zero3", "ep2-tp2", "ep2-tp2-cp2-zero2"),
     "llama4": ("ep2-pp2", "ep2-tp2-cp2-zero2"),
+    "both": ("ep2-pp2", "ep2-tp2-zero3"),
+    "latent": ("ep2-tp2", "ep4-zero3", "ep2-tp2-cp2-zero2"),
 }
 
 

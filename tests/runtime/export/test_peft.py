@@ -148,6 +148,9 @@ CASES: dict[str, dict[str, Any]] = {
     "lfm2-moe": {},  # what a convolution reads is one module
     "lfm3": {},  # files call its gates otherwise
     "nemotron-h": {},  # and all blocks
+    # What leads to a latent of experts and back.
+    "nemotron-h-latent": {"targets": ["latent_down_proj", "latent_up_proj", "shared.up_proj"]},
+    "nemotron-h-latent-experts": {"targets": [*EXPERTS[1:], "latent_up_proj"]},  # without a gate
     "qwen3-next": {},  # what a delta rule reads is two, and a gate is part of a third
     "gemma4-experts-experts": {"targets": [*EXPERTS, "q_proj"]},  # behind norms of their own
     "granite-hybrid": {},  # what a state space reads is one module, and an MLP's halves are another
@@ -159,7 +162,7 @@ def _model(case: str) -> str:
     return case.removesuffix("-stabilised").removesuffix("-some").removesuffix("-experts")
 
 
-OF_EXPERTS = ("experts.down_proj", "experts.gate_up_proj")
+OF_EXPERTS = ("experts.down_proj", "experts.gate_up_proj", "experts.up_proj")
 
 
 def _add_of_experts(
@@ -169,8 +172,9 @@ def _add_of_experts(
 
     The parameter that it wraps first is called base_layer in the name of the tensors.
     """
-    assert config["target_parameters"] == [*OF_EXPERTS]
-    name = OF_EXPERTS[module.endswith(".base_layer")]
+    down, *entering = config["target_parameters"]
+    assert (down, *entering) in (OF_EXPERTS[:2], OF_EXPERTS[::2])
+    name = entering[0] if module.endswith(".base_layer") else down
     rank = config["rank_pattern"].get(name, config["r"])
     alpha = config["alpha_pattern"].get(name, config["lora_alpha"])
     parameter = getattr(modules[module.removesuffix(".base_layer")], name.removeprefix("experts."))
@@ -221,7 +225,11 @@ def test_adapters_and_the_merged_model_give_the_same(case: str, tmp_path: Path) 
     assert (before - merged).abs().max() > 100 * CLOSE * most
 
 
-@pytest.mark.parametrize("case", CASES)
+# peft 0.21 refuses adapters of `out_proj` where a model_type has Mamba.
+OF_PEFT = [case for case in CASES if case != "nemotron-h"]
+
+
+@pytest.mark.parametrize("case", OF_PEFT)
 def test_peft_loads_the_folder(case: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     _, plan = lora_plan(tmp_path / "in", _model(case), **CASES[case])

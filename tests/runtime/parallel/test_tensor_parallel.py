@@ -243,6 +243,16 @@ def _together(parts: list[Tensor | None], tokens: bool) -> Tensor | None:
     return found[0]
 
 
+@pytest.mark.parametrize("norms", ["as_others", "after"])
+@pytest.mark.parametrize("recompute", Recompute)
+def test_experts_of_a_latent_are_split(recompute: Recompute, norms: str) -> None:
+    """Also where a norm reads what the matrix behind the latent gives, run again or not."""
+    experts = {"ffn": 32, "experts": 4, "experts_per_token": 2, "shared_ffn": 16}
+    model = tiny_model(layers=2, **experts, expert_latent=16, expert_norms=norms)
+    for split in ((2, False), (2, True)):
+        _check_parts(_Layer.of(model, "block", "cpu"), split, recompute, in_product=True)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["embedding", "block", "head"])
 @given(models(kv_heads=(1, 2, 4)), splits, recomputes, st.booleans(), st.sampled_from((256, 257)))

@@ -631,6 +631,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         QWEN3_MOE | {"num_hidden_layers": 3, "mlp_only_layers": [0]},
     ),
+    "qwen3-moe-turns": (
+        "qwen3_moe",
+        QWEN3_MOE | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
     "qwen2-moe": ("qwen2_moe", QWEN2_MOE),
     "qwen2-moe-dense": (
         "qwen2_moe",
@@ -677,6 +681,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         OLMO | {"head_dim": 16, "num_experts": 6, "moe_topk": [2, 2]},
     ),
     "ernie4.5-moe": ("ernie4_5_moe", LLAMA | NO_TOKENS | ERNIE_MOE),
+    "ernie4.5-moe-turns": (
+        "ernie4_5_moe",
+        LLAMA | NO_TOKENS | ERNIE_MOE | {"num_hidden_layers": 5, "moe_layer_interval": 2},
+    ),
     "ernie4.5-moe-unshared": (
         "ernie4_5_moe",
         LLAMA | NO_TOKENS | ERNIE_MOE | {"moe_num_shared_experts": 0, "moe_layer_start_index": 0},
@@ -719,6 +727,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3.5": ("qwen3_5_text", QWEN3_5),
     "qwen3.5-moe": ("qwen3_5_moe_text", QWEN3_NEXT),
+    "qwen3-next-turns": (
+        "qwen3_next",
+        QWEN3_NEXT
+        | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "layer_types": None}
+        | {"full_attention_interval": 2},
+    ),
     "qwen3-next-dense-bias": (
         "qwen3_next",
         QWEN3_NEXT
@@ -745,6 +759,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts_per_tok": 3, "shared_intermediate_size": 56},
     ),
     "hy-v3": ("hy_v3", HY_V3),
+    "hy-v3-turns": ("hy_v3", HY_V3 | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "exaone-moe": ("exaone_moe", EXAONE_MOE),
     "afmoe": ("afmoe", AFMOE),
     "granite-moe-swa": (
@@ -809,6 +824,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layers_block_type": ["mamba", "moe", "attention", "moe"], "n_routed_experts": 8}
         | {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56}
         | {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+    ),
+    "nemotron-h-both": (
+        "nemotron_h",
+        NEMOTRON_H
+        | {"layers_block_type": ["mamba", "mlp", "attention", "moe", "mlp"], "n_routed_experts": 8}
+        | {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56},
+    ),
+    "nemotron-h-latent": (
+        "nemotron_h",
+        NEMOTRON_H
+        | {"layers_block_type": ["moe", "mamba", "attention", "moe"], "n_routed_experts": 8}
+        | {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56}
+        | {"num_experts_per_tok": 3, "moe_latent_size": 20, "routed_scaling_factor": 5.0},
     ),
     "mamba2": ("mamba2", MAMBA2),
     "mamba2-tied": ("mamba2", MAMBA2 | {"tie_word_embeddings": True, "use_bias": True}),

@@ -11,7 +11,14 @@ from bigplan.spec.catalog import find_model
 from bigplan.spec.delta_rule_steps import DECAY_OFFSET, LOG_DECAY
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.weights import Stored, hf_tensors, stored
-from bigplan.spec.layers import BLOCK_SCALE, EXPERT_SCALES, ROUTER_BIAS, SINKS
+from bigplan.spec.layers import (
+    BLOCK_SCALE,
+    EXPERT_SCALES,
+    NARROWING,
+    ROUTER_BIAS,
+    SINKS,
+    WIDENING,
+)
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.xielu import FIRST
 
@@ -106,6 +113,7 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
         names = [p.name for one in (beside, gemma) for kind in one.kinds().values() for p in kind]
         named |= {
             EXPERT_SCALES,
+            *(NARROWING, WIDENING),
             "router_norm.weight",
             *(name.rpartition(".")[0] for name in names),
             ROUTER_BIAS,

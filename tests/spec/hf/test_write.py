@@ -49,6 +49,7 @@ from bigplan.spec.model import ModelSpec
         ("falcon-h1-7b", "falcon_h1"),
         ("nemotron-nano-9b-v2", "nemotron_h"),
         ("nemotron-3-nano-30b-a3b", "nemotron_h"),
+        ("nemotron-3-super-120b-a12b", "nemotron_h"),
     ],
 )
 def test_presets_have_their_family(name: str, family: str) -> None:

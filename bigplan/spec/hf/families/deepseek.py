@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import Dense, by_frequency
 from bigplan.spec.hf.families.experts import ROUTER_KEYS
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.llama import LLAMA_DEFAULTS, read_llama_like, write_llama_like
@@ -47,7 +48,11 @@ _TENSORS = replace(
     fused=(_SIDE_BY_SIDE, _BY_HEAD),
     by_head=_BY_HEAD,
 )
-_KEYS = ROUTER_KEYS | DEEPSEEK_KEYS | {_LATENT: tuple(_WIDTHS.values())}
+_KEYS = (
+    ROUTER_KEYS
+    | DEEPSEEK_KEYS
+    | {_LATENT: tuple(_WIDTHS.values()), "expert_pattern": ("moe_layer_freq",)}
+)
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 _DEFAULTS = LLAMA_DEFAULTS | {
     "q_lora_rank": 1536,
@@ -57,11 +62,16 @@ _DEFAULTS = LLAMA_DEFAULTS | {
     "v_head_dim": 128,
     "rope_interleave": True,
     "router_aux_loss_coef": 0.0,
+    "moe_layer_freq": 1,
 }
 
 
-def read_deepseek(reader: ConfigReader) -> dict[str, Any]:
-    """Of a config whose `head_dim`, where it has one, is that of rope's columns."""
+def read_deepseek(reader: ConfigReader, dense: Dense | None = None) -> dict[str, Any]:
+    """Of a config whose `head_dim`, where it has one, is that of rope's columns.
+
+    `dense`: blocks without experts, if not as DeepSeek's keys have it; where all are, none has any.
+    """
+    dense = by_frequency(reader) if dense is None else dense
     fields = read_llama_like(reader)
     fields.pop("head_dim", None)
     if reader.flag("attention_bias"):
@@ -75,9 +85,7 @@ def read_deepseek(reader: ConfigReader) -> dict[str, Any]:
     if reader.get("rms_norm_eps") != _EPSILON:
         widths["norm_epsilon"] = _EPSILON
     latent = {_LATENT: widths | {"interleaved": reader.flag("rope_interleave")}}
-    if reader.count("first_k_dense_replace", least=0) >= fields["layers"]:
-        return fields | latent
-    return fields | latent | read_deepseek_experts(reader)
+    return fields | latent | ({} if all(dense) else read_deepseek_experts(reader, dense))
 
 
 def _read_v3(reader: ConfigReader) -> dict[str, Any]:

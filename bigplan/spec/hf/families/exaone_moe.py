@@ -5,8 +5,8 @@ Layers that predict further tokens (`num_nextn_predict_layers`) are left out, as
 
 from __future__ import annotations
 
+from bigplan.spec.hf.families.dense_blocks import mlp_types
 from bigplan.spec.hf.families.exaone import EXAONE4
-from bigplan.spec.hf.families.layer_types import mlp_types
 from bigplan.spec.hf.families.parts import always, only, renamed
 from bigplan.spec.hf.families.shared_experts import DEEPSEEK_EXPERTS, DEEPSEEK_TENSORS
 from bigplan.spec.layers import ROUTER_BIAS

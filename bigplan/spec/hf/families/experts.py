@@ -1,9 +1,10 @@
-"""Mixtral and Qwen3-MoE: a router and experts in every block, or in all but the first."""
+"""Mixtral and Qwen3-MoE: a router and experts in every block, or in some."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import DENSE_BLOCKS
 from bigplan.spec.hf.families.family import Tensors
 from bigplan.spec.hf.families.llama import (
     ATTENTION_BIAS,
@@ -79,31 +80,6 @@ def read_router(reader: ConfigReader) -> dict[str, Any]:
 def write_router(model: ModelSpec) -> dict[str, Any]:
     """The same."""
     return ROUTER.write(model)
-
-
-def read_dense(reader: ConfigReader) -> dict[str, Any]:
-    """Which blocks have no experts, as Qwen's files say it: some of the first."""
-    if reader.count("decoder_sparse_step") != 1:
-        reader.refuse("decoder_sparse_step", "1: experts in all blocks but first ones")
-    dense = reader.places("mlp_only_layers", reader.count("num_hidden_layers"))
-    if dense != list(range(len(dense))):
-        reader.refuse("mlp_only_layers", "first blocks, such as [0, 1], or an empty list")
-    if not dense:
-        return {}
-    return {"dense_blocks": len(dense), "dense_ffn": reader.count("intermediate_size")}
-
-
-def write_dense(model: ModelSpec) -> dict[str, Any]:
-    """The same."""
-    return {
-        "intermediate_size": model.dense_ffn or model.ffn,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": list(range(model.dense_blocks)),
-    }
-
-
-DENSE_KEYS = {"dense_blocks": ("mlp_only_layers",), "dense_ffn": ("intermediate_size",)}
-DENSE_BLOCKS = Part(read_dense, write_dense, DENSE_KEYS)
 
 
 def _read_window(reader: ConfigReader) -> dict[str, Any]:

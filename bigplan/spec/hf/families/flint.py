@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.experts import DENSE_BLOCKS, EACH, EXPERTS, NORMALISED
+from bigplan.spec.hf.families.dense_blocks import DENSE_BLOCKS
+from bigplan.spec.hf.families.experts import EACH, EXPERTS, NORMALISED
 from bigplan.spec.hf.families.layer_types import layer_types, turned_by_windows
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
 from bigplan.spec.hf.families.parts import Part, always, counts

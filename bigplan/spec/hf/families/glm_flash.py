@@ -5,26 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, read_deepseek, write_deepseek
+from bigplan.spec.hf.families.dense_blocks import by_frequency, by_types, write_types
 from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.families.layer_types import dense_first, write_dense_first
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
     """Files say of each block whether it has experts, or as DeepSeek's how many first ones not."""
-    first = reader.count("first_k_dense_replace", least=0)
-    dense = dense_first(reader, reader.count("num_hidden_layers"), otherwise=first)
-    fields = read_deepseek(reader)
-    if "dense_blocks" in fields:
-        fields |= {"dense_blocks": dense}
-        fields |= {"dense_ffn": reader.count("intermediate_size") if dense else 0}
-    return fields
+    return read_deepseek(reader, by_types(reader, by_frequency(reader)))
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
     return write_deepseek(model, "glm4_moe_lite", "Glm4MoeLiteForCausalLM") | {
-        "mlp_layer_types": write_dense_first(model)
+        "mlp_layer_types": write_types(model)
     }
 
 
@@ -54,5 +48,9 @@ GLM4_MOE_LITE = ModelFamily(
     },
     _write,
     DEEPSEEK_V3.tensors,
-    {**DEEPSEEK_V3.keys, "dense_blocks": ("mlp_layer_types", "first_k_dense_replace")},
+    {
+        **DEEPSEEK_V3.keys,
+        "dense_blocks": ("mlp_layer_types", "first_k_dense_replace"),
+        "expert_pattern": ("mlp_layer_types", "moe_layer_freq"),
+    },
 )

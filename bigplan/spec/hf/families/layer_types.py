@@ -15,7 +15,6 @@ from bigplan.spec.pattern import compact
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _KINDS = {_LOCAL: True, _GLOBAL: False}
-_DENSE, _SPARSE = "dense", "sparse"
 Kind = TypeVar("Kind")
 
 
@@ -90,24 +89,6 @@ def write_turned(model: ModelSpec) -> list[int]:
     return [int(one.rope_theta is not None) for one in model.attentions]
 
 
-def dense_first(reader: ConfigReader, blocks: int, otherwise: int) -> int:
-    """First blocks without experts by `mlp_layer_types`; `otherwise`: without it."""
-    kinds = reader.texts("mlp_layer_types")
-    if not kinds:
-        return otherwise
-    dense = kinds.count(_DENSE)
-    if kinds != (_DENSE,) * dense + (_SPARSE,) * (len(kinds) - dense):
-        reader.refuse("mlp_layer_types", f"{_DENSE} first blocks, then {_SPARSE} ones")
-    if len(kinds) != blocks:
-        reader.refuse("mlp_layer_types", "one for each of num_hidden_layers")
-    return dense
-
-
-def write_dense_first(model: ModelSpec) -> list[str]:
-    """The `mlp_layer_types` of a config.json."""
-    return [_DENSE] * model.dense_blocks + [_SPARSE] * (model.layers - model.dense_blocks)
-
-
 def read_ropes(reader: ConfigReader, fields: dict[str, Any], local_base: float) -> dict[str, Any]:
     """`fields`, with rope by kind of block; `local_base`: of those that slide, if none is told.
 
@@ -127,25 +108,6 @@ def read_ropes(reader: ConfigReader, fields: dict[str, Any], local_base: float) 
     if fields["sliding_window"] is not None:
         return fields | {"rope_theta": local_base, "rope_scaling": None}
     return fields
-
-
-def mlp_types(first: Callable[[ConfigReader], int], *others: str) -> Part:
-    """First blocks without experts by `mlp_layer_types`; `first`: how many where there is no list.
-
-    `others`: keys by which `first` says it.
-    """
-
-    def read(reader: ConfigReader) -> dict[str, Any]:
-        dense = dense_first(reader, reader.count("num_hidden_layers"), otherwise=first(reader))
-        width = reader.count("intermediate_size") if dense else 0
-        return {"dense_blocks": dense, "dense_ffn": width}
-
-    def write(model: ModelSpec) -> dict[str, Any]:
-        width = model.dense_ffn or model.ffn
-        return {"intermediate_size": width, "mlp_layer_types": write_dense_first(model)}
-
-    dense = ("mlp_layer_types", *others)
-    return Part(read, write, {"dense_blocks": dense, "dense_ffn": ("intermediate_size",)})
 
 
 def ropes_by_kind(family: ModelFamily, base: Callable[[ConfigReader], float]) -> ModelFamily:

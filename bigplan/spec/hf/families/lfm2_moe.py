@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import dense_fields, first_ones
 from bigplan.spec.hf.families.experts import DENSE, EACH, NORMALISED
 from bigplan.spec.hf.families.lfm2 import LFM2, LFM2_LIKE
 from bigplan.spec.hf.families.parts import Part, counts
@@ -15,8 +16,7 @@ from bigplan.spec.model import ModelSpec
 def _read(reader: ConfigReader) -> dict[str, Any]:
     dense = reader.optional_count("num_dense_layers", least=0) or 0
     return {
-        "dense_blocks": dense,
-        "dense_ffn": reader.count("intermediate_size") if dense else 0,
+        **dense_fields(reader, first_ones(dense, reader.count("num_hidden_layers"))),
         "routing": {
             "scores": "sigmoid",
             "bias": reader.flag("use_expert_bias"),

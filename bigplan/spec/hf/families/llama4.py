@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import dense_fields
 from bigplan.spec.hf.families.experts import DENSE
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.layer_types import kinds_of_blocks, turned_blocks, write_turned
@@ -22,7 +23,7 @@ from bigplan.spec.hf.families.llama import (
 )
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.pattern import compact, compact_words
+from bigplan.spec.pattern import compact
 
 _KINDS = {"chunked_attention": True, "full_attention": False}
 
@@ -53,20 +54,15 @@ def _read_experts(reader: ConfigReader) -> dict[str, Any]:
         routed = list(range(every - 1, blocks, every))
     if not routed:
         reader.refuse("moe_layers", "numbers of blocks with experts, one at least")
-    found: dict[str, Any] = {
+    found = {
         "experts": reader.count("num_local_experts"),
         "experts_per_token": reader.count("num_experts_per_tok"),
         "router_normalised": False,
         "routing": {"scores": "sigmoid", "weighs": "inputs"},
         "shared_ffn": each,
     }
-    words = ["routed" if block in routed else "dense" for block in range(blocks)]
-    first = words.index("routed")
-    if first == words.count("dense"):
-        found["dense_blocks"] = first
-    else:
-        found["expert_pattern"] = compact_words(words)
-    return found | {"dense_ffn": reader.count("intermediate_size_mlp") if "dense" in words else 0}
+    dense = [block not in routed for block in range(blocks)]
+    return found | dense_fields(reader, dense, "intermediate_size_mlp")
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:

@@ -5,8 +5,9 @@ Layers that predict further tokens (`num_mtp_layers`) are left out, as transform
 
 from __future__ import annotations
 
+from bigplan.spec.hf.families.dense_blocks import mlp_types
 from bigplan.spec.hf.families.experts import EACH, EXPERTS, NORMALISED, QWEN3_MOE, ROUTER
-from bigplan.spec.hf.families.layer_types import layer_types, mlp_types, ropes_by_kind
+from bigplan.spec.hf.families.layer_types import layer_types, ropes_by_kind
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
 from bigplan.spec.hf.families.parts import always
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import FIRST
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
 from bigplan.spec.hf.families.mamba import (
     ALONE_FLAGS,
@@ -19,7 +20,7 @@ from bigplan.spec.hf.families.shared_experts import (
     write_deepseek_experts,
 )
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import ROUTER_BIAS
+from bigplan.spec.layers import NARROWING, ROUTER_BIAS, WIDENING
 from bigplan.spec.mixers import ATTENTION, MLP, STATE_SPACE, StateSpace
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import compact_words
@@ -48,7 +49,6 @@ _WORDS = {
 _NONE = {  # keys with the only value that there is a block for
     "attention_bias": "false: products of attention have no biases",
     "tie_word_embeddings": "false: the head has a table of its own",
-    "moe_latent_size": "null: experts read the residual stream, not a narrow latent of it",
 }
 
 
@@ -84,8 +84,6 @@ def _read_blocks(reader: ConfigReader) -> list[str]:
     if not told or any(word not in words for word in told):
         reader.refuse(key, f"{', '.join(words)} for each block")
     blocks = [words[word] for word in told]
-    if {MLP, _EXPERTS} <= {*blocks}:
-        reader.refuse(key, "MLPs in some blocks or experts in some, not both")
     if ATTENTION not in blocks:
         reader.refuse(key, "attention in one block at least")
     return blocks
@@ -98,8 +96,10 @@ def _read_parts(reader: ConfigReader, blocks: list[str]) -> dict[str, Any]:
         if reader.flag("mlp_bias"):
             reader.refuse("mlp_bias", "false: experts have no biases")
         shared = reader.count("moe_shared_expert_intermediate_size")
-        fields = read_deepseek_experts(reader) | {"shared_ffn": shared}
-    if MLP in blocks:
+        latent = reader.optional_count("moe_latent_size") or 0
+        fields = read_deepseek_experts(reader, [block == MLP for block in blocks])
+        fields |= {"shared_ffn": shared, "expert_latent": latent}
+    elif MLP in blocks:
         fields = {"ffn": reader.count("intermediate_size"), "mlp_bias": reader.flag("mlp_bias")}
     if STATE_SPACE in blocks:
         fields["state_space"] = read_alone(reader, _COUNTS)
@@ -109,17 +109,18 @@ def _read_parts(reader: ConfigReader, blocks: list[str]) -> dict[str, Any]:
 
 def _write(model: ModelSpec) -> dict[str, Any]:
     letters = {mixer: letter for letter, mixer in _LETTERS.items()}
-    if model.experts:
-        letters[MLP] = letters[_EXPERTS]
+    routed = letters | ({MLP: letters[_EXPERTS]} if model.experts else {})
+    blocks = zip(model.mixers, model.dense, strict=True)
     space = model.state_space or StateSpace(heads=1, head_dim=model.hidden)
     return write_deepseek_experts(model) | {
         "architectures": ["NemotronHForCausalLM"],
         "model_type": "nemotron_h",
         "mlp_hidden_act": "relu2",
         "hidden_size": model.hidden,
-        _PATTERN: "".join(letters.get(mixer, "*") for mixer in model.mixers),
-        "intermediate_size": model.ffn,
+        _PATTERN: "".join((letters if dense else routed).get(one, "*") for one, dense in blocks),
+        "intermediate_size": model.dense_ffn or model.ffn,
         "moe_shared_expert_intermediate_size": model.shared_ffn,
+        "moe_latent_size": model.expert_latent or None,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_dim,
@@ -169,7 +170,7 @@ NEMOTRON_H = ModelFamily(
         "moe_shared_expert_intermediate_size": 7688,
         "moe_latent_size": None,
         "moe_shared_expert_overlap": True,  # when they run, not what they do
-        "first_k_dense_replace": 0,
+        FIRST: 0,
         "routed_scaling_factor": 1.0,
         "n_group": 1,
         "topk_group": 1,
@@ -184,6 +185,8 @@ NEMOTRON_H = ModelFamily(
             **mamba_names(_MIXER),
             **{name: f"{_MIXER}.{name}" for name in _PRODUCTS},
             "router": f"{_MIXER}.gate",
+            NARROWING: f"{_MIXER}.fc1_latent_proj",
+            WIDENING: f"{_MIXER}.fc2_latent_proj",
             ROUTER_BIAS: f"{_MIXER}.gate.e_score_correction_bias",
             **{f"shared.{name}": f"{_MIXER}.shared_experts.{name}" for name in _PRODUCTS[4:]},
             **{f"experts.{name}": f"{_MIXER}.experts.{{expert}}.{name}" for name in _PRODUCTS[4:]},
@@ -200,6 +203,7 @@ NEMOTRON_H = ModelFamily(
         "hidden": ("hidden_size",),
         "ffn": ("intermediate_size", "moe_intermediate_size"),
         "shared_ffn": ("moe_shared_expert_intermediate_size",),
+        "expert_latent": ("moe_latent_size",),
         "heads": ("num_attention_heads",),
         "kv_heads": ("num_key_value_heads",),
         "vocab": ("vocab_size",),

@@ -16,7 +16,8 @@ from bigplan.spec.delta_rule_steps import (
     RATES,
     VALUES,
 )
-from bigplan.spec.hf.families.experts import DENSE_BLOCKS, EACH, EXPERTS, NORMALISED, ROUTER
+from bigplan.spec.hf.families.dense_blocks import DENSE_BLOCKS
+from bigplan.spec.hf.families.experts import EACH, EXPERTS, NORMALISED, ROUTER
 from bigplan.spec.hf.families.family import NO_TOKENS
 from bigplan.spec.hf.families.layer_types import kinds_of_blocks
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE

@@ -9,14 +9,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.hf.families.dense_blocks import (
+    DENSE_KEYS,
+    FIRST,
+    Dense,
+    dense_fields,
+    first_ones,
+    read_dense,
+    write_dense,
+)
 from bigplan.spec.hf.families.experts import (
     DENSE,
-    DENSE_KEYS,
     ROUTER_KEYS,
-    read_dense,
     read_router,
     routed_tensors,
-    write_dense,
     write_router,
 )
 from bigplan.spec.hf.families.family import ModelFamily, Tensors
@@ -122,21 +128,23 @@ DEEPSEEK_KEYS = {
 DEEPSEEK_TENSORS = _tensors("shared_experts", {ROUTER_BIAS: "gate.e_score_correction_bias"})
 
 
-def read_deepseek_experts(reader: ConfigReader) -> dict[str, Any]:
-    """Experts, shared ones, first blocks and routing by DeepSeek-V3's keys."""
+def read_deepseek_experts(reader: ConfigReader, dense: Dense | None = None) -> dict[str, Any]:
+    """Experts, shared ones, first blocks and routing by DeepSeek-V3's keys.
+
+    `dense`: blocks without experts; None: so many first ones as a key says.
+    """
     each = reader.count("moe_intermediate_size")
-    shared, dense = (
-        reader.optional_count(key, least=0) or 0
-        for key in ("n_shared_experts", "first_k_dense_replace")
-    )
+    shared = reader.optional_count("n_shared_experts", least=0) or 0
+    if dense is None:
+        first = reader.optional_count(FIRST, least=0) or 0
+        dense = first_ones(first, first)  # of all blocks, others have experts
     return {
         "ffn": each,
         "experts": reader.count("n_routed_experts"),
         "experts_per_token": reader.count("num_experts_per_tok"),
         "router_normalised": reader.flag("norm_topk_prob"),
         "shared_ffn": shared * each,
-        "dense_blocks": dense,
-        "dense_ffn": reader.count("intermediate_size") if dense else 0,
+        **dense_fields(reader, dense),
         "routing": {
             "scores": "sigmoid",
             "bias": True,
