@@ -61,6 +61,23 @@ def tensor_parallel_refusal(model: ModelSpec, tp: object) -> str | None:
     return None
 
 
+def carried_refusal(model: ModelSpec, fixed: Mapping[str, object]) -> str | None:
+    """Why ranks do not split what blocks hand on beside the residual stream; None: they need not.
+
+    `fixed`: values of a strategy, all or some.
+    """
+    several = (f"{key} {fixed[key]}" for key in ("tp", "cp", "pp") if str(fixed.get(key, 1)) != "1")
+    found = next(several, None)
+    if found is None or not model.carries:
+        return None
+    parts = {"inputs of their own": model.block_inputs, "keys and values": model.key_sharing}
+    told = " and ".join(name for name, part in parts.items() if part is not None)
+    return (
+        f"{found}: blocks of {model.name} hand on {told} beside the residual stream, which ranks "
+        "of a pipeline, of tensors or of sequences do not split yet: use 1, and dp with ZeRO"
+    )
+
+
 def context_parallel_refusal(model: ModelSpec, fixed: Mapping[str, object]) -> str | None:
     """Why so many ranks do not exchange heads for tokens; None: they do, or with some tp.
 

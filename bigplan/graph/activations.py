@@ -88,6 +88,9 @@ def saved_values(
             keys_values = [shape.repeated(value) for value in keys_values]
             if shape.expanded_kv:
                 keys_values = [value._replace(parts=queries.parts) for value in keys_values]
+                if model.keys_given:  # that are another block's, repeated here
+                    kept = (shape.repeated(value) for value in step.reads[1:])
+                    keys_values = [value._replace(parts=queries.parts) for value in kept]
             saves = (queries, *keys_values, mixed)
             if shape.exchanging > 1:  # attention saves its own heads, the product what comes back
                 saves = (*saves, mixed._replace(name=f"{mixed.name} of own heads"))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
+from bigplan.spec.carried import BlockInputs, KeySharing, check_carried, shares_keys
 from bigplan.spec.combinations import check_attention, check_factors, check_latent, check_norms
 from bigplan.spec.experts import check_experts
-from bigplan.spec.files.document import LONGEST_NAME, Spec
+from bigplan.spec.files.document import LONGEST_NAME, KeyPath, Spec
 from bigplan.spec.global_heads import GlobalHeads, check_heads
 from bigplan.spec.latent import LatentAttention
 from bigplan.spec.mixers import (
@@ -98,6 +99,10 @@ class Architecture(Spec):
     """values are keys as a product gives them, so that they have no matrix of their own"""
     value_norm: bool = False
     """RMSNorm without weights on each head's values"""
+    key_sharing: KeySharing | None = None
+    """the last blocks read an earlier block's keys and values, as in Gemma 4 E2B; null: none does"""
+    block_inputs: BlockInputs | None = None
+    """each block has an input of its own by token, as in Gemma 4 E2B; null: none has"""
     convolution: ShortConvolution | None = None
     """mixes tokens in place of attention in some blocks, or all; null: in none"""
     delta_rule: GatedDeltaRule | None = None
@@ -227,6 +232,7 @@ class Architecture(Spec):
         check_latent(self)
         check_mixers(self)
         check_heads(self)
+        check_carried(self)
         if self.heads % self.kv_heads:
             raise InputError(
                 f"`heads` {self.heads} is not a multiple of `kv_heads` {self.kv_heads}; "
@@ -249,6 +255,12 @@ class Architecture(Spec):
                 f"{self.rotary_width} columns, but rope rotates pairs; use an even number of them"
             )
         return self
+
+    def implausible(self) -> Iterator[tuple[KeyPath, str]]:
+        """Blocks that all read another's keys, as kinds of blocks see their model."""
+        if self.keys_given:
+            told = f"is all of {self.layers} blocks, of which none has keys for others"
+            yield ("key_sharing", "blocks"), told
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -273,6 +285,16 @@ class Architecture(Spec):
             return tuple(number < self.dense_blocks for number in range(self.layers))
         words = in_runs("expert_pattern", self.expert_pattern, self.layers, ("dense", "routed"))
         return tuple(word == "dense" for word in words)
+
+    @property
+    def carries(self) -> bool:
+        """Whether something passes from block to block beside the residual stream."""
+        return self.block_inputs is not None or self.key_sharing is not None
+
+    @property
+    def keys_given(self) -> bool:
+        """Whether blocks, if all are alike, read keys and values that others have made."""
+        return self.key_sharing is not None and all(shares_keys(self))
 
     @property
     def attentions(self) -> tuple[BlockAttention, ...]:
@@ -357,6 +379,11 @@ class Architecture(Spec):
         """The narrowest window, if it hides a token of a sequence of this length."""
         window = self.sliding_window
         return window if window is not None and window < length else None
+
+    @property
+    def inputs_width(self) -> int:
+        """Columns of all blocks' own inputs of a token together."""
+        return 0 if self.block_inputs is None else self.layers * self.block_inputs.width
 
     @property
     def attention_width(self) -> int:
