@@ -178,9 +178,7 @@ def _embedding(shape: RankShape) -> LayerKind:
     restarted = learned and shape.training.isolate_documents  # positions' rows are gathered
     steps = shape.every_step("embedding")
     scales = tuple(Stream(step.name, 2 * shape.hidden) for step in steps if step.op is StepOp.SCALE)
-    norms = tuple(
-        norm(shape, step) for step in steps if step.op is StepOp.NORM and step.saves
-    )
+    norms = tuple(norm(shape, step) for step in steps if step.op is StepOp.NORM and step.saves)
     kept = sum(saved_values(shape.model, shape.activation_shape, "embedding").values())
     made = to_inputs(shape)
     backward = (

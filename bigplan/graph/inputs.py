@@ -42,7 +42,8 @@ def carried_bytes(shape: RankShape) -> int:
 
 def to_inputs(shape: RankShape) -> ToInputs:
     """The product of embedded tokens, its norm, and their order by block; the backward runs them
-    again."""
+    again.
+    """
     width, made = shape.model.inputs_width, inputs_bytes(shape)
     if not width:
         return ToInputs()

@@ -100,7 +100,7 @@ class Architecture(Spec):
     value_norm: bool = False
     """RMSNorm without weights on each head's values"""
     key_sharing: KeySharing | None = None
-    """the last blocks read an earlier block's keys and values, as in Gemma 4 E2B; null: none does"""
+    """the last blocks read an earlier one's keys and values, as in Gemma 4 E2B; null: none does"""
     block_inputs: BlockInputs | None = None
     """each block has an input of its own by token, as in Gemma 4 E2B; null: none has"""
     convolution: ShortConvolution | None = None

@@ -69,7 +69,8 @@ def keepers(model: Any) -> frozenset[int]:
 
 def _before(model: Any) -> tuple[bool, ...]:
     """Of every block with keys of its own whether it is local."""
-    return expanded(model.attention_pattern, model.layers)[: model.layers - model.key_sharing.blocks]
+    own = model.layers - model.key_sharing.blocks
+    return expanded(model.attention_pattern, model.layers)[:own]
 
 
 def check_carried(model: Any) -> None:

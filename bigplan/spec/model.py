@@ -69,10 +69,11 @@ class ModelSpec(Architecture):
         if apart or (self.attention_pattern and self.mixer_pattern):
             yield from seen_heads(self, kind)
         if self.key_sharing is not None:
-            given = kind in SHARING.values()
-            yield "key_sharing", {"blocks": self.layers, "ffn": self.key_sharing.ffn} if given else None
+            ffn = self.key_sharing.ffn
+            given = {"blocks": self.layers, "ffn": ffn} if kind in SHARING.values() else None
+            yield "key_sharing", given
             if given:
-                yield "ffn", self.key_sharing.ffn
+                yield "ffn", ffn
         if self.mixer_pattern:
             yield "mixer_pattern", (f"1 {MLP}",) if mixer == MLP else ()
             yield from ((name, None) for name in BESIDE_ATTENTION if name != mixer)
@@ -104,6 +105,11 @@ class ModelSpec(Architecture):
         alike = (BLOCK,) * self.layers
         several = any(self.dense) or len({*mixers}) > 1
         return tuple(blocks) if several else alike
+
+    @cached_property
+    def local_blocks(self) -> tuple[bool, ...]:
+        """Whether each block is local; empty: there is no `attention_pattern`."""
+        return expanded(self.attention_pattern, self.layers)
 
     @property
     def block_kinds(self) -> tuple[str, ...]:

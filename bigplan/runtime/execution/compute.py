@@ -10,6 +10,7 @@ from bigplan.placement import Tier
 from bigplan.program import Action
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.data import Prefetcher
+from bigplan.runtime.layers.carried import UnderWay
 from bigplan.runtime.layers.kept import KeptActivations
 from bigplan.runtime.layers.kinds import layers_of
 from bigplan.runtime.layers.losses import Losses
@@ -28,7 +29,8 @@ class Compute:
         self.kept: dict[tuple[int, int], KeptActivations] = {}  # by layer and micro-batch
         wanted = context.training.preference
         self.pairs = None if wanted is None else PairLoss(context, wanted, self.losses)
-        self._layers = layers_of(context, self.losses, self.pairs)
+        self._under_way = UnderWay(context.model, trained=not context.graph.frozen)
+        self._layers = layers_of(context, self.losses, self._under_way, self.pairs)
         self._staying = _staying(context)
 
     @contextmanager
@@ -73,6 +75,8 @@ class Compute:
             output = layer.evaluate(visit)
         if output is not None:
             visit.leave(Holds.HIDDEN, output)
+        elif not visit.keeps:
+            self._under_way.carried.pop(action.micro_batch, None)
 
     def backward(self, action: Action) -> None:
         """Run a layer backward; add to its gradients, leave the gradient by its input."""
@@ -81,12 +85,13 @@ class Compute:
         if kept.fetched and not kept.foreign:
             entry = find(action.frees, Holds.ACTIVATIONS)
             context.memory.storages[context.entries.key(entry, action)] = kept.fetched
-        if context.kind(number).idle_backward:
-            return
-        visit = Visit(context, action)
-        by_input = self._layers[number].backward(visit, kept)
-        if by_input is not None:
-            visit.leave(Holds.HIDDEN_GRADIENT, by_input)
+        if not context.kind(number).idle_backward:
+            visit = Visit(context, action)
+            by_input = self._layers[number].backward(visit, kept)
+            if by_input is not None:
+                visit.leave(Holds.HIDDEN_GRADIENT, by_input)
+        if number == 0:
+            self._under_way.carried.pop(action.micro_batch, None)
 
 
 def _staying(context: Context) -> frozenset[int]:

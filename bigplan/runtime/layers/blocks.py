@@ -32,6 +32,7 @@ from bigplan.runtime.operators import (
 from bigplan.runtime.parallel.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.parallel.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.parallel.words import Words, cross_entropy, own_rows
+from bigplan.spec.carried import OWN_DOWN, OWN_GATE, OWN_INPUT
 from bigplan.spec.layers import BLOCK_SCALE, TABLE
 from bigplan.spec.mixers import (
     ATTENTION,
@@ -136,7 +137,11 @@ def block(
     ranks take x as a rank has it, and p with its heads and its part of the MLP. Those of
     context-parallel ranks take a part of s.
     """
-    output = _block(p, x, model, positions, ways)
+    if model.block_inputs is None:
+        output = _block(p, x, model, positions, ways)
+    else:  # which reads what the MLP gives
+        between = _block(p, x, model, positions, ways._replace(unread=False))
+        output = _with_own_input(p, between, model, ways)
     if not model.block_scale:
         return output
     return scaled_in_place(output, p[BLOCK_SCALE], unread=ways.unread)
@@ -186,6 +191,18 @@ def _widened(p: Parameters, normed: Tensor, x: Tensor, model: ModelSpec, ways: W
     if ways.gated and model.mlp in ("swiglu", "geglu"):
         return ways.gated(p, "down_proj", x, inputs, model.mlp)
     return (ways.last or ways.close)(p, "down_proj", x, _activation(inputs, model, ways))
+
+
+def _with_own_input(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
+    """Add to x what the block makes of an input of its own: a gated MLP whose `up` is that."""
+    (gate,) = (ways.widening or ways.linears)(p, (OWN_GATE,), x)
+    inputs = gate, p[OWN_INPUT]
+    if ways.gated:
+        product = ways.gated(p, OWN_DOWN, None, inputs, "geglu")
+    else:
+        product = _alone(p, OWN_DOWN, _activation(inputs, model, ways), ways)
+    added = _closed(p, "own", product, model, ways)
+    return unread_sum(x, added) if ways.unread else x + added
 
 
 def _normed_each(

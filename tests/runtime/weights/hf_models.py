@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 import transformers
 
 from bigplan.runtime.constants import terms_of
@@ -20,6 +21,7 @@ from bigplan.spec.layers import BLOCK_SCALE, ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.xielu import EDGE, SLOPE
 from tests.registered import register
+from tests.runtime.handing import Handing, tables_of
 
 register()
 SEED = 3
@@ -188,6 +190,16 @@ GEMMA4_MOE = GEMMA4 | {
     "num_experts": 6,
     "top_k_experts": 3,
     "moe_intermediate_size": 40,
+}
+GEMMA4_E = GEMMA4 | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "attention_k_eq_v": False,
+    "num_global_key_value_heads": None,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": SIZES["vocab_size"],
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
 }
 GRANITE = LLAMA | {
     "embedding_multiplier": 6.0,
@@ -465,6 +477,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GEMMA4 | {"attention_k_eq_v": False, "attention_bias": True, "tie_word_embeddings": False},
     ),
     "gemma4-experts": ("gemma4_text", GEMMA4_MOE),
+    "gemma4-e": ("gemma4_text", GEMMA4_E),
+    "gemma4-e-narrow": ("gemma4_text", GEMMA4_E | {"use_double_wide_mlp": False}),
+    "gemma4-inputs": ("gemma4_text", GEMMA4_E | {"num_kv_shared_layers": 0}),
     "gemma4-global": ("gemma4_text", GEMMA4 | {"layer_types": ["full_attention"] * 3}),
     "olmo": ("olmo", OLMO),
     "olmo-mha-tied": ("olmo", OLMO | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -980,12 +995,16 @@ def states(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tens
     """The hidden states [b, s, h] that the head is given."""
     dtype = layers[0]["embed_tokens.weight"].dtype
     x = blocks.embedding_norm(layers[0], blocks.embedding(layers[0], tokens, model), model)
-    kinds = model.layer_sequence()[1:-1]
-    for kind, parameters, attends in zip(kinds, layers[1:-1], model.attentions, strict=True):
+    table = tables_of(model, layers)
+    rows = None if table is None else F.embedding(tokens, table)
+    handing = Handing.begun(model, layers[0], rows, x)
+    parts = zip(model.block_kinds, layers[-1 - model.layers : -1], model.attentions, strict=True)
+    for number, (kind, parameters, attends) in enumerate(parts):
         length = tokens.shape[1]
         seen = model.seen_by(kind)
         rope = positions.position_tables(seen, length, "cpu", dtype, attends=attends)
-        x = blocks.block(parameters, x, seen, rope)
+        found = parameters | handing.found(number)
+        x = blocks.block(found, x, seen, rope, handing.ways(number))
     return x
 
 

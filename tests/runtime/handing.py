@@ -1,0 +1,53 @@
+"""What blocks hand on beside the residual stream, in a plain loop: autograd adds gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from bigplan.runtime.layers import inputs
+from bigplan.runtime.mixers.ways import PLAIN, Parameters, Ways
+from bigplan.spec.carried import INPUTS, KEYS, OWN_INPUT, TABLES, VALUES, keepers
+from bigplan.spec.model import ModelSpec
+
+
+@dataclass
+class Handing:
+    """Of one micro-batch, whose blocks come one after the other."""
+
+    model: ModelSpec
+    own: Tensor | None = None  # [blocks, b, s, width]
+    kept: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def begun(
+        cls, model: ModelSpec, p: Parameters, rows: Tensor | None, x: Tensor, ways: Ways = PLAIN
+    ) -> Handing:
+        """By embedded tokens x [b, s, h] and the rows of blocks' tables [b, s, blocks * width]."""
+        if rows is None:
+            return cls(model)
+        own = inputs.to_inputs(p, x, model, ways)
+        inputs.add_tables(own, rows)
+        return cls(model, own)
+
+    def found(self, number: int) -> dict[str, Tensor]:
+        """What block `number` finds beside its parameters."""
+        found = {} if self.own is None else {OWN_INPUT: self.own[number]}
+        if self.model.seen_by(self.model.block_kinds[number]).keys_given:
+            found |= zip((KEYS, VALUES), self.kept[self.model.local_blocks[number]], strict=True)
+        return found
+
+    def ways(self, number: int, ways: Ways = PLAIN) -> Ways:
+        """Those of block `number`, which may keep keys and values."""
+
+        def hand_on(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            self.kept[self.model.local_blocks[number]] = keys, values
+            return keys, values
+
+        return ways._replace(hand_on=hand_on) if number in keepers(self.model) else ways
+
+
+def tables_of(model: ModelSpec, layers: list[dict[str, Tensor]]) -> Tensor | None:
+    """All blocks' tables among the parameters of all layers, if the model has them."""
+    return layers[model.layer_sequence().index(INPUTS)][TABLES] if model.block_inputs else None
