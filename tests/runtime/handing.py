@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from bigplan.runtime.layers import inputs
@@ -19,6 +20,7 @@ class Handing:
     model: ModelSpec
     own: Tensor | None = None  # [blocks, b, s, width]
     kept: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32  # of keys and values
 
     @classmethod
     def begun(
@@ -35,15 +37,17 @@ class Handing:
         """What block `number` finds beside its parameters."""
         found = {} if self.own is None else {OWN_INPUT: self.own[number]}
         if self.model.seen_by(self.model.block_kinds[number]).keys_given:
-            found |= zip((KEYS, VALUES), self.kept[self.model.local_blocks[number]], strict=True)
+            kept = self.kept[self.model.local_blocks[number]]
+            found |= zip((KEYS, VALUES), (one.to(self.dtype) for one in kept), strict=True)
         return found
 
     def ways(self, number: int, ways: Ways = PLAIN) -> Ways:
         """Those of block `number`, which may keep keys and values."""
 
         def hand_on(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            self.kept[self.model.local_blocks[number]] = keys, values
-            return keys, values
+            wide = keys.float(), values.float()  # as gradients by them are added up
+            self.kept[self.model.local_blocks[number]], self.dtype = wide, keys.dtype
+            return wide[0].to(keys.dtype), wide[1].to(keys.dtype)
 
         return ways._replace(hand_on=hand_on) if number in keepers(self.model) else ways
 

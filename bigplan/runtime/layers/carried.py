@@ -111,6 +111,9 @@ class Turn:
                 self.carried.sums[key] = gradient.float()
 
 
+NOTHING = Turn()
+
+
 @dataclass(slots=True)
 class UnderWay:
     """What is carried of all micro-batches under way, by their numbers."""

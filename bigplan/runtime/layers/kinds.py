@@ -21,7 +21,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.experts.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.generated import library_for
 from bigplan.runtime.layers import blocks, inputs
-from bigplan.runtime.layers.carried import Carried, Turn, UnderWay
+from bigplan.runtime.layers.carried import NOTHING, Carried, Turn, UnderWay
 from bigplan.runtime.layers.head import Head
 from bigplan.runtime.layers.inputs import Inputs
 from bigplan.runtime.layers.kept import KeptActivations
@@ -283,7 +283,7 @@ class Block:
         x: Tensor,
         kept: KeptActivations,
         recompute: Recompute,
-        turn: Turn,
+        turn: Turn = NOTHING,
     ) -> Tensor:
         """Run x [b, s, h] forward with its graph in `kept`; FULL: just before its backward.
 
