@@ -105,9 +105,9 @@ def _check_sharing(model: Any) -> None:
         )
     if len({*_before(model)}) < 2:
         raise InputError(
-            f"`key_sharing` of {sharing.blocks} of {model.layers} blocks leaves no local and no "
-            "global block, one of which each, that keeps its keys and values for them; state fewer "
-            "`blocks` and an `attention_pattern`"
+            f"`key_sharing` of {sharing.blocks} of {model.layers} blocks, but a local and a global "
+            "block before these have to keep keys and values for them; share fewer, or change "
+            "`attention_pattern`"
         )
 
 

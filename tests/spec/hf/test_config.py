@@ -983,7 +983,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         (
             "gemma4_text",
             {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2},
-            "`num_kv_shared_layers` of 2 of 3 blocks leaves no local and no global block",
+            "`num_kv_shared_layers` of 2 of 3 blocks, but a local and a global block",
         ),
         (
             "gemma4",
