@@ -9,14 +9,14 @@ from bigplan.graph.activations import saved_values
 from bigplan.graph.block import block, norm
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
 from bigplan.graph.head import head
-from bigplan.graph.inputs import carried_bytes, inputs_bytes, looked_up, to_inputs
+from bigplan.graph.inputs import embedding_tensors, inputs_bytes, looked_up, with_carried
 from bigplan.graph.muon import by_muon
 from bigplan.graph.operators import Gemm, Operator, Stream, doubled_reach
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import LOOKED_UP_ROWS
-from bigplan.spec.carried import INPUTS
+from bigplan.spec.carried import INPUTS, inputs_width
 from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import passed_count
 from bigplan.spec.mixers import ATTENTION, DELTA_RULE, STATE_SPACE
@@ -47,7 +47,7 @@ def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
     """As build_graph, of a shape: also on a GPU, or with the context parallelism of other tools."""
     model, training, strategy = shape.model, shape.training, shape.strategy
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
-    kinds = {"embedding": _embedding(shape)}
+    kinds = {"embedding": with_carried(shape, _embedding(shape))}
     if model.block_inputs is not None:
         kinds[INPUTS] = _inputs(shape)
     for kind in dict.fromkeys(model.block_kinds):
@@ -138,7 +138,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
             for p in model.kinds()[kind]
             if len(p.shape) == 2 and not (p.constant or p.filters or p.name.endswith(".bias"))
         )
-        + (model.vocab + model.inputs_width) * model.hidden
+        + (model.vocab + inputs_width(model)) * model.hidden
     )
     each = 6.0 if training.lora is None else 4.0
     adapted = passed_count(model, training.lora)
@@ -168,8 +168,7 @@ def _rule_flops(model: ModelSpec) -> float:
 
 
 def _embedding(shape: RankShape) -> LayerKind:
-    every = local_tensors(shape, "embedding")
-    tensors = tuple(tensor for tensor in every if tensor.name in _tables(shape))
+    tensors, _ = embedding_tensors(shape)
     # Tokens; where the loss is on the same GPU, its targets, which come with them.
     token_bytes = (16 if shape.strategy.pp == 1 else 8) * shape.tokens
     gradient = _gradient_by_rows(shape, tensors) if shape.fused else _dense_gradient(shape, tensors)
@@ -180,9 +179,7 @@ def _embedding(shape: RankShape) -> LayerKind:
     scales = tuple(Stream(step.name, 2 * shape.hidden) for step in steps if step.op is StepOp.SCALE)
     norms = tuple(norm(shape, step) for step in steps if step.op is StepOp.NORM and step.saves)
     kept = sum(saved_values(shape.model, shape.activation_shape, "embedding").values())
-    made = to_inputs(shape)
     backward = (
-        *made.backward,
         *(backward for _, backward in norms),
         *scales,
         *gradient.operators,
@@ -190,7 +187,7 @@ def _embedding(shape: RankShape) -> LayerKind:
     )
     return LayerKind(
         name="embedding",
-        tensors=every,
+        tensors=tensors,
         scaled=shape.scaled,
         forward=(
             Stream("look-up", 2 * shape.whole_hidden),
@@ -198,37 +195,27 @@ def _embedding(shape: RankShape) -> LayerKind:
             *out_of_matrix(shape, "embedding"),
             *scales,
             *(forward for forward, _ in norms),
-            *made.forward,
         ),
         # A frozen table needs no gradient, and no layer before it does.
         backward=() if shape.frozen else backward,
         frozen=shape.frozen,
         idle_backward=shape.frozen,
-        saved=token_bytes + carried_bytes(shape) + (0 if shape.frozen else kept),
+        saved=token_bytes + (0 if shape.frozen else kept),
         boundary=token_bytes,
         reruns={},
-        forward_workspace=shape.whole_hidden * (learned + restarted + len(scales))
-        + shape.gathered
-        + made.forward_bytes,
+        forward_workspace=shape.whole_hidden * (learned + restarted + len(scales)) + shape.gathered,
         backward_workspace=(
             0
             if shape.frozen
             else gradient.workspace
             + shape.whole_hidden * (len(norms) + len(scales))
             + shape.gathered
-            + made.backward_bytes
         ),
         largest=0 if shape.frozen else gradient.largest,
         pinned=shape.model.tied_embeddings,
         stores_activations=False,
         looked_up=_looked_up(shape, tensors),
     )
-
-
-def _tables(shape: RankShape) -> set[str]:
-    """The embedding's parameters of which it looks up rows."""
-    steps = shape.model.steps("embedding")
-    return {p.name for step in steps if step.op is StepOp.LOOK_UP for p in step.parameters}
 
 
 def _looked_up(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:

@@ -7,30 +7,20 @@ Gradients by kept keys and values are fp32 sums, because several blocks add to t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
 
 from bigplan.graph.block import norm
-from bigplan.graph.graph import Tensor
-from bigplan.graph.operators import Gemm, Operator, Stream, by_input_and_weight
+from bigplan.graph.graph import LayerKind, Tensor
+from bigplan.graph.operators import Gemm, Stream, by_input_and_weight
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
-from bigplan.spec.carried import INPUTS_NORM, TO_INPUTS, keepers
-from bigplan.spec.step import StepOp
+from bigplan.spec.carried import INPUTS_NORM, TO_INPUTS, inputs_width, keepers
 
 SUM = 4  # bytes of an element of a gradient by kept keys or values
 
 
-class ToInputs(NamedTuple):
-    """What the embedding does for blocks' own inputs."""
-
-    forward: tuple[Operator, ...] = ()
-    backward: tuple[Operator, ...] = ()
-    forward_bytes: int = 0  # that a pass makes and drops
-    backward_bytes: int = 0
-
-
 def inputs_bytes(shape: RankShape) -> int:
     """Bytes of all blocks' own inputs of a micro-batch."""
-    return shape.tokens * shape.model.inputs_width * shape.element
+    return shape.tokens * inputs_width(shape.model) * shape.element
 
 
 def carried_bytes(shape: RankShape) -> int:
@@ -40,29 +30,40 @@ def carried_bytes(shape: RankShape) -> int:
     return inputs_bytes(shape) + shape.tokens * sum(widths) * (shape.element + SUM)
 
 
-def to_inputs(shape: RankShape) -> ToInputs:
-    """The product of embedded tokens, its norm, and their order by block; the backward runs them
-    again.
+def embedding_tensors(shape: RankShape) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The embedding's tensors, without those for blocks' own inputs, and these."""
+    every = local_tensors(shape, "embedding")
+    own = tuple(t for t in every if t.name.startswith((TO_INPUTS, INPUTS_NORM)))
+    return tuple(t for t in every if t not in own), own
+
+
+def with_carried(shape: RankShape, embedding: LayerKind) -> LayerKind:
+    """The embedding, which keeps what is carried and makes its part of blocks' own inputs.
+
+    That is a product of embedded tokens, its norm, and their order by block, which the backward
+    makes again.
     """
-    width, made = shape.model.inputs_width, inputs_bytes(shape)
+    embedding = replace(embedding, saved=embedding.saved + carried_bytes(shape))
+    width, made = inputs_width(shape.model), inputs_bytes(shape)
     if not width:
-        return ToInputs()
+        return embedding
+    tensors, own = embedding_tensors(shape)
     product = Gemm("to inputs", shape.tokens, width, shape.model.hidden)
-    (step,) = (
-        step
-        for step in shape.model.steps("embedding")
-        if step.op is StepOp.NORM and step.parameters[0].name.startswith(INPUTS_NORM)
-    )
-    ahead, back = norm(shape, step)
-    ordered = Stream("inputs by block", 2 * made)
-    own = tuple(t for t in local_tensors(shape, "embedding") if t.name.startswith(TO_INPUTS))
-    forward = (product, ahead, ordered)
-    backward = (product, ahead, ordered, back, *by_input_and_weight((product,)))
-    return ToInputs(
-        forward,
-        (*backward, gradient_sum(shape, own)),
-        3 * made,
-        5 * made + 3 * shape.hidden + shape.element * sum(tensor.elements for tensor in own),
+    steps = shape.model.steps("embedding")
+    ahead, back = next(norm(shape, one) for one in steps if one.name == "norm of inputs")
+    forward = (product, ahead, Stream("inputs by block", 2 * made))
+    backward = (*forward, back, *by_input_and_weight((product,)), gradient_sum(shape, own))
+    # Of the product, its norm and gradients of both; then of embedded tokens and of the weights.
+    weights = shape.element * sum(tensor.elements for tensor in own)
+    workspace = embedding.backward_workspace + 5 * made + 3 * shape.hidden + weights
+    return replace(
+        embedding,
+        tensors=(*tensors, *own),
+        forward=(*embedding.forward, *forward),
+        backward=() if shape.frozen else (*backward, *embedding.backward),
+        forward_workspace=embedding.forward_workspace + 3 * made,
+        backward_workspace=0 if shape.frozen else workspace,
+        largest=max(made, embedding.largest),
     )
 
 

@@ -287,11 +287,6 @@ class Architecture(Spec):
         return tuple(word == "dense" for word in words)
 
     @property
-    def carries(self) -> bool:
-        """Whether something passes from block to block beside the residual stream."""
-        return self.block_inputs is not None or self.key_sharing is not None
-
-    @property
     def keys_given(self) -> bool:
         """Whether blocks, if all are alike, read keys and values that others have made."""
         return self.key_sharing is not None and all(shares_keys(self))
@@ -379,11 +374,6 @@ class Architecture(Spec):
         """The narrowest window, if it hides a token of a sequence of this length."""
         window = self.sliding_window
         return window if window is not None and window < length else None
-
-    @property
-    def inputs_width(self) -> int:
-        """Columns of all blocks' own inputs of a token together."""
-        return 0 if self.block_inputs is None else self.layers * self.block_inputs.width
 
     @property
     def attention_width(self) -> int:

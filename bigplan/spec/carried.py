@@ -50,11 +50,16 @@ class KeySharing(Spec):
     """inner width of their MLPs"""
 
 
-def shares_keys(model: Any) -> tuple[bool, ...]:
-    """Of every block whether it reads an earlier one's keys and values.
+def inputs_width(model: Any) -> int:
+    """Columns of all blocks' own inputs of a token together.
 
     `model`: an Architecture, typed as Any because that module imports this one.
     """
+    return 0 if model.block_inputs is None else model.layers * model.block_inputs.width
+
+
+def shares_keys(model: Any) -> tuple[bool, ...]:
+    """Of every block whether it reads an earlier one's keys and values; `model` as above."""
     sharing = 0 if model.key_sharing is None else model.key_sharing.blocks
     return tuple(number >= model.layers - sharing for number in range(model.layers))
 

@@ -15,6 +15,7 @@ from bigplan.spec.architecture import Architecture
 from bigplan.spec.convolution_steps import convolution
 from bigplan.spec.delta_rule_steps import delta_rule
 from bigplan.spec.grouped_heads import grouped_heads
+from bigplan.spec.input_steps import inputs, to_inputs
 from bigplan.spec.latent_heads import latent_heads
 from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, MLP, STATE_SPACE, Mixer
 from bigplan.spec.mlp_steps import entering, mlp
@@ -65,7 +66,7 @@ def block_kind(mixer: Mixer, *, dense: bool) -> str:
 
 def described(model: Architecture) -> Mapping[str, tuple[LayerStep, ...]]:
     """Steps of each kind of layer, in the order of a forward; all blocks are alike."""
-    own = {} if model.block_inputs is None else {carried.INPUTS: _inputs(model)}
+    own = {} if model.block_inputs is None else {carried.INPUTS: inputs(model)}
     return {"embedding": _embedding(model), **own, BLOCK: _block(model), "head": _head(model)}
 
 
@@ -94,34 +95,7 @@ def _embedding(model: Architecture) -> tuple[LayerStep, ...]:
     if model.embedding_norm:
         given = steps[-1].gives[0]
         steps.append(_norm(model, "embed_norm", "embedding norm", given, "normed rows"))
-    return (*steps, *_to_inputs(model, steps[-1].gives[0]))
-
-
-def _to_inputs(model: Architecture, embedded: StepValue) -> list[LayerStep]:
-    """What the embedding adds to blocks' own inputs: a product, normed for each block.
-
-    Nothing of it is kept: the backward does all of it again from tokens.
-    """
-    if model.block_inputs is None:
-        return []
-    made = StepValue("to inputs", model.layers, model.block_inputs.width, split=False)
-    weight = Parameter(f"{carried.TO_INPUTS}.weight", (made.columns(), model.hidden), "rows", True)
-    scale = Parameter(
-        f"{carried.INPUTS_NORM}.weight", (model.block_inputs.width,), "replicated", False
-    )
-    normed = made._replace(name="normed to inputs")
-    return [
-        LayerStep(StepOp.PRODUCT, "to inputs", (embedded,), (made,), (weight,)),
-        LayerStep(StepOp.NORM, "norm of inputs", (made,), (normed,), (scale,)),
-    ]
-
-
-def _inputs(model: Architecture) -> tuple[LayerStep, ...]:
-    """Rows of all blocks' tables, added to what the embedding made."""
-    assert model.block_inputs is not None
-    rows = StepValue("inputs", model.layers, model.block_inputs.width, split=False)
-    table = Parameter(carried.TABLES, (model.vocab, rows.columns()), "rows", True)
-    return (LayerStep(StepOp.LOOK_UP, "look-up", (), (rows,), (table,)),)
+    return (*steps, *to_inputs(model, steps[-1].gives[0]))
 
 
 def _block(model: Architecture) -> tuple[LayerStep, ...]:

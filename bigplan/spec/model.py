@@ -106,6 +106,11 @@ class ModelSpec(Architecture):
         several = any(self.dense) or len({*mixers}) > 1
         return tuple(blocks) if several else alike
 
+    @property
+    def carries(self) -> bool:
+        """Whether something passes from block to block beside the residual stream."""
+        return self.block_inputs is not None or self.key_sharing is not None
+
     @cached_property
     def local_blocks(self) -> tuple[bool, ...]:
         """Whether each block is local; empty: there is no `attention_pattern`."""

@@ -9,6 +9,7 @@ from bigplan.graph.build import build_graph, element_sizes, model_flops
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.strategy import Strategy
+from bigplan.spec.carried import inputs_width
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
@@ -91,7 +92,7 @@ def test_operators_within_a_window_do_the_useful_work(times: int, name: str) -> 
     training = Training(sequence_length=length, global_batch=4)
     graph = build_graph(model, training, Strategy(dp=1), loss_chunk=None)
     # The backward makes scores again, and what the embedding adds to blocks' inputs.
-    again = 2.0 * length * model.inputs_width * model.hidden
+    again = 2.0 * length * inputs_width(model) * model.hidden
     for kind, blocks in Counter(model.block_kinds).items():
         attention = [op for op in graph.kinds[kind].forward if isinstance(op, Attention)]
         seen_model = model.seen_by(kind)
@@ -142,7 +143,7 @@ def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) ->
     triangle = 2.0 * length * length * sum(one.heads * one.head_dim for one in attending)
     useful = model_flops(model, training) / training.global_batch
     wasted = NOT_USEFUL[attention] * triangle
-    wasted += 2.0 * length * model.inputs_width * model.hidden  # which the backward makes again
+    wasted += 2.0 * length * inputs_width(model) * model.hidden  # which the backward makes again
     if model.latent_attention is not None:
         # Values are narrower. Materialised, squares of both are done twice. In flash attention
         # values are padded to keys: seven columns of keys for three of keys and three of values.

@@ -981,11 +981,6 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("helium", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("gemma4_text", {"vocab_size_per_layer_input": 9}, "`vocab_size_per_layer_input` is 9"),
         (
-            "gemma4_text",
-            {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2},
-            "`num_kv_shared_layers` of 2 of 3 blocks, but a local and a global block",
-        ),
-        (
             "gemma4",
             {
                 "text_config": {
