@@ -65,7 +65,7 @@ class Space:
                 dp, rest = divmod(self.gpus, tp * cp * pp)
                 sequences = self.training.global_batch // max(1, dp)
                 whole = rest == 0 and self.training.global_batch % dp == 0
-                whole = whole and not (self.model.carries and max(tp, cp, pp) > 1)
+                whole = whole and not (self.model.carries and max(tp, pp) > 1)
                 if whole and pp <= self.model.layers and self.fixed.get("dp", dp) == dp:
                     tried = self._tried("micro_batch", self._micro_batches(sequences, cp))
                     spread = list(self._spread(dp * cp, tp))
