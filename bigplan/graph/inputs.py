@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from bigplan.graph.block import norm
 from bigplan.graph.graph import LayerKind, Tensor
-from bigplan.graph.operators import Gemm, Stream, by_input_and_weight
+from bigplan.graph.operators import Gemm, Operator, Stream, by_input_and_weight
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.spec.carried import INPUTS_NORM, TO_INPUTS, inputs_width, keepers
 
@@ -51,7 +51,7 @@ def with_carried(shape: RankShape, embedding: LayerKind) -> LayerKind:
     product = Gemm("to inputs", shape.tokens, width, shape.model.hidden)
     steps = shape.model.steps("embedding")
     ahead, back = next(norm(shape, one) for one in steps if one.name == "norm of inputs")
-    forward = (product, ahead, Stream("inputs by block", 2 * made))
+    forward: tuple[Operator, ...] = (product, ahead, Stream("inputs by block", 2 * made))
     backward = (*forward, back, *by_input_and_weight((product,)), gradient_sum(shape, own))
     # Of the product, its norm and gradients of both; then of embedded tokens and of the weights.
     weights = shape.element * sum(tensor.elements for tensor in own)

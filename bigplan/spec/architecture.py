@@ -11,7 +11,8 @@ from bigplan.errors import InputError
 from bigplan.spec.carried import BlockInputs, KeySharing, check_carried, shares_keys
 from bigplan.spec.combinations import check_attention, check_factors, check_latent, check_norms
 from bigplan.spec.experts import check_experts
-from bigplan.spec.files.document import LONGEST_NAME, KeyPath, Spec
+from bigplan.spec.files.document import LONGEST_NAME, Spec
+from bigplan.spec.files.problems import KeyPath
 from bigplan.spec.global_heads import GlobalHeads, check_heads
 from bigplan.spec.latent import LatentAttention
 from bigplan.spec.mixers import (

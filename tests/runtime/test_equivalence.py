@@ -13,7 +13,7 @@ import torch
 
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import Tier
+from bigplan.placement import Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.runtime.layers.sums import Sums
 from bigplan.runtime.layers.visit import Visit
@@ -80,10 +80,11 @@ def test_gradients_of_all_blocks_that_read_kept_keys_are_added_up(
         kind: kind_placement(number, activations=(recompute, Tier.GPU))
         for kind, number in Counter(model.block_kinds).items()
     }
-    ends = {"embedding": kind_placement(1), INPUTS: kind_placement(1), "head": kind_placement(1)}
+    kinds |= dict.fromkeys(("embedding", INPUTS, "head"), kind_placement(1))
     strategy = Strategy(dp=1, accumulation_group=2)
     training = tiny_training(4, precision=precision)
-    plan = plan_of(model, training, strategy, placed(**ends, **kinds))
+    stages = Placement(stages=(StagePlacement(kinds=kinds),))
+    plan = plan_of(model, training, strategy, stages)
     check(plan, execute(plan))
 
 

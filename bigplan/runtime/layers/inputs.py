@@ -49,7 +49,8 @@ def add_tables(inputs: Tensor, rows: Tensor) -> None:
 def by_tables(gradient: Tensor) -> Tensor:
     """The gradient by add_tables's rows; over `gradient`, that by its first inputs."""
     gradient.mul_(0.5**0.5)
-    return gradient.permute(1, 2, 0, 3).flatten(2) * gradient.shape[-1] ** 0.5
+    rows: Tensor = gradient.permute(1, 2, 0, 3).flatten(2) * gradient.shape[-1] ** 0.5
+    return rows
 
 
 def gradients(

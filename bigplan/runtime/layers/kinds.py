@@ -182,8 +182,8 @@ class Embedding:
         if self._model.block_inputs is not None:
             by_made = self.under_way.carried[visit.action.micro_batch].gradient_by_inputs()
             p, x = visit.parameters(), self._embedded(visit, tokens)
-            by_x, others = inputs.gradients(p, x, by_made, self._model, self._ways)
-            kept.sums.add(others)
+            by_x, by_own = inputs.gradients(p, x, by_made, self._model, self._ways)
+            kept.sums.add(by_own)
             gradient = gradient + by_x
         gradient = blocks.scaled(gradient, self._model)
         tables = blocks.looked_up(tokens, self._model, self._context, visit.begins)

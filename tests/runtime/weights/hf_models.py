@@ -193,8 +193,10 @@ GEMMA4_MOE = GEMMA4 | {
 }
 GEMMA4_E = GEMMA4 | {
     "num_hidden_layers": 5,  # two of which read the keys of the first
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]
-    + ["sliding_attention", "full_attention"],
+    "layer_types": [
+        *("sliding_attention", "full_attention"),
+        *("sliding_attention", "sliding_attention", "full_attention"),
+    ],
     "attention_k_eq_v": False,
     "num_global_key_value_heads": None,
     "hidden_size_per_layer_input": 8,
