@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.runtime.layers import inputs
+from bigplan.runtime.layers import blocks, inputs
+from bigplan.runtime.mixers import positions
 from bigplan.runtime.mixers.ways import PLAIN, Parameters, Ways
 from bigplan.spec.carried import INPUTS, KEYS, OWN_INPUT, TABLES, VALUES, keepers
+from bigplan.spec.layers import TABLE, first_block
 from bigplan.spec.model import ModelSpec
 
 
@@ -52,6 +56,28 @@ class Handing:
         return ways._replace(hand_on=hand_on) if number in keepers(self.model) else ways
 
 
-def tables_of(model: ModelSpec, layers: list[dict[str, Tensor]]) -> Tensor | None:
+def tables_of(model: ModelSpec, layers: Sequence[Parameters]) -> Tensor | None:
     """All blocks' tables among the parameters of all layers, if the model has them."""
     return layers[model.layer_sequence().index(INPUTS)][TABLES] if model.block_inputs else None
+
+
+def hidden_states(
+    model: ModelSpec,
+    layers: Sequence[Mapping[str, Tensor]],
+    tokens: Tensor,
+    bounds: Tensor | None = None,
+) -> Tensor:
+    """What the head is given [b, s, h], of parameters by layer; `bounds` of documents apart."""
+    begins, dtype = None if bounds is None else bounds[:, 0], layers[0][TABLE].dtype
+    x = blocks.embedding(layers[0], tokens, model, begins=begins)
+    x = blocks.embedding_norm(layers[0], x, model)
+    table = tables_of(model, layers)
+    rows = None if table is None else F.embedding(tokens, table)
+    handing = Handing.begun(model, layers[0], rows, x)
+    own, start = model.attentions, first_block(model.layer_sequence())
+    for number, (kind, attends) in enumerate(zip(model.block_kinds, own, strict=True)):
+        seen = model.seen_by(kind)
+        at = positions.position_tables(seen, tokens.shape[1], "cpu", dtype, attends=attends)
+        found = {**layers[start + number], **handing.found(number)}
+        x = blocks.block(found, x, seen, at._replace(bounds=bounds), handing.ways(number))
+    return x

@@ -7,12 +7,10 @@ from copy import deepcopy
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 import transformers
 
 from bigplan.runtime.constants import terms_of
 from bigplan.runtime.layers import blocks
-from bigplan.runtime.mixers import positions
 from bigplan.runtime.operators import capped
 from bigplan.runtime.weights.rope_pairs import apart
 from bigplan.spec.hf.config import from_hf_config
@@ -21,7 +19,7 @@ from bigplan.spec.layers import BLOCK_SCALE, ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.xielu import EDGE, SLOPE
 from tests.registered import register
-from tests.runtime.handing import Handing, tables_of
+from tests.runtime.handing import hidden_states
 
 register()
 SEED = 3
@@ -994,23 +992,6 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
     return layers
 
 
-def states(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tensor:
-    """The hidden states [b, s, h] that the head is given."""
-    dtype = layers[0]["embed_tokens.weight"].dtype
-    x = blocks.embedding_norm(layers[0], blocks.embedding(layers[0], tokens, model), model)
-    table = tables_of(model, layers)
-    rows = None if table is None else F.embedding(tokens, table)
-    handing = Handing.begun(model, layers[0], rows, x)
-    parts = zip(model.block_kinds, layers[-1 - model.layers : -1], model.attentions, strict=True)
-    for number, (kind, parameters, attends) in enumerate(parts):
-        length = tokens.shape[1]
-        seen = model.seen_by(kind)
-        rope = positions.position_tables(seen, length, "cpu", dtype, attends=attends)
-        found = parameters | handing.found(number)
-        x = blocks.block(found, x, seen, rope, handing.ways(number))
-    return x
-
-
 def head(model: ModelSpec, layers: Layers) -> dict[str, torch.Tensor]:
     """The head's parameters, with the tables that it shares."""
     return layers[-1] | (layers[0] if model.tied_embeddings else {})
@@ -1020,11 +1001,13 @@ def loss(
     model: ModelSpec, layers: Layers, tokens: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
     """Mean cross-entropy."""
-    total = blocks.head_loss(head(model, layers), states(model, layers, tokens), targets, model)
+    total = blocks.head_loss(
+        head(model, layers), hidden_states(model, layers, tokens), targets, model
+    )
     return total / targets.numel()
 
 
 def logits(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tensor:
     """Scores [b, s, V]."""
-    scores = blocks.logits(head(model, layers), states(model, layers, tokens), model)
+    scores = blocks.logits(head(model, layers), hidden_states(model, layers, tokens), model)
     return capped(scores, model.logit_cap)
