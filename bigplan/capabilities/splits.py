@@ -66,7 +66,7 @@ def carried_refusal(model: ModelSpec, fixed: Mapping[str, object]) -> str | None
 
     `fixed`: values of a strategy, all or some.
     """
-    several = (f"{key} {fixed[key]}" for key in ("tp", "pp") if str(fixed.get(key, 1)) != "1")
+    several = (f"{key} {fixed[key]}" for key in ("tp", "vpp") if str(fixed.get(key, 1)) != "1")
     found = next(several, None)
     if found is None or not model.carries:
         return None
@@ -74,7 +74,7 @@ def carried_refusal(model: ModelSpec, fixed: Mapping[str, object]) -> str | None
     told = " and ".join(name for name, part in parts.items() if part is not None)
     return (
         f"{found}: blocks of {model.name} hand on {told} beside the residual stream, which ranks "
-        "of a pipeline or of tensors do not split yet: use 1, and dp with ZeRO, or cp"
+        "do not split, and chunks of a stage do not share: use 1, with dp, pp or cp"
     )
 
 

@@ -9,7 +9,14 @@ from bigplan.graph.activations import saved_values
 from bigplan.graph.block import block, norm
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
 from bigplan.graph.head import head
-from bigplan.graph.inputs import embedding_tensors, inputs_bytes, looked_up, with_carried
+from bigplan.graph.inputs import (
+    carried_bytes,
+    embedding_tensors,
+    handed_bytes,
+    inputs_bytes,
+    looked_up,
+    with_carried,
+)
 from bigplan.graph.muon import by_muon
 from bigplan.graph.operators import Gemm, Operator, Stream, doubled_reach
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
@@ -68,6 +75,8 @@ def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
         tied=model.tied_embeddings,
         loss_chunk=chunk,
         document_bytes=_document_bytes(training, strategy),
+        handed=handed_bytes(shape) if strategy.pp > 1 else 0,
+        carried=carried_bytes(shape),
     )
 
 

@@ -13,7 +13,7 @@ from bigplan.graph.block import norm
 from bigplan.graph.graph import LayerKind, Tensor
 from bigplan.graph.operators import Gemm, Operator, Stream, by_input_and_weight
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
-from bigplan.spec.carried import INPUTS_NORM, TO_INPUTS, inputs_width, keepers
+from bigplan.spec.carried import INPUTS_NORM, TO_INPUTS, handed_width, inputs_width
 
 SUM = 4  # bytes of an element of a gradient by kept keys or values
 
@@ -25,9 +25,13 @@ def inputs_bytes(shape: RankShape) -> int:
 
 def carried_bytes(shape: RankShape) -> int:
     """Bytes that a micro-batch has on the GPU beside the residual stream, as long as it lasts."""
-    model, kinds = shape.model, shape.model.block_kinds
-    widths = (2 * model.seen_by(kinds[number]).kv_width for number in keepers(model))
-    return inputs_bytes(shape) + shape.tokens * sum(widths) * (shape.element + SUM)
+    sums = shape.tokens * SUM * (handed_width(shape.model) - inputs_width(shape.model))
+    return handed_bytes(shape) + sums
+
+
+def handed_bytes(shape: RankShape) -> int:
+    """Bytes of it that a message between stages has: all inputs, and all kept keys and values."""
+    return shape.tokens * handed_width(shape.model) * shape.element
 
 
 def embedding_tensors(shape: RankShape) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

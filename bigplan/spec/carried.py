@@ -58,6 +58,16 @@ def inputs_width(model: Any) -> int:
     return 0 if model.block_inputs is None else model.layers * model.block_inputs.width
 
 
+def handed_width(model: Any) -> int:
+    """Columns of a token that pass beside its hidden state: inputs, and kept keys and values.
+
+    `model`: a ModelSpec.
+    """
+    kinds = model.block_kinds
+    kept = sum(2 * model.seen_by(kinds[number]).kv_width for number in keepers(model))
+    return inputs_width(model) + kept
+
+
 def shares_keys(model: Any) -> tuple[bool, ...]:
     """Of every block whether it reads an earlier one's keys and values; `model` as above."""
     sharing = 0 if model.key_sharing is None else model.key_sharing.blocks

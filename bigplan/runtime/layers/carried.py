@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime.layers.leaves import leaf_of
-from bigplan.spec.carried import KEYS, OWN_INPUT, VALUES, keepers
+from bigplan.spec.carried import KEYS, OWN_INPUT, VALUES, handed_width, inputs_width, keepers
 from bigplan.spec.model import ModelSpec
 
 
@@ -24,7 +24,7 @@ from bigplan.spec.model import ModelSpec
 class Carried:
     """Of one micro-batch."""
 
-    tokens: Tensor  # int64 [b, s]
+    tokens: Tensor | None  # int64 [b, s]; None: another stage has the embedding
     inputs: Tensor | None  # [blocks, b, s, width]
     # By whether blocks are local, [b, s, heads, head_dim] each.
     kept: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -114,13 +114,89 @@ class Turn:
 NOTHING = Turn()
 
 
+def message_width(model: ModelSpec) -> int:
+    """Columns of a token in a message between stages: of its hidden state and what is carried."""
+    return model.hidden + handed_width(model)
+
+
 @dataclass(slots=True)
 class UnderWay:
-    """What is carried of all micro-batches under way, by their numbers."""
+    """What is carried of all micro-batches under way, by their numbers.
+
+    Stages of a pipeline send all of it along with hidden states, as columns of one message
+    [b, s, message_width]: hidden states, blocks' own inputs block by block, then keys and values of
+    each block that keeps them, zeros before it has. Gradients come back in the same columns.
+    """
 
     model: ModelSpec
     trained: bool  # all of the model is; else adapters alone
     carried: dict[int, Carried] = field(default_factory=dict)
+
+    def message(self, hidden: Tensor, micro_batch: int) -> Tensor:
+        """Hidden states [b, s, h] with what later stages read beside them."""
+        return self._together(hidden, micro_batch, self.carried[micro_batch].kept)
+
+    def message_back(self, by_hidden: Tensor, micro_batch: int) -> Tensor:
+        """The gradient by hidden states [b, s, h], with those by what came beside them."""
+        sums = self.carried[micro_batch].sums
+        found = {
+            local: (sums[local, KEYS], sums[local, VALUES]) for local, name in sums if name == KEYS
+        }
+        return self._together(by_hidden, micro_batch, found)
+
+    def _together(
+        self, hidden: Tensor, micro_batch: int, pairs: Mapping[bool, tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        batch, length, _ = hidden.shape
+        message = hidden.new_zeros(batch, length, message_width(self.model))
+        first, inputs, kept = self._columns(message)
+        first.copy_(hidden)
+        if inputs is not None:
+            inputs.copy_(self.carried[micro_batch].gradient_by_inputs())
+        for local, pair in pairs.items():
+            for into, one in zip(kept[local], pair, strict=True):
+                into.copy_(one)
+        return message
+
+    def _columns(
+        self, message: Tensor
+    ) -> tuple[Tensor, Tensor | None, dict[bool, tuple[Tensor, Tensor]]]:
+        """Its parts as they are elsewhere: hidden states, inputs, and pairs of keys and values."""
+        model, own = self.model, inputs_width(self.model)
+        hidden, inputs, rest = message.split([model.hidden, own, handed_width(model) - own], dim=-1)
+        by_block = inputs.unflatten(-1, (model.layers, -1)).permute(2, 0, 1, 3) if own else None
+        kept = {}
+        for number in sorted(keepers(model)):
+            seen = model.seen_by(model.block_kinds[number])
+            both, rest = rest.split([2 * seen.kv_width, rest.shape[-1] - 2 * seen.kv_width], dim=-1)
+            keys, values = both.unflatten(-1, (2, seen.kv_heads, seen.head_dim)).unbind(2)
+            kept[model.local_blocks[number]] = keys, values
+        return hidden, by_block, kept
+
+    def receive(self, message: Tensor, micro_batch: int, first: int) -> Tensor:
+        """Take a message of the stage before; `first`: the first block here. Hidden states."""
+        hidden, inputs, kept = self._columns(message)
+        own = None if inputs is None else inputs.contiguous()
+        found = Carried(None, own)
+        for number in keepers(self.model):
+            if number < first:
+                keys, values = kept[self.model.local_blocks[number]]
+                found.kept[self.model.local_blocks[number]] = keys.contiguous(), values.contiguous()
+        self.carried[micro_batch] = found
+        return hidden.contiguous()
+
+    def receive_back(self, message: Tensor, micro_batch: int, last: int) -> Tensor:
+        """Take gradients of the stage after; `last`: the last block here. By hidden states."""
+        hidden, inputs, kept = self._columns(message)
+        carried = self.carried[micro_batch]
+        if inputs is not None:
+            carried.gradient_by_inputs()[last + 1 :].copy_(inputs[last + 1 :])
+        for number in keepers(self.model):
+            local = self.model.local_blocks[number]
+            if number <= last:
+                for name, one in zip((KEYS, VALUES), kept[local], strict=True):
+                    carried.sums[local, name] = one.float()
+        return hidden.contiguous()
 
     def turn(self, number: int, micro_batch: int, bounds: Tensor | None) -> Turn:
         """Block `number`'s on a micro-batch."""
