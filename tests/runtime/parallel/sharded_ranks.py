@@ -454,6 +454,8 @@ def pipelines(ranks: int) -> dict[str, Plan]:
             found[f"experts-{name}"] = plan_of(balanced, training, layout, resident)
             other = tiny_model(layers=3, **QWEN3_NEXT)
             found[f"same-qwen3-next-{name}"] = anywhere(other, training, layout)
+            own = tiny_model(layers=4, **GEMMA4_E)
+            found[f"same-gemma-4-e-{name}"] = anywhere(own, training, layout)
         if ranks == 2 and layout.vpp > 1:  # chunks of unlike blocks
             for part, fields in (("beside", BESIDE), ("nemotron-h", NEMOTRON_H)):
                 other = tiny_model(layers=5, **fields)
