@@ -124,6 +124,10 @@ def _sides_of_products(model: ModelSpec, strategy: Strategy, tokens: int) -> dic
             f"heads x global_heads.head_dim / tp {tp}": model.heads * far.head_dim // tp,
             f"global_heads.kv_heads x head_dim / tp {tp}": width,
         }
+    if model.block_inputs is not None:
+        sides["block_inputs.width"] = model.block_inputs.width
+    if model.key_sharing is not None:
+        sides["key_sharing.ffn"] = model.key_sharing.ffn
     if model.convolution is not None:
         sides[f"hidden / tp {tp}"] = model.hidden // tp
     if model.gate_of_heads:

@@ -55,7 +55,8 @@ def inputs_width(model: Any) -> int:
 
     `model`: an Architecture, typed as Any because that module imports this one.
     """
-    return 0 if model.block_inputs is None else model.layers * model.block_inputs.width
+    width: int = 0 if model.block_inputs is None else model.block_inputs.width
+    return width * int(model.layers)
 
 
 def handed_width(model: Any) -> int:

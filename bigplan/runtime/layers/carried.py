@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -163,12 +164,14 @@ class UnderWay:
     ) -> tuple[Tensor, Tensor | None, dict[bool, tuple[Tensor, Tensor]]]:
         """Its parts as they are elsewhere: hidden states, inputs, and pairs of keys and values."""
         model, own = self.model, inputs_width(self.model)
-        hidden, inputs, rest = message.split([model.hidden, own, handed_width(model) - own], dim=-1)
+        widths = [model.hidden, own, handed_width(model) - own]
+        hidden, inputs, rest = torch.split(message, widths, dim=-1)
         by_block = inputs.unflatten(-1, (model.layers, -1)).permute(2, 0, 1, 3) if own else None
         kept = {}
         for number in sorted(keepers(model)):
             seen = model.seen_by(model.block_kinds[number])
-            both, rest = rest.split([2 * seen.kv_width, rest.shape[-1] - 2 * seen.kv_width], dim=-1)
+            width = 2 * seen.kv_width
+            both, rest = torch.split(rest, [width, rest.shape[-1] - width], dim=-1)
             keys, values = both.unflatten(-1, (2, seen.kv_heads, seen.head_dim)).unbind(2)
             kept[model.local_blocks[number]] = keys, values
         return hidden, by_block, kept

@@ -78,26 +78,30 @@ class Inputs:
     @torch.no_grad()
     def evaluate(self, visit: Visit) -> Tensor:
         """Make blocks' inputs of what the embedding has made."""
-        carried = self._under_way.carried[visit.action.micro_batch]
-        rows = (
-            visit.embedded_rows()
-            if visit.by_rows
-            else F.embedding(carried.tokens, visit.parameters()[TABLES])
-        )
-        assert carried.inputs is not None
-        add_tables(carried.inputs, rows)
+        inputs, tokens = self._begun(visit)
+        if visit.by_rows:
+            rows = visit.embedded_rows()
+        else:
+            rows = F.embedding(tokens, visit.parameters()[TABLES])
+        add_tables(inputs, rows)
         return visit.hidden()
+
+    def _begun(self, visit: Visit) -> tuple[Tensor, Tensor]:
+        """Inputs, or the gradients in their place, [blocks, b, s, width], and tokens [b, s]."""
+        carried = self._under_way.carried[visit.action.micro_batch]
+        assert carried.inputs is not None, "the embedding has not run"
+        assert carried.tokens is not None, "the embedding has not run"
+        return carried.inputs, carried.tokens
 
     @torch.no_grad()
     def backward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Adds rows to the tables' sum, or leaves them for that in host memory."""
-        carried = self._under_way.carried[visit.action.micro_batch]
-        assert carried.inputs is not None
-        rows = by_tables(carried.inputs)
+        gradient, tokens = self._begun(visit)
+        rows = by_tables(gradient)
         if visit.by_rows:
-            visit.send_rows_home(rows, carried.tokens)
+            visit.send_rows_home(rows, tokens)
         else:
             visit.open(kept.sums)
-            kept.sums.add_rows(TABLES, carried.tokens.flatten(), rows.flatten(0, 1))
+            kept.sums.add_rows(TABLES, tokens.flatten(), rows.flatten(0, 1))
             kept.sums.close()
         return visit.gradient()
