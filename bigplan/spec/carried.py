@@ -55,8 +55,8 @@ def inputs_width(model: Any) -> int:
 
     `model`: an Architecture, typed as Any because that module imports this one.
     """
-    width: int = 0 if model.block_inputs is None else model.block_inputs.width
-    return width * int(model.layers)
+    width = 0 if model.block_inputs is None else model.block_inputs.width
+    return int(model.layers * width)
 
 
 def handed_width(model: Any) -> int:
@@ -66,7 +66,7 @@ def handed_width(model: Any) -> int:
     """
     kinds = model.block_kinds
     kept = sum(2 * model.seen_by(kinds[number]).kv_width for number in keepers(model))
-    return inputs_width(model) + kept
+    return inputs_width(model) + int(kept)
 
 
 def shares_keys(model: Any) -> tuple[bool, ...]:

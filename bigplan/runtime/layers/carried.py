@@ -166,13 +166,15 @@ class UnderWay:
         model, own = self.model, inputs_width(self.model)
         widths = [model.hidden, own, handed_width(model) - own]
         hidden, inputs, rest = torch.split(message, widths, dim=-1)
-        by_block = inputs.unflatten(-1, (model.layers, -1)).permute(2, 0, 1, 3) if own else None
+        by_block = (
+            torch.unflatten(inputs, -1, (model.layers, -1)).permute(2, 0, 1, 3) if own else None
+        )
         kept = {}
         for number in sorted(keepers(model)):
             seen = model.seen_by(model.block_kinds[number])
             width = 2 * seen.kv_width
             both, rest = torch.split(rest, [width, rest.shape[-1] - width], dim=-1)
-            keys, values = both.unflatten(-1, (2, seen.kv_heads, seen.head_dim)).unbind(2)
+            keys, values = torch.unflatten(both, -1, (2, seen.kv_heads, seen.head_dim)).unbind(2)
             kept[model.local_blocks[number]] = keys, values
         return hidden, by_block, kept
 
