@@ -1,9 +1,10 @@
 """What passes from block to block beside the residual stream, of the micro-batches under way.
 
-It is on the GPU from the embedding's forward to its backward, so nobody sends or moves it. A block
-finds it as it finds parameters, by name. The gradient by a block's own input takes the place of the
-input, which nobody reads after the block's backward. Gradients by kept keys and values are added up
-in fp32 before the block that made them takes them.
+It is on the GPU from the embedding's forward to its backward, and on no other tier; stages of a
+pipeline send it along with hidden states. A block finds it as it finds parameters, by name. The
+gradient by a block's own input takes the place of the input, which nobody reads after the block's
+backward. Gradients by kept keys and values are added up in fp32 before the block that made them
+takes them.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Carried:
     kept: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
     sums: dict[tuple[bool, str], Tensor] = field(default_factory=dict)  # fp32, as these
 
-    def gradient_by_inputs(self) -> Tensor:
-        """[blocks, b, s, width], once all blocks have run backward."""
+    def own(self) -> Tensor:
+        """Blocks' inputs [blocks, b, s, width]; gradients by those of blocks that ran backward."""
         assert self.inputs is not None
         return self.inputs
 
@@ -74,8 +75,7 @@ class Turn:
         pair = self.carried.kept.get(self.local, ()) if KEYS in self.reads else ()
         found = dict(zip((KEYS, VALUES), pair, strict=False))
         if OWN_INPUT in self.reads:
-            assert self.carried.inputs is not None
-            found[OWN_INPUT] = self.carried.inputs[self.number]
+            found[OWN_INPUT] = self.carried.own()[self.number]
         return found
 
     def leaves(self) -> dict[str, Tensor]:
@@ -104,8 +104,7 @@ class Turn:
         for name, gradient in gradients.items():
             assert self.carried is not None
             if name == OWN_INPUT:
-                assert self.carried.inputs is not None
-                self.carried.inputs[self.number].copy_(gradient)
+                self.carried.own()[self.number].copy_(gradient)
             elif (key := (self.local, name)) in self.carried.sums:
                 self.carried.sums[key].add_(gradient)
             else:
@@ -132,6 +131,10 @@ class UnderWay:
     model: ModelSpec
     trained: bool  # all of the model is; else adapters alone
     carried: dict[int, Carried] = field(default_factory=dict)
+    keepers: frozenset[int] = field(init=False)  # asked at every pass of a block
+
+    def __post_init__(self) -> None:
+        self.keepers = keepers(self.model)
 
     def message(self, hidden: Tensor, micro_batch: int) -> Tensor:
         """Hidden states [b, s, h] with what later stages read beside them."""
@@ -153,7 +156,7 @@ class UnderWay:
         first, inputs, kept = self._columns(message)
         first.copy_(hidden)
         if inputs is not None:
-            inputs.copy_(self.carried[micro_batch].gradient_by_inputs())
+            inputs.copy_(self.carried[micro_batch].own())
         for local, pair in pairs.items():
             for into, one in zip(kept[local], pair, strict=True):
                 into.copy_(one)
@@ -170,7 +173,7 @@ class UnderWay:
             torch.unflatten(inputs, -1, (model.layers, -1)).permute(2, 0, 1, 3) if own else None
         )
         kept = {}
-        for number in sorted(keepers(model)):
+        for number in sorted(self.keepers):
             seen = model.seen_by(model.block_kinds[number])
             width = 2 * seen.kv_width
             both, rest = torch.split(rest, [width, rest.shape[-1] - width], dim=-1)
@@ -183,7 +186,7 @@ class UnderWay:
         hidden, inputs, kept = self._columns(message)
         own = None if inputs is None else inputs.contiguous()
         found = Carried(None, own)
-        for number in keepers(self.model):
+        for number in self.keepers:
             if number < first:
                 keys, values = kept[self.model.local_blocks[number]]
                 found.kept[self.model.local_blocks[number]] = keys.contiguous(), values.contiguous()
@@ -195,8 +198,8 @@ class UnderWay:
         hidden, inputs, kept = self._columns(message)
         carried = self.carried[micro_batch]
         if inputs is not None:
-            carried.gradient_by_inputs()[last + 1 :].copy_(inputs[last + 1 :])
-        for number in keepers(self.model):
+            carried.own()[last + 1 :].copy_(inputs[last + 1 :])
+        for number in self.keepers:
             local = self.model.local_blocks[number]
             if number <= last:
                 for name, one in zip((KEYS, VALUES), kept[local], strict=True):
@@ -215,7 +218,7 @@ class UnderWay:
             self.carried[micro_batch],
             number,
             local=model.local_blocks[number] if model.local_blocks else False,
-            keeps=number in keepers(model),
+            keeps=number in self.keepers,
             reads=(*own, *((KEYS, VALUES) if seen.keys_given else ())),
             trained=self.trained,
         )

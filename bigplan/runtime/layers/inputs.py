@@ -89,9 +89,8 @@ class Inputs:
     def _begun(self, visit: Visit) -> tuple[Tensor, Tensor]:
         """Inputs, or the gradients in their place, [blocks, b, s, width], and tokens [b, s]."""
         carried = self._under_way.carried[visit.action.micro_batch]
-        assert carried.inputs is not None, "the embedding has not run"
-        assert carried.tokens is not None, "the embedding has not run"
-        return carried.inputs, carried.tokens
+        assert carried.tokens is not None, "the embedding is another stage's"
+        return carried.own(), carried.tokens
 
     @torch.no_grad()
     def backward(self, visit: Visit, kept: KeptActivations) -> Tensor:

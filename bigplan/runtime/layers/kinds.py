@@ -180,7 +180,7 @@ class Embedding:
             gradient, by_norm = kept.gradients(gradient)
             kept.sums.add(without(by_norm, self._elsewhere))
         if self._model.block_inputs is not None:
-            by_made = self.under_way.carried[visit.action.micro_batch].gradient_by_inputs()
+            by_made = self.under_way.carried[visit.action.micro_batch].own()
             p, x = visit.parameters(), self._embedded(visit, tokens)
             by_x, by_own = inputs.gradients(p, x, by_made, self._model, self._ways)
             kept.sums.add(by_own)
