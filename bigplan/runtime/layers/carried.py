@@ -209,8 +209,6 @@ class UnderWay:
     def turn(self, number: int, micro_batch: int, bounds: Tensor | None) -> Turn:
         """Block `number`'s on a micro-batch."""
         model = self.model
-        if not model.carries:
-            return Turn(bounds)
         seen = model.seen_by(model.block_kinds[number])
         own = (OWN_INPUT,) if model.block_inputs is not None else ()
         return Turn(

@@ -73,7 +73,7 @@ def layers_of(
     head.pairs = pairs
     between = list(zip(context.model.block_kinds, context.model.attentions, strict=True))
     blocks_of = {one: _block(context, *one, losses) for one in dict.fromkeys(between)}
-    for block in blocks_of.values():
+    for block in blocks_of.values() if context.model.carries else ():
         block.under_way, block.first = under_way, first_block(graph.layers)
     own = () if context.model.block_inputs is None else (Inputs(under_way),)
     return (embedding, *own, *(blocks_of[one] for one in between), head)
@@ -205,7 +205,7 @@ class Block:
     lora: Lora | None = None  # adapters alone are trained; None: all of the block is
     matrices: Matrices = AS_STORED  # how products multiply
     spread: ExpertParallel = ALL_HERE  # ranks that have some of the experts each
-    under_way: UnderWay  # what it finds beside the residual stream
+    under_way: UnderWay | None = None  # what it finds beside the residual stream, if anything
     first = 1  # the first block's place among layers
 
     def __init__(
@@ -236,6 +236,8 @@ class Block:
         return self.record(self._parameters(visit), x, kept, recompute, self._turn(visit))
 
     def _turn(self, visit: Visit) -> Turn:
+        if self.under_way is None:
+            return Turn(visit.bounds)
         action = visit.action
         return self.under_way.turn(action.layer - self.first, action.micro_batch, visit.bounds)
 
