@@ -10,8 +10,9 @@ from pydantic import Field, model_validator
 
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, Recompute
 from bigplan.mechanics import MOST_GRAPHS
+from bigplan.spec.carried import INPUTS
 from bigplan.spec.files.document import Spec
-from bigplan.spec.layers import BLOCKS
+from bigplan.spec.layers import BLOCKS, SHARING
 from bigplan.spec.sharing import Scope
 
 # GPU slots for each kind of layer whose parameters pass through: one in use, one arriving, one to
@@ -213,11 +214,13 @@ def may_capture(graph: Graph, placement: Placement) -> bool:
 
     A CUDA graph uses the same addresses every time, and no other lane may read that memory. So all
     activations must stay on the GPU, and hidden states must go to no other rank. Nor may the host
-    wait for numbers within a pass.
+    wait for numbers within a pass. What blocks hand on beside hidden
+    states lies elsewhere in every step.
     """
     blocks = {name: kind for name, kind in placement.stages[0].kinds.items() if name in BLOCKS}
     waits = any(graph.kinds[name].waits or graph.kinds[name].ep > 1 for name in blocks)
-    if not blocks or not graph.strategy.whole_passes or waits:
+    carried = INPUTS in graph.kinds or {*SHARING.values()} & {*blocks}
+    if not blocks or not graph.strategy.whole_passes or waits or carried:
         return False
     tiers = {
         tier

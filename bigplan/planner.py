@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 
 from bigplan.capabilities.native import executable, gpu_refusal, native_refusal
 from bigplan.capabilities.splits import (
+    carried_refusal,
     context_parallel_refusal,
     muon_refusal,
     spread_refusal,
@@ -122,6 +123,7 @@ def _refusal(model: ModelSpec, training: Training, fixed: Mapping[str, object]) 
     """Why no plan has what is fixed of its strategy; None: some may have."""
     return (
         spread_refusal(model, training, fixed)
+        or carried_refusal(model, fixed)
         or tensor_parallel_refusal(model, fixed.get("tp", 1))
         or context_parallel_refusal(model, fixed)
         or zero_group_refusal(fixed)

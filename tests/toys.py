@@ -388,7 +388,9 @@ def cases(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4), *, free: bool = Fa
     graph = draw(graphs(stages))
     prices_and_placement = draw(prices()), draw(placements(graph, free=free))
     documents = draw(st.sampled_from((0, 640)))  # bytes of where they are
-    return Case(replace(graph, document_bytes=documents), *prices_and_placement)
+    handed, carried = draw(st.sampled_from(((0, 0), (96, 224))))  # beside hidden states
+    changed = replace(graph, document_bytes=documents, handed=handed, carried=carried)
+    return Case(changed, *prices_and_placement)
 
 
 @st.composite

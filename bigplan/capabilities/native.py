@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bigplan.capabilities.splits import copies_refusal, muon_refusal, spread_refusal
+from bigplan.capabilities.splits import (
+    carried_refusal,
+    copies_refusal,
+    muon_refusal,
+    spread_refusal,
+)
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.model import ModelSpec
@@ -47,6 +52,8 @@ def gpu_refusal(gpu: Gpu, model: ModelSpec, training: Training) -> str | None:
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
     if refusal := muon_refusal(training, dict(strategy)):
+        return refusal
+    if refusal := carried_refusal(model, dict(strategy)):
         return refusal
     spread = strategy.ep > 1
     if spread and (refusal := spread_refusal(model, training, dict(strategy))):
@@ -117,6 +124,10 @@ def _sides_of_products(model: ModelSpec, strategy: Strategy, tokens: int) -> dic
             f"heads x global_heads.head_dim / tp {tp}": model.heads * far.head_dim // tp,
             f"global_heads.kv_heads x head_dim / tp {tp}": width,
         }
+    if model.block_inputs is not None:
+        sides["block_inputs.width"] = model.block_inputs.width
+    if model.key_sharing is not None:
+        sides["key_sharing.ffn"] = model.key_sharing.ffn
     if model.convolution is not None:
         sides[f"hidden / tp {tp}"] = model.hidden // tp
     if model.gate_of_heads:

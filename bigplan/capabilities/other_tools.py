@@ -17,6 +17,7 @@ NATIVE_PARTS = (
     *("mixer_pattern", "attention_gate", "delta_rule", "state_space"),
     *("attention_chunk", "attention_beside", "mlp_scale", "gate_scale", "global_heads"),
     *("convolution", "keys_as_values", "expert_norms", "gate_of_heads", "expert_latent"),
+    *("key_sharing", "block_inputs"),
 )
 NATIVE_MLPS = ("clamped_swiglu", "geglu", "relu2", "xielu")
 

@@ -61,6 +61,29 @@ def tensor_parallel_refusal(model: ModelSpec, tp: object) -> str | None:
     return None
 
 
+_NOT_HANDED_ON = {
+    "tp": "which tensor-parallel ranks do not split",
+    "vpp": "of which a stage holds those of one chunk",
+}
+
+
+def carried_refusal(model: ModelSpec, fixed: Mapping[str, object]) -> str | None:
+    """Why ranks do not share out what blocks hand on beside the residual stream; None: they do.
+
+    `fixed`: values of a strategy, all or some.
+    """
+    several = (key for key in _NOT_HANDED_ON if str(fixed.get(key, 1)) != "1")
+    key = next(several, None)
+    if key is None or not model.carries:
+        return None
+    parts = {"inputs of their own": model.block_inputs, "keys and values": model.key_sharing}
+    told = " and ".join(name for name, part in parts.items() if part is not None)
+    return (
+        f"{key} {fixed[key]}: blocks of {model.name} hand on {told} beside the residual stream, "
+        f"{_NOT_HANDED_ON[key]}: use {key} 1, with dp, cp or pp"
+    )
+
+
 def context_parallel_refusal(model: ModelSpec, fixed: Mapping[str, object]) -> str | None:
     """Why so many ranks do not exchange heads for tokens; None: they do, or with some tp.
 

@@ -71,7 +71,7 @@ def price(
             for name, kind in graph.kinds.items()
         },
         rates=rates_of(nodes, sharing, graph.sizes, generated=training.kernels == "generated"),
-        send=send(boundary, strategy, nodes),
+        send=send(boundary + graph.handed, strategy, nodes),
         table=_table(graph, nodes),
         capacity={
             Tier.GPU: max(0, available - reserve),

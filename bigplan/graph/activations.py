@@ -85,6 +85,8 @@ def saved_values(
         saves, statistics = step.saves, step.statistics
         if step.op is StepOp.ATTENTION:
             queries, *keys_values, mixed = saves
+            if model.keys_given and (shape.expanded_kv or shape.exchanging > 1):
+                keys_values = list(step.reads[1:])  # another block's, which this one copies
             keys_values = [shape.repeated(value) for value in keys_values]
             if shape.expanded_kv:
                 keys_values = [value._replace(parts=queries.parts) for value in keys_values]

@@ -9,12 +9,21 @@ from bigplan.graph.activations import saved_values
 from bigplan.graph.block import block, norm
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
 from bigplan.graph.head import head
+from bigplan.graph.inputs import (
+    carried_bytes,
+    embedding_tensors,
+    handed_bytes,
+    inputs_bytes,
+    looked_up,
+    with_carried,
+)
 from bigplan.graph.muon import by_muon
 from bigplan.graph.operators import Gemm, Operator, Stream, doubled_reach
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.graph.sums import into_matrix, out_of_matrix
 from bigplan.mechanics import LOOKED_UP_ROWS
+from bigplan.spec.carried import INPUTS, inputs_width
 from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import passed_count
 from bigplan.spec.mixers import ATTENTION, DELTA_RULE, STATE_SPACE
@@ -45,8 +54,10 @@ def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
     """As build_graph, of a shape: also on a GPU, or with the context parallelism of other tools."""
     model, training, strategy = shape.model, shape.training, shape.strategy
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
-    kinds = {"embedding": _embedding(shape)}
-    for kind in dict.fromkeys(model.layer_sequence()[1:-1]):
+    kinds = {"embedding": with_carried(shape, _embedding(shape))}
+    if model.block_inputs is not None:
+        kinds[INPUTS] = _inputs(shape)
+    for kind in dict.fromkeys(model.block_kinds):
         seen = replace(shape, model=model.seen_by(kind))
         if not seen.model.experts:
             seen = replace(seen, dispatched=False)
@@ -64,6 +75,8 @@ def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
         tied=model.tied_embeddings,
         loss_chunk=chunk,
         document_bytes=_document_bytes(training, strategy),
+        handed=handed_bytes(shape) if strategy.pp > 1 else 0,
+        carried=carried_bytes(shape),
     )
 
 
@@ -134,12 +147,12 @@ def model_flops(model: ModelSpec, training: Training) -> float:
             for p in model.kinds()[kind]
             if len(p.shape) == 2 and not (p.constant or p.filters or p.name.endswith(".bias"))
         )
-        + model.vocab * model.hidden
+        + (model.vocab + inputs_width(model)) * model.hidden
     )
     each = 6.0 if training.lora is None else 4.0
     adapted = passed_count(model, training.lora)
     length = training.attended_length
-    kinds = map(model.seen_by, model.layer_sequence()[1:-1])
+    kinds = map(model.seen_by, model.block_kinds)
     attention = 3.0 * sum(
         doubled_reach(*one.within(length)) * seen.heads * (seen.head_dim + seen.value_width)
         for one, mixer, seen in zip(model.attentions, model.mixers, kinds, strict=True)
@@ -164,7 +177,7 @@ def _rule_flops(model: ModelSpec) -> float:
 
 
 def _embedding(shape: RankShape) -> LayerKind:
-    tensors = local_tensors(shape, "embedding")
+    tensors, _ = embedding_tensors(shape)
     # Tokens; where the loss is on the same GPU, its targets, which come with them.
     token_bytes = (16 if shape.strategy.pp == 1 else 8) * shape.tokens
     gradient = _gradient_by_rows(shape, tensors) if shape.fused else _dense_gradient(shape, tensors)
@@ -173,7 +186,7 @@ def _embedding(shape: RankShape) -> LayerKind:
     restarted = learned and shape.training.isolate_documents  # positions' rows are gathered
     steps = shape.every_step("embedding")
     scales = tuple(Stream(step.name, 2 * shape.hidden) for step in steps if step.op is StepOp.SCALE)
-    norms = tuple(norm(shape, step) for step in steps if step.op is StepOp.NORM)
+    norms = tuple(norm(shape, step) for step in steps if step.op is StepOp.NORM and step.saves)
     kept = sum(saved_values(shape.model, shape.activation_shape, "embedding").values())
     backward = (
         *(backward for _, backward in norms),
@@ -215,16 +228,36 @@ def _embedding(shape: RankShape) -> LayerKind:
 
 
 def _looked_up(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
-    """Elements of a micro-batch's rows of tables, or 0 where they exceed half of a table.
+    """Elements of a micro-batch's rows of the embedding's tables; 0: these come whole.
 
-    On one GPU, rows are looked up in host memory if the tables live there
-    (runtime/layers/lookup.py).
+    Other weights would not come with the rows.
     """
-    strategy, rows = shape.strategy, len(tensors) * shape.tokens * shape.model.hidden
-    alone = strategy.ranks == 1 and not shape.model.tied_embeddings
-    alone = alone and not shape.model.embedding_norm  # whose weights would not come with the rows
-    few = 2 * rows <= sum(tensor.elements for tensor in tensors)
-    return rows if alone and few else 0
+    model = shape.model
+    alone = not model.tied_embeddings and not model.embedding_norm and model.block_inputs is None
+    return looked_up(shape, tensors) if alone else 0
+
+
+def _inputs(shape: RankShape) -> LayerKind:
+    """All blocks' tables: rows by token, added to what the embedding has made of it."""
+    tensors, made = local_tensors(shape, INPUTS), inputs_bytes(shape)
+    gradient = _gradient_by_rows(shape, tensors) if shape.fused else _dense_gradient(shape, tensors)
+    return LayerKind(
+        name=INPUTS,
+        tensors=tensors,
+        scaled=shape.scaled,
+        forward=(Stream("look-up", 5 * made, launches=4),),
+        backward=() if shape.frozen else (Stream("scale", 4 * made, 2), *gradient.operators),
+        frozen=shape.frozen,
+        idle_backward=shape.frozen,
+        saved=0,
+        boundary=shape.hidden,
+        reruns={},
+        forward_workspace=2 * made,
+        backward_workspace=0 if shape.frozen else gradient.workspace + 2 * made,
+        largest=made if shape.frozen else max(made, gradient.largest),
+        stores_activations=False,
+        looked_up=looked_up(shape, tensors),
+    )
 
 
 class _TableGradient(NamedTuple):
@@ -238,12 +271,13 @@ class _TableGradient(NamedTuple):
 def _dense_gradient(shape: RankShape, tensors: tuple[Tensor, ...]) -> _TableGradient:
     """Autograd writes a gradient of the whole table, which is then added to the sum."""
     whole = shape.element * sum(tensor.elements for tensor in tensors)
+    rows = shape.element * shape.tokens * tensors[0].columns
     learned = shape.model.positions == "learned"
     streams = (
-        Stream("look-up", whole + 2 * shape.whole_hidden, launches=2),
+        Stream("look-up", whole + 2 * rows, launches=2),
         gradient_sum(shape, tensors),
     )
-    return _TableGradient(streams, whole + shape.whole_hidden * learned, whole)
+    return _TableGradient(streams, whole + rows * learned, whole)
 
 
 LAUNCHES_OF_ROWS = 6  # kernels that gather and add up LOOKED_UP_ROWS rows
@@ -257,7 +291,7 @@ def _gradient_by_rows(shape: RankShape, tensors: tuple[Tensor, ...]) -> _TableGr
     ones and zeros adds equal rows up. The result is narrowed from fp32 for a 16-bit sum and added
     to that. The first micro-batch of a unit also clears the sum, which is counted for all of them.
     """
-    gradient, columns, tables = shape.training.gradient_bytes, shape.model.hidden, len(tensors)
+    gradient, columns, tables = shape.training.gradient_bytes, tensors[0].columns, len(tensors)
     rows, calls = min(shape.tokens, LOOKED_UP_ROWS), -(-shape.tokens // LOOKED_UP_ROWS)
     look_up = tables * shape.tokens * columns * (2 * shape.element + 4 + 2 * gradient)
     launches = tables * (LAUNCHES_OF_SORTING + (LAUNCHES_OF_ROWS - 1) * calls)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from bigplan.graph.operators import Operator
 from bigplan.graph.strategy import WIDEST_CUT, Cut, Strategy
+from bigplan.spec.carried import INPUTS
 from bigplan.spec.moments import BLOCK, Moments, blocks, scale_bytes
 from bigplan.spec.step import StepOp
 
@@ -241,10 +242,11 @@ class ElementSizes:
 
 
 @lru_cache(maxsize=256)  # a search makes thousands of graphs, cut in few ways
-def chunk_layers(layers: int, cut: Cut) -> tuple[range, ...]:
-    """Layers of each chunk: its blocks, and the model's first and last layer at the ends."""
-    stops = list(accumulate(cut.blocks(layers - 2), initial=1))
-    stops[0], stops[-1] = 0, layers
+def chunk_layers(layers: tuple[str, ...], cut: Cut) -> tuple[range, ...]:
+    """Layers of each chunk of these kinds: its blocks, and at the ends what is no block."""
+    before = 1 + (INPUTS in layers)
+    stops = list(accumulate(cut.blocks(len(layers) - before - 1), initial=before))
+    stops[0], stops[-1] = 0, len(layers)
     return tuple(range(a, b) for a, b in pairwise(stops))
 
 
@@ -262,10 +264,12 @@ class Graph:
     recomputes: tuple[Recompute, ...] = tuple(Recompute)  # what the engine can execute
     loss_chunk: int = LOSS_CHUNK_TOKENS  # tokens that the loss layer takes at a time
     document_bytes: int = 0  # of where documents are in a step; 0: they are not kept apart
+    handed: int = 0  # bytes of a micro-batch that stages send each other beside hidden states
+    carried: int = 0  # and that each has on its GPU beside them, as long as the micro-batch lasts
     _chunks: tuple[range, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_chunks", chunk_layers(len(self.layers), self.strategy.cut))
+        object.__setattr__(self, "_chunks", chunk_layers(self.layers, self.strategy.cut))
 
     @property
     def lends_table(self) -> bool:

@@ -17,6 +17,7 @@ from bigplan.graph.shape import RankShape
 from bigplan.graph.shared import into_mlp, into_router, out_of_experts, out_of_shared
 from bigplan.graph.spread import counted, places_bytes
 from bigplan.graph.wide_norms import wide_norms
+from bigplan.spec.carried import OWN_ACTIVATION
 from bigplan.spec.layers import SHARED_ACTIVATION, SHARED_DOWN
 from bigplan.spec.step import LayerStep, StepOp, StepValue
 
@@ -125,7 +126,7 @@ def _run_again(shape: RankShape, stream: Stream) -> Stream | None:
     """
     if stream.name == "activation" and shape.model.experts:
         return None
-    gated = stream.name == "activation"
+    gated = stream.name in ("activation", OWN_ACTIVATION)
     gated = gated or (stream.name == SHARED_ACTIVATION and not shape.model.shared_gate)
     if gated and shape.model.gated and shape.fused:
         return Stream(stream.name, stream.nbytes / 3, 0, eager=3.0)

@@ -65,6 +65,7 @@ class Space:
                 dp, rest = divmod(self.gpus, tp * cp * pp)
                 sequences = self.training.global_batch // max(1, dp)
                 whole = rest == 0 and self.training.global_batch % dp == 0
+                whole = whole and not (self.model.carries and tp > 1)
                 if whole and pp <= self.model.layers and self.fixed.get("dp", dp) == dp:
                     tried = self._tried("micro_batch", self._micro_batches(sequences, cp))
                     spread = list(self._spread(dp * cp, tp))
@@ -110,6 +111,8 @@ class Space:
         micro_batches = self.training.global_batch // (dp * micro_batch)
         for vpp in self._tried("vpp", self._virtual_stages(pp, micro_batches)):
             if pp * vpp > self.model.layers or (vpp > 1 and (pp == 1 or micro_batches % pp)):
+                continue
+            if vpp > 1 and self.model.carries:
                 continue
             for first, last in self._splits(pp * vpp, ends if vpp == 1 else None):
                 for group in self._tried("accumulation_group", _groups(micro_batches)):

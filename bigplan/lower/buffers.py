@@ -194,6 +194,10 @@ def _hidden(layout: StageLayout) -> Iterator[Buffer]:
     yield Buffer("h", Tier.GPU, nbytes, "activations", count, dynamic=True)
     if strategy.pp > 1:
         yield Buffer("d", Tier.GPU, nbytes, "activations", count, dynamic=True)
+    if layout.graph.carried and layout.position.stage:  # the first stage's embedding keeps it
+        held = layout.position.held(min(layout.table))
+        nbytes = layout.graph.carried
+        yield Buffer("carried", Tier.GPU, nbytes, "activations", held, dynamic=True)
     if layout.position.takes_batch is not None:
         yield Buffer("data", Tier.HOST, data_staging(layout.graph)[0], "staging", count)
     if layout.graph.document_bytes:

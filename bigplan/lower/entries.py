@@ -94,9 +94,12 @@ def streamed_chunk_bytes(chunk: int) -> int:
 
 
 def looked_up_bytes(graph: Graph) -> int:
-    """Bytes of an entry for tokens and their rows of the first layer's tables, or gradients."""
-    kind = graph.kinds[graph.layers[0]]
-    return kind.looked_up * graph.sizes.parameter + kind.boundary
+    """Bytes of an entry for tokens and their rows of a layer's tables, or gradients.
+
+    One kind of layer at most has tables that may be looked up so.
+    """
+    rows = max(kind.looked_up for kind in graph.kinds.values())
+    return rows * graph.sizes.parameter + graph.kinds[graph.layers[0]].boundary
 
 
 def row_bytes(kind: LayerKind) -> int:

@@ -67,5 +67,5 @@ def batch_bytes(layout: StageLayout) -> int:
 
 
 def hidden_bytes(layout: StageLayout) -> int:
-    """Bytes of a micro-batch's hidden state between layers."""
-    return max(layout.kind(layer).boundary for layer in layout.table)
+    """Bytes of a micro-batch's hidden state between layers, or what a message has with it."""
+    return max(layout.kind(layer).boundary for layer in layout.table) + layout.graph.handed

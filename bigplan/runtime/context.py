@@ -144,13 +144,13 @@ class Context:
 
     def adapter_views(self, flat: Tensor, layer: int) -> dict[str, Tensor]:
         """A layer's adapters within the stage's, by their names in the layer."""
-        offsets, kind = self.offsets[ADAPTERS], self.graph.layers[layer]
+        offsets, layers = self.offsets[ADAPTERS], self.graph.layers
         return {
             parameter.name: flat[start : start + rows * columns].view(
                 (-1, parameter.shape[1]) if parameter.experts else (rows, columns)
             )
-            for parameter in adapters(self.model, self.training.lora, kind)
-            for start, rows, columns in [offsets[full_name(kind, layer, parameter.name)]]
+            for parameter in adapters(self.model, self.training.lora, layers[layer])
+            for start, rows, columns in [offsets[full_name(layers, layer, parameter.name)]]
         }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bigplan.capabilities.splits import (
+    carried_refusal,
     context_parallel_refusal,
     muon_refusal,
     spread_refusal,
@@ -34,6 +35,7 @@ def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
     """Raise InputError that names the first value with which no strategy is left."""
     model, training, nodes = workload.model, workload.training, workload.nodes
     why = spread_refusal(model, training, dict(strategy))
+    why = why or carried_refusal(model, dict(strategy))
     why = why or tensor_parallel_refusal(model, strategy.tp)
     why = why or context_parallel_refusal(model, dict(strategy))
     if why := why or muon_refusal(training, dict(strategy)):

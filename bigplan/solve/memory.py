@@ -257,8 +257,12 @@ def table_bytes(stage: StageClass) -> int:
 
 
 def hidden_bytes(stage: StageClass) -> float:
-    """Rings of hidden states and of their gradients."""
-    strategy = stage.graph.strategy
-    boundary = max(kind.boundary for kind, _ in stage.kinds)
+    """Rings of hidden states and of their gradients, and what is carried beside them.
+
+    That of the first stage is kept by the embedding.
+    """
+    strategy, graph = stage.graph.strategy, stage.graph
+    boundary = max(kind.boundary for kind, _ in stage.kinds) + graph.handed
     entries = strategy.accumulation_group * (1 if strategy.pp == 1 else 2)
-    return float(entries * boundary * (1 if strategy.pp == 1 else 2))
+    carried = graph.carried * stage.held if stage.stages[0] else 0
+    return float(entries * boundary * (1 if strategy.pp == 1 else 2) + carried)

@@ -177,7 +177,7 @@ def _alike(
     layers: tuple[str, ...], cut: Cut, pp: int
 ) -> tuple[tuple[str, range, Counts, Counts], ...]:
     """Each class by name: its stages, its layers of each kind, and those of its first chunk."""
-    chunks = chunk_layers(len(layers), cut)
+    chunks = chunk_layers(layers, cut)
     if pp == 1:
         ranges = {"all": range(1)}
     else:

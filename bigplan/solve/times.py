@@ -204,15 +204,17 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
 def _last_rows(times: StageTimes) -> Linear:
     """Seconds after the last backward until its rows are in their sum, and the sum has its norm.
 
-    The last backward is that of the first layer. Rows are looked up only on a single GPU, where
-    there is one class.
+    The last backward is that of the first layer; rows of the layer behind it leave meanwhile. Rows
+    are looked up only on a single GPU, where there is one class.
     """
     rates, graph, parts = times.costs.rates, times.stage.graph, []
     for kind, _ in () if graph.frozen else times.stage.kinds:
         seconds = looked_up_bytes(graph) / rates.d2h + row_bytes(kind) / rates.host_memory
         if graph.deferred:
             seconds += gradient_bytes(times.stage, kind) / rates.host_memory
-        parts.append(seconds * times.stage.looked_up(kind))
+        if kind.name != graph.layers[0]:
+            seconds -= times.group * times.costs.kinds[graph.layers[0]].backward
+        parts.append(max(0.0, seconds) * times.stage.looked_up(kind))
     return total(parts)
 
 

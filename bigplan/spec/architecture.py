@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
+from bigplan.spec.carried import BlockInputs, KeySharing, check_carried, shares_keys
 from bigplan.spec.combinations import check_attention, check_factors, check_latent, check_norms
 from bigplan.spec.experts import DENSE, ROUTED, check_experts
 from bigplan.spec.files.document import LONGEST_NAME, Spec
+from bigplan.spec.files.problems import KeyPath
 from bigplan.spec.global_heads import GlobalHeads, check_heads
 from bigplan.spec.latent import LatentAttention
 from bigplan.spec.mixers import (
@@ -104,6 +106,10 @@ class Architecture(Spec):
     """values are keys as a product gives them, so that they have no matrix of their own"""
     value_norm: bool = False
     """RMSNorm without weights on each head's values"""
+    key_sharing: KeySharing | None = None
+    """the last blocks read an earlier one's keys and values, as in Gemma 4 E2B; null: none does"""
+    block_inputs: BlockInputs | None = None
+    """each block has an input of its own by token, as in Gemma 4 E2B; null: none has"""
     convolution: ShortConvolution | None = None
     """mixes tokens in place of attention in some blocks, or all; null: in none"""
     delta_rule: GatedDeltaRule | None = None
@@ -233,6 +239,7 @@ class Architecture(Spec):
         check_latent(self)
         check_mixers(self)
         check_heads(self)
+        check_carried(self)
         if self.heads % self.kv_heads:
             raise InputError(
                 f"`heads` {self.heads} is not a multiple of `kv_heads` {self.kv_heads}; "
@@ -255,6 +262,12 @@ class Architecture(Spec):
                 f"{self.rotary_width} columns, but rope rotates pairs; use an even number of them"
             )
         return self
+
+    def implausible(self) -> Iterator[tuple[KeyPath, str]]:
+        """Blocks that all read another's keys, as kinds of blocks see their model."""
+        if self.keys_given:
+            told = f"is all of {self.layers} blocks, of which none has keys for others"
+            yield ("key_sharing", "blocks"), told
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -281,6 +294,11 @@ class Architecture(Spec):
         alone = MLP in self.mixers  # of mixers alone the pattern says nothing
         pairs = zip(words, self.mixers, strict=True)
         return tuple(word == DENSE and (mixer == MLP or not alone) for word, mixer in pairs)
+
+    @property
+    def keys_given(self) -> bool:
+        """Whether blocks, if all are alike, read keys and values that others have made."""
+        return self.key_sharing is not None and all(shares_keys(self))
 
     @property
     def attentions(self) -> tuple[BlockAttention, ...]:

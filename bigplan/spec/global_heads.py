@@ -14,7 +14,7 @@ from pydantic import Field
 
 from bigplan.errors import InputError
 from bigplan.spec.files.document import Spec
-from bigplan.spec.pattern import GLOBAL, expanded
+from bigplan.spec.pattern import GLOBAL, SHARING_GLOBAL, expanded
 
 
 class GlobalHeads(Spec):
@@ -34,7 +34,7 @@ def seen_heads(model: Any, kind: str) -> Iterator[tuple[str, object]]:
     `model`: an Architecture, typed as Any because that module imports this one.
     """
     yield from (("global_heads", None), ("attention_pattern", ()), ("local_rope_theta", None))
-    if kind == GLOBAL:
+    if kind in (GLOBAL, SHARING_GLOBAL):
         if model.global_heads is not None:
             yield from model.global_heads.model_dump().items()
         yield from (("sliding_window", None), ("attention_chunk", None))

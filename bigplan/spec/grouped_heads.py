@@ -13,6 +13,8 @@ def grouped_heads(
     queries = StepValue("queries", model.heads, model.head_dim)
     keys = StepValue("keys", model.kv_heads, model.head_dim, repeats=True)
     values = keys._replace(name="values")
+    if model.keys_given:
+        return _queries_alone(model, x, queries, (keys, values))
     gate = {"q_gate_proj": queries._replace(name="attention's gate")}
     if model.gate_of_heads:
         gate = {"q_gate_proj": StepValue("attention's gate", model.heads)}
@@ -32,18 +34,28 @@ def grouped_heads(
     return steps, (queries, keys, values)
 
 
-def _norms_of_heads(model: Architecture, heads: tuple[StepValue, StepValue]) -> list[LayerStep]:
+def _queries_alone(
+    model: Architecture, x: StepValue, queries: StepValue, kept: tuple[StepValue, StepValue]
+) -> tuple[list[LayerStep], tuple[StepValue, StepValue, StepValue]]:
+    """What makes queries alone of x, where keys and values are those that another block `kept`."""
+    steps = [product("query", x, {"q_proj": queries}, bias=model.qkv_bias)]
+    steps += _norms_of_heads(model, (queries,))
+    steps += _rotary(model, (steps[-1].gives[0],))
+    return steps, (steps[-1].gives[0], *kept)
+
+
+def _norms_of_heads(model: Architecture, heads: tuple[StepValue, ...]) -> list[LayerStep]:
     """Those of queries and keys, where the model has them."""
     if not model.qk_norm:
         return []
     modules = ("q_norm", "k_norm") if model.weightless_norms == "none" else ("", "")
     return [
         _norm_of_heads(model, x, x._replace(name=f"normed {x.name}"), module)
-        for x, module in zip(heads, modules, strict=True)
+        for x, module in zip(heads, modules, strict=False)  # queries may be alone
     ]
 
 
-def _rotary(model: Architecture, heads: tuple[StepValue, StepValue]) -> list[LayerStep]:
+def _rotary(model: Architecture, heads: tuple[StepValue, ...]) -> list[LayerStep]:
     """What turns queries and keys by their positions, where the model has it."""
     if model.positions != "rope":
         return []

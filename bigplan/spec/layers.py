@@ -6,18 +6,20 @@ graph/block.py. capabilities/ says which parts which engine executes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from bigplan.spec import carried
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.convolution_steps import convolution
 from bigplan.spec.delta_rule_steps import delta_rule
 from bigplan.spec.grouped_heads import grouped_heads
+from bigplan.spec.input_steps import inputs, to_inputs
 from bigplan.spec.latent_heads import latent_heads
 from bigplan.spec.mixers import ATTENTION, CONVOLUTION, DELTA_RULE, MLP, STATE_SPACE, Mixer
 from bigplan.spec.mlp_steps import entering, mlp
-from bigplan.spec.pattern import GLOBAL
+from bigplan.spec.pattern import GLOBAL, SHARING_GLOBAL
 from bigplan.spec.state_space_steps import state_space
 from bigplan.spec.step import (
     TERMS,
@@ -46,8 +48,10 @@ _KINDS: Mapping[tuple[Mixer, bool], str] = {
     (MLP, False): MLP,
     (ATTENTION, False): BLOCK,
 }
-# The last: blocks that see all tokens, where their heads are unlike those of others.
-BLOCKS = (*_KINDS.values(), GLOBAL)
+# Blocks that read keys and values of others, by the kind of these.
+SHARING: Mapping[str, str] = {BLOCK: "sharing", GLOBAL: SHARING_GLOBAL}
+# The global ones: blocks that see all tokens, where their heads are unlike those of others.
+BLOCKS = (*_KINDS.values(), GLOBAL, *SHARING.values())
 ROUTER_BIAS = "router.bias"  # a constant that is added to shares
 SCORE_BIAS = "router_scores.bias"
 EXPERT_SCALES = "router_weights.scale"
@@ -76,7 +80,13 @@ def block_kind(mixer: Mixer, *, dense: bool) -> str:
 
 def described(model: Architecture) -> Mapping[str, tuple[LayerStep, ...]]:
     """Steps of each kind of layer, in the order of a forward; all blocks are alike."""
-    return {"embedding": _embedding(model), BLOCK: _block(model), "head": _head(model)}
+    own = {} if model.block_inputs is None else {carried.INPUTS: inputs(model)}
+    return {"embedding": _embedding(model), **own, BLOCK: _block(model), "head": _head(model)}
+
+
+def first_block(layers: Sequence[str]) -> int:
+    """The place of the first block in a sequence of kinds of layers."""
+    return next(place for place, kind in enumerate(layers) if kind in BLOCKS)
 
 
 def _hidden(model: Architecture, name: str) -> StepValue:
@@ -99,7 +109,7 @@ def _embedding(model: Architecture) -> tuple[LayerStep, ...]:
     if model.embedding_norm:
         given = steps[-1].gives[0]
         steps.append(_norm(model, "embed_norm", "embedding norm", given, "normed rows"))
-    return tuple(steps)
+    return (*steps, *to_inputs(model, steps[-1].gives[0]))
 
 
 def _block(model: Architecture) -> tuple[LayerStep, ...]:
@@ -155,7 +165,32 @@ def _widening_half(
         steps = mlp(model, read)
         steps += _closing(model, "mlp", steps[-1].gives[0])
     last = _sum("mlp residual", stream, steps[-1].gives[0], "output")
-    return (*second, *shared, *steps, last, *_block_scale(model, last))
+    steps = [*second, *shared, *steps, last]
+    if model.block_inputs is not None:
+        steps[-1] = _sum("mlp residual", stream, last.reads[1], "with mlp")
+        steps += _own_input(model, steps[-1].gives[0])
+    return (*steps, *_block_scale(model, steps[-1]))
+
+
+def _own_input(model: Architecture, x: StepValue) -> list[LayerStep]:
+    """What the block adds of an input of its own, which it finds beside the residual stream."""
+    assert model.block_inputs is not None
+    gate = StepValue("own gate", model.block_inputs.width)
+    given, inner = (gate._replace(name=name) for name in (carried.OWN_INPUT, "own inner"))
+    first = product("own gate", x, {carried.OWN_GATE: gate}, bias=False)
+    activation = LayerStep(
+        StepOp.ACTIVATION,
+        carried.OWN_ACTIVATION,
+        (gate, given),
+        (inner,),
+        saves=(gate,),
+        cheap=True,
+    )
+    output = {carried.OWN_DOWN: _hidden(model, "own output")}
+    last = product("own down", inner, output, bias=False)
+    closing = _closing(model, "own", last.gives[0])
+    total = _sum("own residual", x, closing[-1].gives[0], "output")
+    return [first, activation, last, *closing, total]
 
 
 def _block_scale(model: Architecture, last: LayerStep) -> list[LayerStep]:
@@ -218,7 +253,7 @@ def _attention(model: Architecture, x: StepValue) -> list[LayerStep]:
     steps, heads = (latent_heads if model.latent_attention else grouped_heads)(model, x)
     mixed = StepValue("attention's values", model.heads, model.value_width)
     softmax = StepValue("sums of softmax", model.heads)
-    saved = (*heads, mixed)
+    saved = (heads[0], mixed) if model.keys_given else (*heads, mixed)
     sinks = (Parameter(SINKS, (model.heads,), "rows", False),) if model.attention_sinks else ()
     core = LayerStep(
         StepOp.ATTENTION, "attention", heads, (mixed,), sinks, saves=saved, statistics=(softmax,)

@@ -6,9 +6,18 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from bigplan.spec.architecture import Architecture
+from bigplan.spec.carried import INPUTS, shares_keys
 from bigplan.spec.experts import OF_EXPERTS
 from bigplan.spec.global_heads import seen_heads
-from bigplan.spec.layers import BLOCK, BLOCKS, DENSE, OF_AN_EXPERT, block_kind, described
+from bigplan.spec.layers import (
+    BLOCK,
+    BLOCKS,
+    DENSE,
+    OF_AN_EXPERT,
+    SHARING,
+    block_kind,
+    described,
+)
 from bigplan.spec.mixers import ATTENTION, BESIDE_ATTENTION, DELTA_RULE, MLP, Mixer
 from bigplan.spec.pattern import GLOBAL, expanded
 from bigplan.spec.step import LayerStep, Parameter
@@ -37,9 +46,10 @@ class ModelSpec(Architecture):
 
         Empty where all blocks are alike.
         """
-        if not any(self.dense) and len({*self.mixers}) == 1 and self.global_heads is None:
+        own = self.global_heads is not None or (self.key_sharing and not self.keys_given)
+        if not any(self.dense) and len({*self.mixers}) == 1 and not own:
             return {}
-        blocks = dict(zip(reversed(self._sequence[1:-1]), reversed(self.mixers), strict=True))
+        blocks = dict(zip(reversed(self.block_kinds), reversed(self.mixers), strict=True))
         return {
             kind: ModelSpec.model_validate(self.model_dump() | dict(self._changes(kind, mixer)))
             for kind, mixer in blocks.items()
@@ -55,8 +65,15 @@ class ModelSpec(Architecture):
             yield "ffn", 0
         else:
             yield from (("dense_blocks", 0), ("dense_ffn", 0), ("expert_pattern", ()))
-        if self.global_heads is not None or (self.attention_pattern and self.mixer_pattern):
+        apart = self.global_heads is not None or self.key_sharing is not None
+        if apart or (self.attention_pattern and self.mixer_pattern):
             yield from seen_heads(self, kind)
+        if self.key_sharing is not None:
+            ffn = self.key_sharing.ffn
+            given = {"blocks": self.layers, "ffn": ffn} if kind in SHARING.values() else None
+            yield "key_sharing", given
+            if given:
+                yield "ffn", ffn
         if self.mixer_pattern:
             yield "mixer_pattern", (f"1 {MLP}",) if mixer == MLP else ()
             yield from ((name, None) for name in BESIDE_ATTENTION if name != mixer)
@@ -65,9 +82,18 @@ class ModelSpec(Architecture):
 
     @cached_property
     def _sequence(self) -> tuple[str, ...]:
-        if self.global_heads is not None:
+        if self.block_inputs is None:
+            return ("embedding", *self._blocks, "head")
+        return ("embedding", INPUTS, *self._blocks, "head")
+
+    @cached_property
+    def _blocks(self) -> tuple[str, ...]:
+        sharing = self.key_sharing is not None and not self.keys_given
+        if self.global_heads is not None or sharing:
             local = expanded(self.attention_pattern, self.layers)
-            return ("embedding", *(BLOCK if one else GLOBAL for one in local), "head")
+            kinds = [BLOCK if one else GLOBAL for one in local]
+            shared = zip(kinds, shares_keys(self), strict=True)
+            return tuple(SHARING[kind] if given and sharing else kind for kind, given in shared)
         mixers = self.mixers if self.mixer_pattern else (ATTENTION,) * self.layers
         blocks = [
             block_kind(mixer, dense=dense) for mixer, dense in zip(mixers, self.dense, strict=True)
@@ -78,7 +104,22 @@ class ModelSpec(Architecture):
             blocks = [GLOBAL if kind == BLOCK and not one else kind for kind, one in pairs]
         alike = (BLOCK,) * self.layers
         several = any(self.dense) or len({*mixers}) > 1
-        return ("embedding", *(blocks if several else alike), "head")
+        return tuple(blocks) if several else alike
+
+    @property
+    def carries(self) -> bool:
+        """Whether something passes from block to block beside the residual stream."""
+        return self.block_inputs is not None or self.key_sharing is not None
+
+    @cached_property
+    def local_blocks(self) -> tuple[bool, ...]:
+        """Whether each block is local; empty: there is no `attention_pattern`."""
+        return expanded(self.attention_pattern, self.layers)
+
+    @property
+    def block_kinds(self) -> tuple[str, ...]:
+        """The kind of every block."""
+        return self._blocks
 
     @property
     def of_latents(self) -> ModelSpec:
@@ -120,7 +161,7 @@ class ModelSpec(Architecture):
     @property
     def routed_blocks(self) -> int:
         """How many blocks have experts."""
-        return sum(self.seen_by(kind).experts > 0 for kind in self._sequence[1:-1])
+        return sum(self.seen_by(kind).experts > 0 for kind in self.block_kinds)
 
     def passed(self, parameter: Parameter) -> int:
         """Elements of a parameter that a token passes: those of the experts picked for it."""

@@ -8,7 +8,7 @@ and values apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, Self
 
@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.words import did_you_mean
-from bigplan.spec.layers import BLOCKS
+from bigplan.spec.layers import BLOCKS, first_block
 from bigplan.spec.lora import Lora, trained
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.moments import ELEMENT, MOST_BETA1, Moments
@@ -149,19 +149,24 @@ class ParameterRule(NamedTuple):
     learning_rate_factor: float
 
 
-def full_name(kind: str, layer: int, parameter: str) -> str:
-    """A parameter's name in the whole model; `layer` counts from the embedding, which is 0."""
-    return f"layers.{layer - 1}.{parameter}" if kind in BLOCKS else parameter
+def full_name(layers: Sequence[str], layer: int, parameter: str) -> str:
+    """A parameter's name in the whole model, whose layers are of these kinds.
+
+    `layer` counts from the embedding, which is 0, or is content.ADAPTERS, whose names are whole.
+    """
+    if layer >= len(layers) or layers[layer] not in BLOCKS:
+        return parameter
+    return f"layers.{layer - first_block(layers)}.{parameter}"
 
 
 def rules(
     optimizer: Optimizer, model: ModelSpec, layer: int, lora: Lora | None = None
 ) -> dict[str, ParameterRule]:
     """Weight decay and rate factor of a layer's trained tensors, by their names in the layer."""
-    kind = model.layer_sequence()[layer]
+    layers = model.layer_sequence()
     return {
-        parameter.name: _rule(optimizer, full_name(kind, layer, parameter.name), parameter)
-        for parameter in trained(model, kind, lora)
+        parameter.name: _rule(optimizer, full_name(layers, layer, parameter.name), parameter)
+        for parameter in trained(model, layers[layer], lora)
     }
 
 
@@ -193,11 +198,12 @@ def check_groups(optimizer: Optimizer, model: ModelSpec, lora: Lora | None = Non
 
 
 def _names(model: ModelSpec, lora: Lora | None) -> Iterator[tuple[str, Parameter]]:
-    for layer, kind in enumerate(model.layer_sequence()):
+    layers = model.layer_sequence()
+    for layer, kind in enumerate(layers):
         for parameter in trained(model, kind, lora):
             if parameter.constant:
                 continue
-            yield full_name(kind, layer, parameter.name), parameter
+            yield full_name(layers, layer, parameter.name), parameter
 
 
 def _unmatched(

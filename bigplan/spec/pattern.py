@@ -18,6 +18,7 @@ from bigplan.errors import InputError, quoted
 from bigplan.spec.rope_scaling import QueryGrowth
 
 LOCAL, GLOBAL = "local", "global"
+SHARING_GLOBAL = "sharing_global"  # global blocks that read keys and values of others
 _RUN = re.compile(r"([1-9]\d{0,3}) (\w+)", re.ASCII)
 
 

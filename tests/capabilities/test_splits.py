@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bigplan.capabilities.splits import context_parallel_refusal, tensor_parallel_refusal
+from bigplan.capabilities.splits import (
+    carried_refusal,
+    context_parallel_refusal,
+    tensor_parallel_refusal,
+)
+from bigplan.graph.strategy_space import Space
 from bigplan.spec.catalog import find_model
+from bigplan.spec.training import Training
 
 
 @pytest.mark.parametrize(
@@ -38,3 +44,29 @@ def test_what_ranks_of_a_sequence_have_no_equal_parts_of_is_told(
     why = context_parallel_refusal(find_model(name), fixed) or ""
     assert bool(why) == (odd is not None)
     assert odd is None or f"cp {fixed['cp']} does not divide {odd}" in why
+
+
+@pytest.mark.parametrize(
+    ("name", "fixed", "said"),
+    [
+        ("gemma-4-e2b", {"tp": 2, "dp": 1}, "tp 2: blocks of gemma-4-e2b hand on inputs of their"),
+        ("gemma-4-e4b", {"pp": 2, "vpp": 3}, "vpp 3: blocks of gemma-4-e4b hand on inputs"),
+        ("gemma-4-e2b", {"dp": 4, "pp": 2, "cp": 2}, ""),
+        ("gemma-4-31b", {"tp": 2}, ""),
+    ],
+)
+def test_what_ranks_do_not_split_of_what_blocks_hand_on_is_told(
+    name: str, fixed: dict[str, int], said: str
+) -> None:
+    model = find_model(name)
+    why = carried_refusal(model, fixed) or ""
+    assert why.startswith(said)
+    assert bool(why) == bool(said)
+
+
+def test_no_search_tries_such_splits() -> None:
+    training = Training(sequence_length=1024, global_batch=16)
+    space = Space(find_model("gemma-4-e2b"), training, 8, 8)
+    tried = list(space.strategies())
+    assert {s.tp for s in tried} == {s.vpp for s in tried} == {1}
+    assert {s.pp for s in tried} == {1, 2, 4, 8}

@@ -9,6 +9,7 @@ from bigplan.graph.build import build_graph, element_sizes, model_flops
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.strategy import Strategy
+from bigplan.spec.carried import inputs_width
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
@@ -90,8 +91,9 @@ def test_operators_within_a_window_do_the_useful_work(times: int, name: str) -> 
     length = times * window
     training = Training(sequence_length=length, global_batch=4)
     graph = build_graph(model, training, Strategy(dp=1), loss_chunk=None)
-    again = 0.0  # the backward makes the scores again
-    for kind, blocks in Counter(graph.layers[1:-1]).items():
+    # The backward makes scores again, and what the embedding adds to blocks' inputs.
+    again = 2.0 * length * inputs_width(model) * model.hidden
+    for kind, blocks in Counter(model.block_kinds).items():
         attention = [op for op in graph.kinds[kind].forward if isinstance(op, Attention)]
         seen_model = model.seen_by(kind)
         expected = []
@@ -134,13 +136,14 @@ def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) ->
         for kind in graph.layers
     )
     beside = model.attention_beside is not None
-    seen = [model.seen_by(kind) for kind in graph.layers[1:-1]]
+    seen = [model.seen_by(kind) for kind in model.block_kinds]
     attending = [
         one for one, m in zip(seen, model.mixers, strict=True) if beside or m == "attention"
     ]
     triangle = 2.0 * length * length * sum(one.heads * one.head_dim for one in attending)
     useful = model_flops(model, training) / training.global_batch
     wasted = NOT_USEFUL[attention] * triangle
+    wasted += 2.0 * length * inputs_width(model) * model.hidden  # which the backward makes again
     if model.latent_attention is not None:
         # Values are narrower. Materialised, squares of both are done twice. In flash attention
         # values are padded to keys: seven columns of keys for three of keys and three of values.

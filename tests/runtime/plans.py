@@ -486,6 +486,35 @@ def _of_gemma4(draw: st.DrawFn, style: dict[str, object]) -> dict[str, object]:
 
 
 @st.composite
+def carrying(draw: st.DrawFn) -> ModelSpec:
+    """Blocks that hand on keys and values, or have inputs of their own, or both (Gemma 4 E2B)."""
+    flag = st.booleans()
+    shares = draw(flag)
+    style: dict[str, object] = {
+        "mlp": "geglu",
+        "norms": "around",
+        "attention_pattern": ("1 local", "1 global"),
+        "sliding_window": 5,
+        "local_rope_theta": draw(st.sampled_from((None, 50.0))),
+        "block_scale": draw(flag),
+        "value_norm": draw(flag),
+        "qk_norm": draw(flag),
+        "qkv_bias": draw(flag),
+        "tied_embeddings": draw(flag),
+        "embedding_scale": draw(st.sampled_from((1.0, 3.0))),
+        "logit_cap": draw(st.sampled_from((None, 0.8))),
+    }
+    if draw(flag):
+        style["global_heads"] = {"head_dim": 16, "kv_heads": draw(st.sampled_from((2, 4)))}
+    if shares:
+        ffn = draw(st.sampled_from((64, 128)))
+        style["key_sharing"] = {"blocks": draw(st.sampled_from((3, 1, 2))), "ffn": ffn}
+    if not shares or draw(flag):
+        style["block_inputs"] = {"width": 16}
+    return tiny_model(layers=5, kv_heads=draw(st.sampled_from((2, 4))), **style)
+
+
+@st.composite
 def optimizers(draw: st.DrawFn) -> Optimizer:
     """AdamW, or SGD with a rate that moves weights as visibly; with or without groups."""
     groups = draw(
@@ -540,9 +569,10 @@ def plans(
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16"),
     device: str = "cpu",
     kv_heads: tuple[int, ...] = (2, 4),
+    of: st.SearchStrategy[ModelSpec] | None = None,
 ) -> Plan:
-    """Any plan of one process."""
-    model = draw(models(kv_heads))
+    """Any plan of one process; `of` a model, by default one of `models`."""
+    model = draw(models(kv_heads) if of is None else of)
     strategy = Strategy(
         dp=1,
         micro_batch=draw(st.integers(1, 2)),

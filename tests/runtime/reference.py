@@ -53,6 +53,7 @@ from math import isfinite, sqrt
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.graph.graph import Graph
@@ -66,10 +67,13 @@ from bigplan.runtime.layers import blocks, products
 from bigplan.runtime.mixers import positions
 from bigplan.runtime.mixers.ways import Linears, Ways, plain_linears
 from bigplan.runtime.weights.first_values import first_values, whole_values
+from bigplan.spec.carried import TABLES
+from bigplan.spec.layers import first_block
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate
 from bigplan.spec.step import Parameter, StepOp
+from tests.runtime.handing import Handing
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 UNIT = 2.0**-24  # unit roundoff of fp32
@@ -159,7 +163,7 @@ class PlainLoop:
             of: positions.position_tables(
                 plan.model.seen_by(of[0]), length, "cpu", self._dtype, attends=of[1]
             )
-            for of in zip(self._graph.layers[1:-1], plan.model.attentions, strict=True)
+            for of in zip(plan.model.block_kinds, plan.model.attentions, strict=True)
         }
         self._sources = [
             BatchSource(
@@ -283,13 +287,21 @@ class PlainLoop:
         tables = used(0)
         begins = None if bounds is None else bounds[:, 0]
         x = blocks.embedding_norm(tables, first.embedding(tables, tokens, model, begins), model)
-        for layer in range(1, len(kinds) - 1):
+        start = first_block(self._graph.layers)
+        rows = None
+        if model.block_inputs is not None:
+            of_inputs = _Summed.of(_gradient(leaves[1]), kinds[1], magnitudes[1])
+            rows = of_inputs.rows(TABLES, used(1), tokens)
+        handing = Handing.begun(model, tables, rows, x)
+        for layer in range(start, len(kinds) - 1):
             ways = Ways(linears(layer), experts=self._mixture(summed(layer)))
             p = used(layer)
             if summed(layer) is not None:  # as in _Summed.linears
                 p |= {name: p[name].detach() for name in EXPERTS if name in p}
             kind = self._graph.layers[layer]
-            seen, attends = model.seen_by(kind), model.attentions[layer - 1]
+            number = layer - start
+            seen, attends = model.seen_by(kind), model.attentions[number]
+            p, ways = p | handing.found(number), handing.ways(number, ways)
             positions = self._positions[kind, attends]._replace(bounds=bounds)
             x = blocks.block(p, x, seen, positions, ways)
         last = len(kinds) - 1
@@ -475,6 +487,16 @@ class _Summed:
 
         x.requires_grad_().register_hook(add)  # type: ignore[no-untyped-call]
         return x
+
+    def rows(self, name: str, p: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+        """Rows of one table, whose gradients are added up likewise."""
+        rows = F.embedding(tokens, p[name].detach())
+
+        def add(gradient: Tensor) -> None:
+            self._look_up({name: tokens.flatten()}, gradient)
+
+        rows.requires_grad_().register_hook(add)  # type: ignore[no-untyped-call]
+        return rows
 
     def _look_up(self, tables: Mapping[str, Tensor], gradient: Tensor) -> None:
         for name, rows in tables.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -11,13 +13,14 @@ import torch
 
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import Tier
+from bigplan.placement import Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.runtime.layers.sums import Sums
 from bigplan.runtime.layers.visit import Visit
+from bigplan.spec.carried import INPUTS
 from tests.examples import examples
 from tests.runtime.harness import STEPS, Run, check, execute, loop_of, same
-from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
+from tests.runtime.plans import carrying, placed, plan_of, plans, tiny_model, tiny_training
 from tests.toys import kind_placement
 
 
@@ -45,6 +48,44 @@ def _away(*, tied: bool = False, clip_norm: float | None = None) -> Plan:
 )
 def test_any_plan_trains_as_a_plain_loop_does(plan: Plan) -> None:
     check(plan, execute(plan, steps=STEPS))
+
+
+@given(plans(of=carrying()))
+@settings(
+    max_examples=examples(15),
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+def test_so_it_does_where_blocks_hand_on_more_than_hidden_states(plan: Plan) -> None:
+    check(plan, execute(plan, steps=STEPS))
+
+
+@pytest.mark.parametrize("recompute", list(Recompute))
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_of_all_blocks_that_read_kept_keys_are_added_up(
+    recompute: Recompute, precision: str
+) -> None:
+    """Two local and two global blocks read those of one each, of two micro-batches under way."""
+    model = tiny_model(
+        layers=8,
+        mlp="geglu",
+        norms="around",
+        attention_pattern=("1 local", "1 global"),
+        sliding_window=5,
+        key_sharing={"blocks": 4, "ffn": 96},
+        block_inputs={"width": 16},
+    )
+    kinds = {
+        kind: kind_placement(number, activations=(recompute, Tier.GPU))
+        for kind, number in Counter(model.block_kinds).items()
+    }
+    kinds |= dict.fromkeys(("embedding", INPUTS, "head"), kind_placement(1))
+    strategy = Strategy(dp=1, accumulation_group=2)
+    training = tiny_training(4, precision=precision)
+    stages = Placement(stages=(StagePlacement(kinds=kinds),))
+    plan = plan_of(model, training, strategy, stages)
+    check(plan, execute(plan))
 
 
 def test_a_resident_plan_is_the_plain_loop_bit_by_bit() -> None:

@@ -280,11 +280,11 @@ def layer_file(context: Context, layer: int, rank: int | None) -> LayerFile:
     name = f"layer-{layer:04d}{part}.safetensors"
     if layer == ADAPTERS:  # of a stage, whose layers are another's in another plan
         name = f"adapters-{min(context.program.layers):04d}{part}.safetensors"
-    return laid_out(name, layer, context.kind(layer).name, written_images(context, layer))
+    return laid_out(name, layer, context.graph.layers, written_images(context, layer))
 
 
-def laid_out(name: str, layer: int, kind: str, images: Sequence[Image]) -> LayerFile:
-    """Lay out a file of these images of a layer of that kind."""
+def laid_out(name: str, layer: int, layers: Sequence[str], images: Sequence[Image]) -> LayerFile:
+    """Lay out a file of these images of a layer of a model with `layers` of these kinds."""
     starts, end = [], 0  # within the data
     entries: dict[str, object] = {}
     for number, image in enumerate(images):
@@ -292,7 +292,7 @@ def laid_out(name: str, layer: int, kind: str, images: Sequence[Image]) -> Layer
         first, filled = end + image.before, end + image.nbytes
         entries |= _padding(f"{number}.before", end, first)
         for span in image.spans:
-            title = _title(full_name(kind, layer, span.rectangle.parameter), span)
+            title = _title(full_name(layers, layer, span.rectangle.parameter), span)
             entries[title] = _entry(span, first)
         for part in image.filling:
             entries |= _padding(f"{number}.{part.start}", first + part.start, first + part.stop)

@@ -39,7 +39,8 @@ class LayerModule(nn.Module):
         """`only`: the parameters that it has; None: all of its kind."""
         super().__init__()
         self.layer, self._model = layer, model
-        self.kind = model.layer_sequence()[layer]
+        self.kinds = model.layer_sequence()
+        self.kind = self.kinds[layer]
         every = model.kinds()[self.kind]
         self.described = tuple(one for one in every if only is None or one.name in only)
         for parameter in self.described:

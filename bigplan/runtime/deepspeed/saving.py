@@ -147,7 +147,7 @@ def _brought_together(
         return None
     image = Image(("deepspeed", 0), tuple(spans), elements * ELEMENT)
     name = f"layer-{layer.layer:04d}.safetensors"
-    return laid_out(name, layer.layer, layer.kind, (image,)), values
+    return laid_out(name, layer.layer, layer.kinds, (image,)), values
 
 
 def _write(

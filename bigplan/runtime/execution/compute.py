@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from torch import Tensor
 
 from bigplan.content import Content, Holds
 from bigplan.placement import Tier
 from bigplan.program import Action
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.data import Prefetcher
+from bigplan.runtime.layers.carried import UnderWay
 from bigplan.runtime.layers.kept import KeptActivations
 from bigplan.runtime.layers.kinds import layers_of
 from bigplan.runtime.layers.losses import Losses
 from bigplan.runtime.layers.preference import PairLoss
 from bigplan.runtime.layers.visit import Visit
+from bigplan.spec.layers import first_block
 
 
 class Compute:
@@ -28,8 +32,15 @@ class Compute:
         self.kept: dict[tuple[int, int], KeptActivations] = {}  # by layer and micro-batch
         wanted = context.training.preference
         self.pairs = None if wanted is None else PairLoss(context, wanted, self.losses)
-        self._layers = layers_of(context, self.losses, self.pairs)
+        self._under_way = UnderWay(context.model, trained=not context.graph.frozen)
+        self._layers = layers_of(context, self.losses, self._under_way, self.pairs)
         self._staying = _staying(context)
+        stage, every = context.program.layers, context.graph.layers
+        self._first, self._last = min(stage), max(stage)
+        handing = context.model.carries
+        # Layers that take a message of the stage before, and that make one for the stage after.
+        self._starts = {self._first} - {0} if handing else set[int]()
+        self._ends = {self._last} - {len(every) - 1} if handing else set[int]()
 
     @contextmanager
     def evaluating(self, batches: Prefetcher) -> Iterator[None]:
@@ -63,6 +74,8 @@ class Compute:
         for ref in action.writes:
             context.memory.storages.pop(context.entries.key(ref, action), None)
         layer, visit = self._layers[number], Visit(context, action)
+        if number in self._starts:
+            self._take(action, Holds.HIDDEN, self._under_way.receive)
         if visit.keeps:
             kept = KeptActivations(weights=visit.weights())
             self.kept[number, action.micro_batch] = kept
@@ -71,8 +84,13 @@ class Compute:
                 kept.stay()
         else:
             output = layer.evaluate(visit)
+        if number in self._ends:
+            assert output is not None
+            output = self._under_way.message(output, action.micro_batch)
         if output is not None:
             visit.leave(Holds.HIDDEN, output)
+        if number == self._last and not visit.keeps:
+            self._under_way.carried.pop(action.micro_batch, None)
 
     def backward(self, action: Action) -> None:
         """Run a layer backward; add to its gradients, leave the gradient by its input."""
@@ -81,12 +99,29 @@ class Compute:
         if kept.fetched and not kept.foreign:
             entry = find(action.frees, Holds.ACTIVATIONS)
             context.memory.storages[context.entries.key(entry, action)] = kept.fetched
-        if context.kind(number).idle_backward:
-            return
-        visit = Visit(context, action)
-        by_input = self._layers[number].backward(visit, kept)
-        if by_input is not None:
-            visit.leave(Holds.HIDDEN_GRADIENT, by_input)
+        if not context.kind(number).idle_backward:
+            visit = Visit(context, action)
+            if number in self._ends:
+                self._take(action, Holds.HIDDEN_GRADIENT, self._under_way.receive_back)
+            by_input = self._layers[number].backward(visit, kept)
+            if number in self._starts:
+                assert by_input is not None
+                by_input = self._under_way.message_back(by_input, action.micro_batch)
+            if by_input is not None:
+                visit.leave(Holds.HIDDEN_GRADIENT, by_input)
+        if number == self._first:
+            self._under_way.carried.pop(action.micro_batch, None)
+
+    def _take(
+        self, action: Action, kind: Holds, receive: Callable[[Tensor, int, int], Tensor]
+    ) -> None:
+        """Have the layer read hidden states, or gradients, where a message came with more."""
+        context = self._context
+        dynamic, number = context.memory.dynamic, action.layer - first_block(context.graph.layers)
+        key = context.entries.key(find(action.reads, kind), action)
+        message = dynamic[key]
+        assert isinstance(message, Tensor)
+        dynamic[key] = receive(message, action.micro_batch, number)
 
 
 def _staying(context: Context) -> frozenset[int]:

@@ -11,6 +11,7 @@ from bigplan.content import Holds
 from bigplan.program import ROWS, Action, Op, Ref
 from bigplan.runtime.context import Context
 from bigplan.runtime.execution.turns import Turns
+from bigplan.runtime.layers.carried import message_width
 from bigplan.runtime.layers.kept import KeptActivations, queue_copy
 from bigplan.runtime.layers.preference import REWARDS, named_rewards
 from bigplan.runtime.parallel.groups import Groups
@@ -80,7 +81,7 @@ def receive(context: Context, compute: torch.cuda.Stream | None, action: Action)
     if not context.program.buffers[ref.buffer].dynamic:
         context.groups.receive(ref.content.kind, _table(context, ref, action))
         return
-    batch, width = context.graph.strategy.micro_batch, context.model.hidden
+    batch, width = context.graph.strategy.micro_batch, message_width(context.model)
     shape = context.tensor_parallel.hidden(batch, length, width)
     values = torch.empty(shape, dtype=context.parameter_dtype, device=context.device)
     if compute is not None:  # who lets go of it does not wait until it is read

@@ -66,7 +66,7 @@ class _Adapters:
         kind = self._kinds[layer]
         if f"{module}.lora_A" not in self._names[kind] or not parameter.name.endswith(_WEIGHT):
             return None
-        names = (full_name(kind, layer, f"{module}.lora_{side}") for side in "AB")
+        names = (full_name(self._kinds, layer, f"{module}.lora_{side}") for side in "AB")
         down, up = (self._reader.parameter(ADAPTERS, name) for name in names)
         return down, up
 

@@ -17,22 +17,20 @@ from bigplan.runtime import generated
 from bigplan.runtime.experts import mlp as expert_mlp
 from bigplan.runtime.experts.shared import gated_by_score
 from bigplan.runtime.layers import latents
-from bigplan.runtime.layers.xielu import xielu
+from bigplan.runtime.layers.activations import activation
 from bigplan.runtime.mixers import attention as attention_mixer
 from bigplan.runtime.mixers import convolution, delta_rule, state_space
 from bigplan.runtime.mixers.norms import norm_alone, norm_of, norm_rule, norm_weights
 from bigplan.runtime.mixers.positions import Positions
 from bigplan.runtime.mixers.ways import PLAIN, Parameters, Ways
 from bigplan.runtime.operators import (
-    geglu,
     scaled_in_place,
-    squared_relu,
-    swiglu,
     unread_sum,
 )
 from bigplan.runtime.parallel.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.parallel.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.parallel.words import Words, cross_entropy, own_rows
+from bigplan.spec.carried import OWN_DOWN, OWN_GATE, OWN_INPUT
 from bigplan.spec.layers import BLOCK_SCALE, TABLE
 from bigplan.spec.mixers import (
     ATTENTION,
@@ -137,7 +135,11 @@ def block(
     ranks take x as a rank has it, and p with its heads and its part of the MLP. Those of
     context-parallel ranks take a part of s.
     """
-    output = _block(p, x, model, positions, ways)
+    if model.block_inputs is None:
+        output = _block(p, x, model, positions, ways)
+    else:  # which reads what the MLP gives
+        between = _block(p, x, model, positions, ways._replace(unread=False))
+        output = _with_own_input(p, between, model, ways)
     if not model.block_scale:
         return output
     return scaled_in_place(output, p[BLOCK_SCALE], unread=ways.unread)
@@ -187,7 +189,19 @@ def _widened(p: Parameters, normed: Tensor, x: Tensor, model: ModelSpec, ways: W
         return _closed_and_added(p, "down_proj", x, inputs, model, ways)
     if ways.gated and model.mlp in ("swiglu", "geglu"):
         return ways.gated(p, "down_proj", x, inputs, model.mlp)
-    return (ways.last or ways.close)(p, "down_proj", x, _activation(inputs, model, ways))
+    return (ways.last or ways.close)(p, "down_proj", x, activation(inputs, model, ways))
+
+
+def _with_own_input(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
+    """Add to x what the block makes of an input of its own: a gated MLP whose `up` is that."""
+    (gate,) = (ways.widening or ways.linears)(p, (OWN_GATE,), x)
+    inputs = gate, p[OWN_INPUT]
+    if ways.gated:
+        product = ways.gated(p, OWN_DOWN, None, inputs, "geglu")
+    else:
+        product = _alone(p, OWN_DOWN, activation(inputs, model, ways), ways)
+    added = _closed(p, "own", product, model, ways)
+    return unread_sum(x, added) if ways.unread else x + added
 
 
 def _normed_each(
@@ -285,48 +299,17 @@ def _shared(
     inputs = (ways.widening or ways.linears)(p, tuple(names), normed)
     if model.shared_gate:
         gate, up, score = inputs
-        activation = ways.experts.rows.activation(model.mlp, "outputs")
-        inner = gated_by_score(activation, (gate, up), score, ways.forget)
+        weighted = ways.experts.rows.activation(model.mlp, "outputs")
+        inner = gated_by_score(weighted, (gate, up), score, ways.forget)
     elif x is not None and not model.adds_product_of("shared"):
         return _closed_and_added(p, "shared.down_proj", x, inputs, model, ways)
     elif ways.gated and model.mlp in ("swiglu", "geglu"):
         return ways.gated(p, "shared.down_proj", x, inputs, model.mlp)
     else:
-        inner = _activation(inputs, model, ways)
+        inner = activation(inputs, model, ways)
     if x is None:
         return _alone(p, "shared.down_proj", inner, ways)
     return last(p, "shared.down_proj", x, inner)
-
-
-_ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
-    "swiglu": swiglu,
-    "geglu": geglu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu2": squared_relu,
-}
-
-
-def _activation(inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways) -> Tensor:
-    """The MLP's activation, [b, s, f] as its inputs."""
-    assert model.mlp != "clamped_swiglu", "experts alone have it"
-    if model.mlp == "xielu":
-        made = partial(xielu, ways.kernels)
-        output = made(*inputs)
-        ways.forget(output, made, *inputs)
-        return output
-    if ways.kernels is not None:
-        made = partial(generated.activation, ways.kernels, model.mlp)
-        output = made(*inputs)
-        if model.mlp != "relu":
-            ways.forget(output, made, *inputs)
-        return output
-    if model.mlp == "relu":
-        return F.relu(inputs[0])  # its output is all that it needs itself
-    function = _ACTIVATIONS[model.mlp]
-    output = function(*inputs)
-    ways.forget(output, function, *inputs)
-    return output
 
 
 def _alone(p: Parameters, name: str, inner: Tensor, ways: Ways) -> Tensor:
@@ -390,9 +373,9 @@ def _closed_and_added(
     if ways.gated and model.mlp in ("swiglu", "geglu"):
         product = ways.gated(p, down, into, inputs, model.mlp)
     elif into is not None:
-        product = (ways.last or ways.close)(p, down, into, _activation(inputs, model, ways))
+        product = (ways.last or ways.close)(p, down, into, activation(inputs, model, ways))
     else:
-        product = _alone(p, down, _activation(inputs, model, ways), ways)
+        product = _alone(p, down, activation(inputs, model, ways), ways)
     if idle:
         return unread_sum(x, product, model.scale_of("mlp"))
     added = _closed(p, "mlp", product, model, ways)

@@ -20,8 +20,10 @@ from bigplan.runtime import generated
 from bigplan.runtime.context import Context
 from bigplan.runtime.experts.expert_parallel import ALL_HERE, ExpertParallel
 from bigplan.runtime.generated import library_for
-from bigplan.runtime.layers import blocks
+from bigplan.runtime.layers import blocks, inputs
+from bigplan.runtime.layers.carried import NOTHING, Carried, Turn, UnderWay
 from bigplan.runtime.layers.head import Head
+from bigplan.runtime.layers.inputs import Inputs
 from bigplan.runtime.layers.kept import KeptActivations
 from bigplan.runtime.layers.leaves import differentiated, leaf_of, leaves_of, without
 from bigplan.runtime.layers.losses import Losses
@@ -35,7 +37,7 @@ from bigplan.runtime.mixers.ways import PLAIN, Ways
 from bigplan.runtime.parallel.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.parallel.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.parallel.words import own_rows
-from bigplan.spec.layers import BLOCK, TABLE
+from bigplan.spec.layers import BLOCK, TABLE, first_block
 from bigplan.spec.lora import Lora, adapted_steps
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import BlockAttention
@@ -57,18 +59,24 @@ class Layer(Protocol):
         """Add to the gradients; the one by the input [b, s, h]. None: no layer is before."""
 
 
-def layers_of(context: Context, losses: Losses, pairs: PairLoss | None = None) -> tuple[Layer, ...]:
+def layers_of(
+    context: Context, losses: Losses, under_way: UnderWay, pairs: PairLoss | None = None
+) -> tuple[Layer, ...]:
     """The objects for all layers of the model, first to last."""
     graph, kernels = context.graph, library_for(context.training, context.device)
     in_product, ranks = sums_in_products(graph.sizes.gradient), context.tensor_parallel
     batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
     embedding = Embedding(context.model, batches, ranks, context.context_parallel, kernels)
+    embedding.under_way = under_way
     head = Head(context, batches, losses, in_product=in_product, kernels=kernels)
     embedding.frozen = head.frozen = graph.frozen
     head.pairs = pairs
-    between = list(zip(graph.layers[1:-1], context.model.attentions, strict=True))
+    between = list(zip(context.model.block_kinds, context.model.attentions, strict=True))
     blocks_of = {one: _block(context, *one, losses) for one in dict.fromkeys(between)}
-    return (embedding, *(blocks_of[one] for one in between), head)
+    for block in blocks_of.values() if context.model.carries else ():
+        block.under_way, block.first = under_way, first_block(graph.layers)
+    own = () if context.model.block_inputs is None else (Inputs(under_way),)
+    return (embedding, *own, *(blocks_of[one] for one in between), head)
 
 
 def _block(context: Context, kind: str, attends: BlockAttention, losses: Losses) -> Block:
@@ -105,6 +113,7 @@ class Embedding:
     """Rows of tables, by token and place, and their norm where the model has one."""
 
     frozen = False  # then its backward is idle
+    under_way: UnderWay  # what blocks find beside the residual stream
 
     def __init__(
         self,
@@ -123,6 +132,7 @@ class Embedding:
         """Keeps the tokens, and the graph of the norm unless it is frozen."""
         tokens = self._batches.tokens(visit)
         kept.saved, x, model = [tokens], self._embedded(visit, tokens), self._model
+        self._carry(visit, tokens, x)
         if not model.embedding_norm:
             return x
         if self.frozen:
@@ -134,8 +144,18 @@ class Embedding:
 
     def evaluate(self, visit: Visit) -> Tensor:
         """The same, with nothing kept."""
-        x = self._embedded(visit, self._batches.tokens(visit))
+        tokens = self._batches.tokens(visit)
+        x = self._embedded(visit, tokens)
+        self._carry(visit, tokens, x)
         return self._normed(visit, x) if self._model.embedding_norm else x
+
+    @torch.no_grad()
+    def _carry(self, visit: Visit, tokens: Tensor, x: Tensor) -> None:
+        """Begin what blocks of the micro-batch find beside the residual stream."""
+        if self._model.carries:
+            own = self._model.block_inputs is not None
+            made = inputs.to_inputs(visit.parameters(), x, self._model, self._ways) if own else None
+            self.under_way.carried[visit.action.micro_batch] = Carried(tokens, made)
 
     @torch.no_grad()
     def _normed(self, visit: Visit, x: Tensor) -> Tensor:
@@ -159,6 +179,12 @@ class Embedding:
             kept.weights = visit.weights()
             gradient, by_norm = kept.gradients(gradient)
             kept.sums.add(without(by_norm, self._elsewhere))
+        if self._model.block_inputs is not None:
+            by_made = self.under_way.carried[visit.action.micro_batch].own()
+            p, x = visit.parameters(), self._embedded(visit, tokens)
+            by_x, by_own = inputs.gradients(p, x, by_made, self._model, self._ways)
+            kept.sums.add(by_own)
+            gradient = gradient + by_x
         gradient = blocks.scaled(gradient, self._model)
         tables = blocks.looked_up(tokens, self._model, self._context, visit.begins)
         words = tables.pop(TABLE)
@@ -179,6 +205,8 @@ class Block:
     lora: Lora | None = None  # adapters alone are trained; None: all of the block is
     matrices: Matrices = AS_STORED  # how products multiply
     spread: ExpertParallel = ALL_HERE  # ranks that have some of the experts each
+    under_way: UnderWay | None = None  # what it finds beside the residual stream, if anything
+    first = 1  # the first block's place among layers
 
     def __init__(
         self,
@@ -205,7 +233,13 @@ class Block:
         if recompute is Recompute.FULL:
             kept.keep_input(x)
             return self._alone(visit, x)
-        return self.record(self._parameters(visit), x, kept, recompute, visit.bounds)
+        return self.record(self._parameters(visit), x, kept, recompute, self._turn(visit))
+
+    def _turn(self, visit: Visit) -> Turn:
+        if self.under_way is None:
+            return Turn(visit.bounds)
+        action = visit.action
+        return self.under_way.turn(action.layer - self.first, action.micro_batch, visit.bounds)
 
     def _parameters(self, visit: Visit) -> dict[str, Tensor]:
         """The block's tensors, and its adapters where it has some."""
@@ -223,22 +257,24 @@ class Block:
         return replace(products, spread=self.spread)
 
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
-        ways = self._products().ways._replace(context=self._context)
-        positions = self._positions._replace(bounds=visit.bounds)
+        turn, ways = self._turn(visit), self._products().ways._replace(context=self._context)
+        ways = ways._replace(hand_on=turn.hand_on if turn.keeps else None)
+        positions, p = self._positions._replace(bounds=turn.bounds), self._parameters(visit)
         with torch.no_grad():
-            return blocks.block(self._parameters(visit), x, self._model, positions, ways)
+            return blocks.block(p | turn.found(), x, self._model, positions, ways)
 
     def backward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Through the graph, which is recorded first where the input alone was kept."""
-        gradient = visit.gradient()
+        gradient, turn = visit.gradient(), self._turn(visit)
         kept.weights = visit.weights()
         if visit.recompute is Recompute.FULL:
             again, parameters = KeptActivations(weights=kept.weights), self._parameters(visit)
-            self.record(parameters, kept.fetched_input(), again, Recompute.FULL, visit.bounds)
+            self.record(parameters, kept.fetched_input(), again, Recompute.FULL, turn)
             kept = again
         visit.open(kept.sums)
         by_input, gradients = kept.gradients(gradient)
         elsewhere = self._ranks.counted_elsewhere(adapted_steps(self._model, BLOCK, self.lora))
+        turn.leave({name: gradients.pop(name) for name in turn.reads if name in gradients})
         kept.sums.add(without(gradients, elsewhere))
         kept.sums.close(elsewhere | self._untrained)
         return by_input
@@ -249,11 +285,9 @@ class Block:
         x: Tensor,
         kept: KeptActivations,
         recompute: Recompute,
-        bounds: Tensor | None = None,
+        turn: Turn = NOTHING,
     ) -> Tensor:
         """Run x [b, s, h] forward with its graph in `kept`; FULL: just before its backward.
-
-        `bounds` of documents that are kept apart.
 
         Under FULL the block's output is never computed, because nothing in the backward reads it.
         """
@@ -262,10 +296,12 @@ class Block:
             leaves = leaves_of(parameters, in_product=self._in_product)
             leaves |= {name: parameters[name] for name in self._untrained}
             leaves |= {name: leaf_of(parameters[name]) for name in self._filters}
+        leaves |= turn.leaves()
         kept.parameters = differentiated(leaves)
-        kept.constants = self._constants
+        kept.constants = self._constants | turn.storages()
         model, ways = self._model, self._ways(kept, recompute)
-        positions = self._positions._replace(bounds=bounds)
+        ways = ways._replace(hand_on=turn.hand_on if turn.keeps else None)
+        positions = self._positions._replace(bounds=turn.bounds)
         return kept.record(lambda x: blocks.block(leaves, x, model, positions, ways), x)
 
     def _ways(self, kept: KeptActivations, recompute: Recompute) -> Ways:

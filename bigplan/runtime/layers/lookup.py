@@ -22,12 +22,13 @@ from bigplan.program import Action, Ref
 from bigplan.runtime.context import Context
 from bigplan.runtime.cpu.native import native
 from bigplan.runtime.layers import blocks
+from bigplan.spec.carried import INPUTS, TABLES
 
 
 class StagedRows(NamedTuple):
     """Rows on their way between host memory and the GPU."""
 
-    rows: Tensor  # [tables, tokens, hidden] in the precision of the parameters
+    rows: Tensor  # [tables, tokens, columns] in the precision of the parameters
     tokens: Tensor  # int64 [micro_batch, sequence_length]: of gradients, the tokens they are for
 
     @classmethod
@@ -42,10 +43,11 @@ class StagedRows(NamedTuple):
         # Tokens come first: after any number of 16-bit rows 8-byte numbers may lie across words.
         tokens = view(key, torch.int64, batch * length)
         rows = view(key, context.parameter_dtype, kind.looked_up, 8 * batch * length)
-        return cls(rows.view(-1, batch * length, context.model.hidden), tokens.view(batch, length))
+        columns = kind.tensors[0].columns  # of each of its tables
+        return cls(rows.view(-1, batch * length, columns), tokens.view(batch, length))
 
     def embedded(self) -> Tensor:
-        """[micro_batch, sequence_length, hidden]: the tables' rows added up, in memory of its own.
+        """[micro_batch, sequence_length, columns]: the tables' rows added up, in memory of its own.
 
         As blocks.embedding has it.
         """
@@ -71,6 +73,8 @@ def look_up(context: Context, action: Action) -> None:
 
 def _looked_up(context: Context, action: Action, tokens: Tensor) -> dict[str, Tensor]:
     """The tables' rows for a micro-batch's tokens in host memory."""
+    if context.kind(action.layer).name == INPUTS:
+        return {TABLES: tokens.flatten()}
     documents, begins = context.documents, None
     if documents is not None:
         begins = documents.begins_here(action.micro_batch)

@@ -16,7 +16,7 @@ from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import Program
 from bigplan.ranks import Coordinates
 from bigplan.runtime.memory.pieces import LayerRows, Owner
-from bigplan.spec.layers import BLOCK, BLOCKS
+from bigplan.spec.layers import BLOCKS
 from bigplan.spec.lora import Lora, adapters
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import ParameterRule, full_name, rules
@@ -32,7 +32,7 @@ def adapter_kind(graph: Graph, program: Program) -> LayerKind:
     return LayerKind(
         name=NAME,
         tensors=tuple(
-            replace(t, name=full_name(BLOCK, layer, t.name)) for layer, t in every.tensors
+            replace(t, name=full_name(graph.layers, layer, t.name)) for layer, t in every.tensors
         ),
         forward=(),
         backward=(),
@@ -52,7 +52,7 @@ def adapter_parameters(
     """The adapters of these layers as the model describes them, by their names in the model."""
     sequence = model.layer_sequence()
     return tuple(
-        replace(parameter, name=full_name(BLOCK, layer, parameter.name))
+        replace(parameter, name=full_name(sequence, layer, parameter.name))
         for layer in layers
         for parameter in adapters(model, lora, sequence[layer])
     )
@@ -77,7 +77,7 @@ def adapter_rules(
     """Weight decay and rate factor of each, by its name in the model."""
     sequence = model.layer_sequence()
     return {
-        full_name(BLOCK, layer, name): rule
+        full_name(sequence, layer, name): rule
         for layer in layers
         if sequence[layer] in BLOCKS
         for name, rule in rules(training.optimizer, model, layer, training.lora).items()

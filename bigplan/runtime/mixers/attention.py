@@ -22,6 +22,7 @@ from bigplan.runtime.mixers.norms import norm_of, normed_whole, rms_normed, rms_
 from bigplan.runtime.mixers.positions import Positions
 from bigplan.runtime.mixers.ways import Parameters, Ways, keep
 from bigplan.runtime.operators import rotary
+from bigplan.spec.carried import KEYS, VALUES
 from bigplan.spec.layers import SINKS
 from bigplan.spec.model import ModelSpec
 
@@ -36,7 +37,10 @@ def mixed(
     """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
     tables, attends, bounds = positions
     made = _latent_heads if model.latent_attention else _grouped_heads
+    made = _queries_alone if model.keys_given else made
     q, k, v, *gates = made(p, x, model, positions, ways)
+    if ways.hand_on is not None:
+        k, v = ways.hand_on(k, v)
     q, k, v = map(ways.context.whole_sequences, (q, k, v))
     if repeats_heads(x.element_size(), model.heads, model.kv_heads):
         groups = q.shape[2] // k.shape[2]
@@ -120,6 +124,21 @@ def _grouped_heads(
     ):
         q, k = _normed_heads(p, q, k, model, ways)
     return q, k, v, *gates
+
+
+def _queries_alone(
+    p: Parameters, x: Tensor, model: ModelSpec, positions: Positions, ways: Ways
+) -> tuple[Tensor, ...]:
+    """Queries of x, normed and turned, and the keys and values that an earlier block has made."""
+    tables, attends = positions.tables, positions.attends
+    (q,) = ways.linears(p, ("q_proj",), x)
+    q = _heads(q, len(tables[0]), model.head_dim)
+    if model.qk_norm:
+        q = rms_normed(q, p.get("q_norm.weight"), rms_rule(model), ways.kernels)
+    if attends.rope_theta is not None:
+        turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
+        q = turned(q, *tables[-2:])
+    return q, p[KEYS], p[VALUES]
 
 
 def _keys_and_values(

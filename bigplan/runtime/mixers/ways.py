@@ -29,6 +29,8 @@ Alone = Callable[[Parameters, str, Tensor], Tensor]  # the product by itself
 Gated = Callable[[Parameters, str, "Tensor | None", tuple[Tensor, ...], GateKind], Tensor]
 # The sum of cross-entropies of logits [n, V] by targets; the head also takes each token's.
 Loss = Callable[[Tensor, Tensor], Tensor]
+# Told keys and values that later blocks read, too; gives them back.
+HandOn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def keep(output: Tensor, function: Callable[..., Tensor], *inputs: Tensor) -> None:
@@ -58,6 +60,7 @@ class Ways(NamedTuple):
     experts: Mixture = mixture.PLAIN  # of the MLP, where the model has them
     again: Linears | None = None  # products that are cheap to run again; None: by `linears`
     whole: Whole = Whole()  # products with matrices that no rank has a part of
+    hand_on: HandOn | None = None  # keys and values that later blocks read; None: none does
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
         """Add to x [..., out] the product of inner [..., in] and `name`.weight [out, in]."""

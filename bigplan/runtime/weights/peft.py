@@ -16,7 +16,6 @@ from bigplan.runtime.weights.rope_pairs import apart
 from bigplan.spec.files.reading import user_path
 from bigplan.spec.hf.peft import WEIGHTS, AdapterPlace, Place, adapter_folder, check_same
 from bigplan.spec.hf.peft_experts import ExpertPlace, SeparateExperts
-from bigplan.spec.layers import BLOCK
 from bigplan.spec.lora import Lora, targets_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import full_name
@@ -42,8 +41,9 @@ class PeftFolder:
         targets, folder = lora.targets or targets_of(model), user_path(lora.weights)
         found = adapter_folder(folder, model, training.weights, targets)
         check_same(found, lora.model_dump() | {"targets": targets}, folder)
+        layers = model.layer_sequence()
         places = {
-            full_name(BLOCK, place.layer, f"{place.target}.lora_{side}"): place
+            full_name(layers, place.layer, f"{place.target}.lora_{side}"): place
             for place in found.places
             for side in "AB"
         }

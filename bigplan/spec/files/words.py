@@ -46,6 +46,8 @@ _OF_OTHERS: Mapping[str, str] = {
     "head_dim": "kv_channels head_size d_head d_kv",
     "global_heads": "global_head_dim num_global_key_value_heads per_layer_config",
     "keys_as_values": "attention_k_eq_v",
+    "key_sharing": "num_kv_shared_layers use_double_wide_mlp",
+    "block_inputs": "hidden_size_per_layer_input vocab_size_per_layer_input",
     "latent_attention": "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim",
     "convolution": "conv_l_cache conv_bias",
     "delta_rule": "linear_num_key_heads linear_num_value_heads linear_key_head_dim "

@@ -122,23 +122,9 @@ _OTHER_BLOCKS = {
 }
 
 
-# What sizes of Gemma 4 have that are not supported, by the key that says so.
-_OF_GEMMA4 = {
-    "num_kv_shared_layers": "blocks that read the keys and values of another block, as in Gemma 4 "
-    "E2B and E4B",
-}
-
-
 def refuse_type(config: Mapping[str, Any], where: str) -> None:
     """A model type that is known, and not supported because of one thing."""
     model_type = str(config["model_type"])
-    of_gemma4 = _OF_GEMMA4 if model_type.startswith("gemma4") else {}
-    for key, part in of_gemma4.items():
-        if config.get(key) not in _OFF:
-            raise RefusedError(
-                f"{where}: `{key}` is {_shown(config[key])}: {part}, is not supported; take Gemma "
-                "4 31B, 26B A4B or 12B, or a model of another family"
-            )
     if model_type in _OTHER_BLOCKS:
         raise RefusedError(
             f"{where}: model_type {model_type!r} is not supported: {_OTHER_BLOCKS[model_type]}; "
@@ -164,12 +150,13 @@ _WITH_RANKS = (
     "minicpm3",
 )
 _OF_INFERENCE = ("mamba_ssm_dtype",)  # the dtype of states of delta rules, kept between tokens
+_SHARED_KEYS = ("num_kv_shared_layers",)
 _FOREIGN_KEYS = (
     "add_cross_attention",
     "is_encoder_decoder",
     "scale_attn_by_inverse_layer_idx",
     "cross_layer_sharing",
-    "num_kv_shared_layers",
+    *_SHARED_KEYS,
 )
 
 
@@ -188,6 +175,8 @@ def refuse_foreign(config: Mapping[str, Any], where: str) -> None:
         )
     read = (*_OF_INFERENCE, *(_RANKS if config["model_type"] in _WITH_RANKS else ()))
     read += _FACTORS.get(config["model_type"], ())
+    if str(config["model_type"]).startswith("gemma4"):
+        read += _SHARED_KEYS
     mamba = config["model_type"] in _WITH_MAMBA
     for key, value in config.items():
         if key in read or (mamba and key.startswith(_OF_MAMBA)):

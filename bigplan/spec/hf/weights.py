@@ -16,6 +16,7 @@ from bigplan.spec.hf.config import Own, differences, load_hf_config
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.families.family import Tensors
 from bigplan.spec.hf.towers import text_model
+from bigplan.spec.layers import first_block
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
@@ -117,6 +118,7 @@ def stored(
     `layout`: of those that its files may have (ModelFamily.layouts).
     """
     tensors = FAMILIES[family].layouts[layout]
+    block = layer - first_block(model.layer_sequence())
     if not parameter.experts:
         return (_stored(tensors, model, layer, parameter),)
     module, _, part = parameter.name.rpartition(".")
@@ -128,7 +130,7 @@ def stored(
         return tuple(replace(whole, expert=expert) for expert in range(parameter.experts))
     return tuple(
         Stored(
-            f"{tensors.names[module].format(layer - 1, expert=expert)}.{part}",
+            f"{tensors.names[module].format(block, expert=expert)}.{part}",
             rows,
             module in TURNED,
             expert=expert,
@@ -141,7 +143,9 @@ def stored(
 def _stored(tensors: Tensors, model: ModelSpec, layer: int, parameter: Parameter) -> Stored:
     module, _, part = parameter.name.rpartition(".")
     names = {**tensors.names, **(tensors.with_shared_norm if model.shared_norm else {})}
-    name = (names.get(parameter.name) or f"{names[module]}.{part}").format(layer - 1)
+    name = (names.get(parameter.name) or f"{names[module]}.{part}").format(
+        layer - first_block(model.layer_sequence())
+    )
     transposed, rows = part == "weight" and module in tensors.transposed, parameter.shape[0]
     transposed = transposed or parameter.name in tensors.transposed
     if parameter.constant:

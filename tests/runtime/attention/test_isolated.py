@@ -29,17 +29,18 @@ from bigplan.runtime.attention import isolated
 from bigplan.runtime.attention.in_blocks import Scores
 from bigplan.runtime.data import IGNORED, BatchSource
 from bigplan.runtime.layers import blocks
-from bigplan.runtime.mixers.positions import position_tables
 from bigplan.runtime.weights.first_values import first_values, whole_values
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import TrainingRequest, ValidationSpec, resolve
 from tests.data.texts import write_texts
 from tests.examples import examples
 from tests.runtime.checkpoints import on_device
+from tests.runtime.handing import hidden_states
 from tests.runtime.harness import check, evaluated, execute, same
 from tests.runtime.parallel.context_ranks import BLOOM
 from tests.runtime.parallel.sharded_ranks import (
     GEMMA,
+    GEMMA4_E,
     GPT2,
     GPT_OSS,
     GRANITE_4,
@@ -66,6 +67,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "lfm2": LFM2,
     "qwen3-next": QWEN3_NEXT,
     "granite-4": GRANITE_4,
+    "gemma-4-e": GEMMA4_E | {"layers": 4},
 }
 DOCUMENTS = [f"Document {i} says {i * i} things. " * (1 + i % 3) for i in range(30)]
 
@@ -165,17 +167,11 @@ def _losses(
     model: ModelSpec, p: list[dict[str, Tensor]], tokens: Tensor, bounds: Tensor | None
 ) -> Tensor:
     """Of each target of one sequence, in fp32."""
-    kinds, targets = model.layer_sequence(), torch.full_like(tokens, IGNORED)
+    targets = torch.full_like(tokens, IGNORED)
     targets[:, :-1] = tokens[:, 1:]
     if bounds is not None:  # a document's first token is no target
         targets[:, :-1][bounds[:, 0, 1:] != bounds[:, 0, :-1]] = IGNORED
-    begins = None if bounds is None else bounds[:, 0]
-    x = blocks.embedding(p[0], tokens, model, begins=begins)
-    x = blocks.embedding_norm(p[0], x, model)
-    for kind, own, attends in zip(kinds[1:-1], p[1:-1], model.attentions, strict=True):
-        seen = model.seen_by(kind)
-        tables = position_tables(seen, tokens.shape[1], "cpu", torch.float32, attends=attends)
-        x = blocks.block(own, x, seen, tables._replace(bounds=bounds))
+    x = hidden_states(model, p, tokens, bounds)
     head = p[-1] | (p[0] if model.tied_embeddings else {})
     each = [blocks.head_loss(head, x[0, i : i + 1], targets[0, i : i + 1], model) for i in
             range(tokens.shape[1]) if targets[0, i] != IGNORED]  # fmt: skip
@@ -184,7 +180,7 @@ def _losses(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_of_a_packed_sequence_are_those_of_its_documents(family: str) -> None:
-    model = tiny_model(layers=3, max_sequence_length=64, **FAMILIES[family])
+    model = tiny_model(max_sequence_length=64, **({"layers": 3} | FAMILIES[family]))
     first = first_values(model, tiny_training(1))
     p = [
         {one.name: whole_values(first, name, layer, one) for one in model.kinds()[name]}

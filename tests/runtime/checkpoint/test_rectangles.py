@@ -29,7 +29,7 @@ from bigplan.runtime.memory.slab import aligned_empty
 from tests.examples import examples
 from tests.runtime.plans import tiny_model, tiny_training
 
-LAYER = 1
+LAYER, LAYERS = 1, ("embedding", "block", "head")
 KINDS: tuple[Kind, ...] = ("exp_avg", "master")
 Partition = tuple[Rectangle, ...]
 
@@ -67,7 +67,7 @@ def _image(rectangles: Sequence[Rectangle], shape: tuple[int, ...], offset: int)
 
 def _stored(folder: Path, number: int, images: Sequence[Image]) -> StoredFile:
     """A file as a rank writes it; what is beside the images in their pages is noise."""
-    file: LayerFile = laid_out(f"{number}.safetensors", LAYER, "block", images)
+    file: LayerFile = laid_out(f"{number}.safetensors", LAYER, LAYERS, images)
     data = bytearray(b"\xff" * file.nbytes)
     data[: len(file.header)] = file.header
     extents = [(0, len(file.header))]

@@ -19,10 +19,10 @@ from bigplan.data.prepare import Preparation, prepare
 from bigplan.plan import Plan
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.layers import blocks
-from bigplan.runtime.mixers.positions import position_tables
 from bigplan.runtime.weights.first_values import first_values, whole_values
 from bigplan.spec.training import Training, ValidationSpec
 from tests.data.texts import documents, write_rows
+from tests.runtime.handing import hidden_states
 from tests.runtime.plans import tiny_training
 
 LENGTH = 32
@@ -144,12 +144,7 @@ class PairLoop:
     def _scores(self, tokens: Tensor) -> Tensor:
         """Logits [n, V] in fp32."""
         model, p = self.plan.model, self.layers
-        x = blocks.embedding_norm(p[0], blocks.embedding(p[0], tokens[None], model), model)
-        kinds = model.layer_sequence()[1:-1]
-        for kind, own, attends in zip(kinds, p[1:-1], model.attentions, strict=True):
-            seen = model.seen_by(kind)
-            tables = position_tables(seen, len(tokens), "cpu", torch.float32, attends=attends)
-            x = blocks.block(own, x, seen, tables)
+        x = hidden_states(model, p, tokens[None])
         last = p[-1] | (p[0] if model.tied_embeddings else {})
         scores = blocks.logits(last, x, model)[0]
         cap = model.logit_cap

@@ -69,7 +69,11 @@ def test_loss_and_gradients_equal_transformers(case: str) -> None:
             # off in fp32, by A_log 4e-2. Tests of mixers/ have them in
             # fp64.
             cancels = tensor.name.endswith((".A_log", ".dt_bias", ".in_proj_a.weight"))
-            assert error < (100 if cancels else 1) * TOLERANCE, (tensor.name, error)
+            # Norms around each part of five blocks: up to 5e-5 in fp32, 6e-6 with rope's angles
+            # alone in fp32.
+            deep = model.block_inputs is not None
+            room = 100 if cancels else 10 if deep else 1
+            assert error < room * TOLERANCE, (tensor.name, error)
 
 
 def _gradient(layer: dict[str, torch.Tensor], piece: ParameterPiece) -> torch.Tensor:

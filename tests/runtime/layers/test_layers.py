@@ -31,16 +31,19 @@ from bigplan.graph.strategy import Strategy
 from bigplan.graph.strategy_space import splits_over_tensor_parallel
 from bigplan.mechanics import repeats_heads
 from bigplan.runtime.layers import blocks
+from bigplan.runtime.layers.carried import Carried, Turn
+from bigplan.runtime.layers.inputs import to_inputs
 from bigplan.runtime.layers.kept import KeptActivations
 from bigplan.runtime.layers.kinds import Block
 from bigplan.runtime.layers.products import Products
 from bigplan.runtime.mixers import positions
 from bigplan.runtime.parallel.tensor_parallel import ONE, TensorParallel
+from bigplan.spec.carried import KEYS, OWN_INPUT, VALUES
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.model import ModelSpec
 from tests.examples import examples
 from tests.runtime.neighbours import Called, Result, side_by_side
-from tests.runtime.plans import models, shape_on, tiny_model, tiny_training
+from tests.runtime.plans import carrying, models, shape_on, tiny_model, tiny_training
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -122,10 +125,10 @@ splits = st.sampled_from((WHOLE, Split(2), Split(2, False), Split(4), Split(4, F
 SHIPPED = [name for name in list_models() if runnable(name)]
 # Apertus's activation has two numbers that are trained: no tensors of 16 as those of `models` are.
 APERTUS = st.just(tiny_model(mlp="xielu", qk_norm=True))
-mixed = st.sampled_from(SHIPPED).map(small) | models(kv_heads=(1, 2, 4)) | APERTUS
+mixed = st.sampled_from(SHIPPED).map(small) | models(kv_heads=(1, 2, 4)) | APERTUS | carrying()
 # As each kind of block sees its model, in which all blocks are like it.
 shipped_and_random = mixed.flatmap(
-    lambda model: st.sampled_from(model.layer_sequence()[1:-1]).map(model.seen_by)
+    lambda model: st.sampled_from(model.block_kinds).map(model.seen_by)
 )
 
 
@@ -167,11 +170,29 @@ class _Layer:
             model, size[1], device, dtype, positions.Sharing(ranks)
         )
         self.x = self.make(*ranks.hidden(*size, model.hidden)).requires_grad_()
+        self.carried = self._carried(*size)
         # The same on every rank, which only sums what comes of it.
         self.tokens = torch.arange(size[0] * size[1], device=device).view(size) % model.vocab
 
     def make(self, *shape: int) -> Tensor:
         return torch.randn(*shape, **self._where) * 0.1
+
+    def _carried(self, batch: int, length: int) -> Carried:
+        """What a block finds beside the residual stream, as the first block does."""
+        model, inputs = self.model, None
+        if model.block_inputs is not None:
+            inputs = self.make(1, batch, length, model.block_inputs.width)
+        carried = Carried(torch.empty(0), inputs)
+        if model.keys_given:
+            heads = batch, length, model.kv_heads, model.head_dim
+            carried.kept[False] = self.make(*heads), self.make(*heads)
+        return carried
+
+    @property
+    def turn(self) -> Turn:
+        own = (OWN_INPUT,) if self.model.block_inputs is not None else ()
+        kept = (KEYS, VALUES) if self.model.keys_given else ()
+        return Turn(carried=self.carried, reads=(*own, *kept))
 
     def parameters(self, kind: str) -> _Read:
         steps = self.model.steps(kind)
@@ -186,10 +207,15 @@ class _Layer:
         match kind:
             case "embedding":
                 rows = blocks.embedding(p, self.tokens, self.model, self.ranks)
+                if self.model.block_inputs is not None:
+                    return rows.sum() + to_inputs(p, rows, self.model).square().sum()
                 return blocks.embedding_norm(p, rows, self.model)
             case "block":
                 ways = Products(self.ranks).ways
-                return blocks.block(p, self.x, self.model, self.rope, ways)
+                found = _Read(p | self.turn.leaves())
+                output = blocks.block(found, self.x, self.model, self.rope, ways)
+                p.names |= found.names - {*self.turn.reads}
+                return output
             case _:
                 return blocks.head_loss(p, self.x, self.tokens, self.model, ranks=self.ranks)
 
@@ -254,6 +280,7 @@ def test_a_layer_computes_the_products_of_its_operators(
     kind: str, model: ModelSpec, split: Split
 ) -> None:
     assume(splits_over_tensor_parallel(model, split.tp))
+    assume(split.tp == 1 or not model.carries)
 
     def counted(ranks: TensorParallel) -> tuple[int, int]:
         layer = _Layer(model, torch.float32, ranks=ranks)
@@ -275,6 +302,7 @@ def _saved(layer: _Layer) -> Counter[int]:
     """Bytes of each storage that a block's graph holds on to, parameters and rope tables apart."""
     p = layer.parameters("block")
     shared = {t.untyped_storage().data_ptr() for t in (*p.values(), *layer.rope.tables)}
+    shared |= layer.turn.storages()
     saved: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -300,6 +328,7 @@ def test_every_saved_value_is_described(
     if device == "cuda":
         length = 64  # whose kernels pad statistics to 32 positions
     assume(splits_over_tensor_parallel(model, split.tp))
+    assume(split.tp == 1 or not model.carries)
     model = model.model_copy(update={"max_sequence_length": 1024})
     expanded = repeats_heads(dtype.itemsize, model.heads, model.kv_heads)
     shape = BlockShape(
@@ -325,6 +354,7 @@ def test_a_layer_keeps_what_the_planner_counted(
     dtype: torch.dtype, model: ModelSpec, in_product: bool, split: Split
 ) -> None:
     assume(splits_over_tensor_parallel(model, split.tp))
+    assume(split.tp == 1 or not model.carries)
     size = 1, LENGTH * split.tp
     model = model.model_copy(update={"max_sequence_length": size[1]})
     kind = _graph(model, dtype, split, size).kinds["block"]
@@ -342,7 +372,7 @@ def test_a_layer_keeps_what_the_planner_counted(
         x, found = layer.x.detach(), {}
         for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.MLP):
             kept = KeptActivations(weights=flat.view(torch.uint8))
-            block.record(views, x, kept, recompute)
+            block.record(views, x, kept, recompute, layer.turn)
             found[recompute] = kept.nbytes
         boundary = KeptActivations()
         boundary.keep_input(x)

@@ -20,7 +20,7 @@ from tests.runtime.checkpoints import on_device, running
 from tests.runtime.harness import Run, execute, references_of, together
 from tests.runtime.layers.pair_loop import PairLoop, losses_of, pair_training, prepare_pairs
 from tests.runtime.layers.pair_ranks import LAYOUTS, pair_plan, plans
-from tests.runtime.parallel.sharded_ranks import MASKED, results, run_rank, write_plans
+from tests.runtime.parallel.sharded_ranks import GEMMA4_E, MASKED, results, run_rank, write_plans
 from tests.runtime.plans import tiny_model
 from tests.runtime.processes import start
 
@@ -81,7 +81,12 @@ def test_losses_and_slopes_are_the_formulas() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"logit_cap": 2.0, "logit_scale": 0.5}, {"tied_embeddings": True, "sliding_window": 5}],
+    [
+        {},
+        {"logit_cap": 2.0, "logit_scale": 0.5},
+        {"tied_embeddings": True, "sliding_window": 5},
+        GEMMA4_E | {"layers": 4, "block_scale": False},
+    ],
 )
 def test_one_rank_trains_as_the_plain_loop_does(data: Path, changes: dict[str, object]) -> None:
     plan = pair_plan(tiny_model(**changes), pair_training(data), ONE)

@@ -20,8 +20,10 @@ from bigplan.runtime.memory.adapter_rows import NAME, adapter_parameters
 from bigplan.runtime.mixers import positions
 from bigplan.runtime.mixers.ways import Ways
 from bigplan.runtime.weights.first_values import stored_values, whole_values
+from bigplan.spec.layers import first_block
 from bigplan.spec.lora import Lora, stored
 from bigplan.spec.step import Parameter
+from tests.runtime.handing import Handing, tables_of
 
 
 def plain_ways(scale: float, balance: float = 0.0) -> Ways:
@@ -133,17 +135,22 @@ class LoraLoop:
         length = tokens.shape[1]
         x = blocks.embedding(self.frozen[0], tokens, model)
         x = blocks.embedding_norm(self.frozen[0], x, model)
+        table = tables_of(model, self.frozen)
+        rows = None if table is None else F.embedding(tokens, table)
+        handing = Handing.begun(model, self.frozen[0], rows, x)
+        start = first_block(model.layer_sequence())
         for number in range(model.layers):
             prefix = f"layers.{number}."
             own = {
                 n.removeprefix(prefix): a for n, a in self.adapters.items() if n.startswith(prefix)
             }
-            seen, attends = model.seen_by(model.layer_sequence()[number + 1]), model.attentions
+            seen, attends = model.seen_by(model.block_kinds[number]), model.attentions
             at = positions.position_tables(
                 seen, length, "cpu", torch.float32, attends=attends[number]
             )
-            p = merged_experts({**self.frozen[number + 1], **own}, seen.experts, lora)
-            x = blocks.block(p, x, seen, at, ways)
+            p = merged_experts({**self.frozen[start + number], **own}, seen.experts, lora)
+            p |= handing.found(number)
+            x = blocks.block(p, x, seen, at, handing.ways(number, ways))
         head = self.frozen[-1]
         if model.tied_embeddings:
             head = {**head, "embed_tokens.weight": self.frozen[0]["embed_tokens.weight"]}

@@ -30,7 +30,7 @@ from tests.runtime.harness import context_of, started
 from tests.runtime.linear.lora_loop import LoraLoop
 from tests.runtime.linear.lora_ranks import LORA, STATES, frozen, plans, run_rank
 from tests.runtime.linear.lora_ranks import STEPS as OF_RANKS
-from tests.runtime.plans import models, placed, plan_of, tiny_model, tiny_training
+from tests.runtime.plans import carrying, models, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.processes import start
 from tests.toys import placements
 
@@ -136,7 +136,7 @@ def test_blocks_may_be_recomputed(recompute: Recompute, activations: Tier) -> No
 @st.composite
 def _any(draw: st.DrawFn) -> Plan:
     """Any model, targets and placement, two micro-batches or more a step."""
-    model = draw(models())
+    model = draw(models() | carrying())
     targets = draw(
         st.none() | st.lists(st.sampled_from(possible_targets(model)), min_size=1, unique=True)
     )

@@ -13,6 +13,7 @@ from tests.runtime.parallel.sharded_ranks import (
     DELTA_RULE,
     FALCON_H1,
     GEMMA4,
+    GEMMA4_E,
     GPT2,
     GPT_OSS,
     GRANITE_4,
@@ -67,6 +68,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "mistral": {"sliding_window": 5},  # windows reach over the border of parts
     "deepseek": LATENT,
     "gemma-4": GEMMA4 | {"attention_pattern": ("1 local", "1 global")},
+    "gemma-4-e": GEMMA4_E | {"layers": 4},
     "gpt-oss": GPT_OSS,
     "lfm3": LFM3,
     # The plain loop balances over whole sequences.

@@ -183,6 +183,13 @@ GEMMA4: dict[str, object] = {
     "rope_scaling": {"name": "proportional", "turned": 0.5},
     "global_heads": {"head_dim": 16, "kv_heads": 1, "keys_as_values": True},
 }
+# Blocks with inputs of their own, the last two with keys and values of the first two.
+GEMMA4_E = GEMMA4 | {
+    "attention_pattern": ("1 local", "1 global"),
+    "global_heads": {"head_dim": 16, "kv_heads": 1},
+    "key_sharing": {"blocks": 2, "ffn": 128},
+    "block_inputs": {"width": 16},
+}
 MLP_ALONE: dict[str, object] = {"mixer_pattern": ("1 mlp",), "mlp": "relu2"}
 EXPERTS_ALONE = MLP_ALONE | {
     "ffn": 32,
@@ -408,6 +415,9 @@ def cases(ranks: int, zero: int, data: str) -> dict[str, Plan]:
         several_kinds = (("beside", BESIDE), ("nemotron-3", NEMOTRON_3), ("gemma-4", GEMMA4))
         for name, parts in several_kinds:
             found[name] = anywhere(tiny_model(layers=3, **parts), clipped, group)
+    if zero:
+        own = tiny_model(layers=4, tied_embeddings=True, **GEMMA4_E)
+        found["gemma-4-e"] = anywhere(own, tiny_training(2 * ranks, clip_norm=0.5), group)
     return found
 
 
@@ -444,6 +454,8 @@ def pipelines(ranks: int) -> dict[str, Plan]:
             found[f"experts-{name}"] = plan_of(balanced, training, layout, resident)
             other = tiny_model(layers=3, **QWEN3_NEXT)
             found[f"same-qwen3-next-{name}"] = anywhere(other, training, layout)
+            own = tiny_model(layers=4, **GEMMA4_E)
+            found[f"same-gemma-4-e-{name}"] = anywhere(own, training, layout)
         if ranks == 2 and layout.vpp > 1:  # chunks of unlike blocks
             for part, fields in (("beside", BESIDE), ("nemotron-h", NEMOTRON_H)):
                 other = tiny_model(layers=5, **fields)

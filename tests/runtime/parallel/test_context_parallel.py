@@ -21,12 +21,14 @@ from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
+from bigplan.runtime.layers.carried import Carried, Turn
 from bigplan.runtime.layers.kept import KeptActivations
 from bigplan.runtime.layers.kinds import Block
 from bigplan.runtime.mixers import positions
 from bigplan.runtime.parallel.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.parallel.group import RankGroup
 from bigplan.runtime.parallel.tensor_parallel import ONE
+from bigplan.spec.carried import KEYS, OWN_INPUT, VALUES
 from bigplan.spec.model import ModelSpec
 from tests.examples import examples
 from tests.runtime.harness import check, execute, together
@@ -43,7 +45,7 @@ from tests.runtime.parallel.sharded_ranks import (
     run_rank,
     write_plans,
 )
-from tests.runtime.plans import models, plan_of, tiny_model, tiny_training
+from tests.runtime.plans import carrying, models, plan_of, tiny_model, tiny_training
 from tests.runtime.rounding import BF16_LOSS, check_in_16_bits
 
 BATCH, LENGTH = 4, 256  # so that a part's statistics are no longer too small to count
@@ -88,6 +90,20 @@ class _Layer:
         self.parameters = {p.name: 0.1 * make(*p.shape) for p in model.kinds()["block"]}
         self.flat = torch.cat([value.flatten() for value in self.parameters.values()])
         self.x, self.gradient = make(*size, model.hidden), make(*size, model.hidden)
+        heads = (*size, model.kv_heads, model.head_dim)
+        self.keys_values = (make(*heads), make(*heads)) if model.keys_given else ()
+        own = model.block_inputs
+        self.own = None if own is None else make(*size, own.width)
+
+    def turn(self, group: RankGroup) -> Turn:
+        """What the block finds beside the residual stream, of a rank's tokens."""
+        own = None if self.own is None else self.part(self.own, group)[None]
+        carried = Carried(torch.empty(0), own)
+        reads = () if own is None else (OWN_INPUT,)
+        if self.keys_values:
+            keys, values = (self.part(one, group) for one in self.keys_values)
+            carried.kept[False], reads = (keys, values), (*reads, KEYS, VALUES)
+        return Turn(carried=carried, reads=reads)
 
     def part(self, values: Tensor, group: RankGroup) -> Tensor:
         return values.chunk(group.size, 1)[group.place].contiguous()
@@ -106,10 +122,12 @@ class _Layer:
             )
         }
         kept = KeptActivations(weights=self.flat.view(torch.uint8))
-        output = block.record(views, self.part(self.x, context.group), kept, recompute)
+        turn = self.turn(context.group)
+        output = block.record(views, self.part(self.x, context.group), kept, recompute, turn)
         nbytes = torch.tensor(kept.nbytes)
         by_input, gradients = kept.gradients(self.part(self.gradient, context.group))
-        return output, by_input, nbytes, *(one.flatten() for one in gradients.values())
+        found = [by for name, by in gradients.items() if name not in turn.reads]
+        return output, by_input, nbytes, *(one.flatten() for one in found)
 
 
 def _exchanged(kind: LayerKind, recompute: Recompute) -> Counter[Called]:
@@ -130,7 +148,8 @@ def _block(model: ModelSpec, cp: int) -> LayerKind:
 
 
 @given(
-    models(kv_heads=(1, 2, 4)),
+    models(kv_heads=(1, 2, 4))
+    | carrying().flatmap(lambda one: st.sampled_from(one.block_kinds).map(one.seen_by)),
     st.sampled_from((2, 4)),
     st.sampled_from(tuple(Recompute)),
 )

@@ -11,7 +11,6 @@ import transformers
 
 from bigplan.runtime.constants import terms_of
 from bigplan.runtime.layers import blocks
-from bigplan.runtime.mixers import positions
 from bigplan.runtime.operators import capped
 from bigplan.runtime.weights.rope_pairs import apart
 from bigplan.spec.hf.config import from_hf_config
@@ -20,6 +19,7 @@ from bigplan.spec.layers import BLOCK_SCALE, ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.xielu import EDGE, SLOPE
 from tests.registered import register
+from tests.runtime.handing import hidden_states
 
 register()
 SEED = 3
@@ -188,6 +188,19 @@ GEMMA4_MOE = GEMMA4 | {
     "num_experts": 6,
     "top_k_experts": 3,
     "moe_intermediate_size": 40,
+}
+GEMMA4_E = GEMMA4 | {
+    "num_hidden_layers": 5,  # two of which read the keys of the first
+    "layer_types": [
+        *("sliding_attention", "full_attention"),
+        *("sliding_attention", "sliding_attention", "full_attention"),
+    ],
+    "attention_k_eq_v": False,
+    "num_global_key_value_heads": None,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": SIZES["vocab_size"],
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
 }
 GRANITE = LLAMA | {
     "embedding_multiplier": 6.0,
@@ -465,6 +478,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GEMMA4 | {"attention_k_eq_v": False, "attention_bias": True, "tie_word_embeddings": False},
     ),
     "gemma4-experts": ("gemma4_text", GEMMA4_MOE),
+    "gemma4-e": ("gemma4_text", GEMMA4_E),
+    "gemma4-e-narrow": ("gemma4_text", GEMMA4_E | {"use_double_wide_mlp": False}),
+    "gemma4-inputs": ("gemma4_text", GEMMA4_E | {"num_kv_shared_layers": 0}),
     "gemma4-global": ("gemma4_text", GEMMA4 | {"layer_types": ["full_attention"] * 3}),
     "olmo": ("olmo", OLMO),
     "olmo-mha-tied": ("olmo", OLMO | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -1004,19 +1020,6 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
     return layers
 
 
-def states(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tensor:
-    """The hidden states [b, s, h] that the head is given."""
-    dtype = layers[0]["embed_tokens.weight"].dtype
-    x = blocks.embedding_norm(layers[0], blocks.embedding(layers[0], tokens, model), model)
-    kinds = model.layer_sequence()[1:-1]
-    for kind, parameters, attends in zip(kinds, layers[1:-1], model.attentions, strict=True):
-        length = tokens.shape[1]
-        seen = model.seen_by(kind)
-        rope = positions.position_tables(seen, length, "cpu", dtype, attends=attends)
-        x = blocks.block(parameters, x, seen, rope)
-    return x
-
-
 def head(model: ModelSpec, layers: Layers) -> dict[str, torch.Tensor]:
     """The head's parameters, with the tables that it shares."""
     return layers[-1] | (layers[0] if model.tied_embeddings else {})
@@ -1026,11 +1029,13 @@ def loss(
     model: ModelSpec, layers: Layers, tokens: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
     """Mean cross-entropy."""
-    total = blocks.head_loss(head(model, layers), states(model, layers, tokens), targets, model)
+    total = blocks.head_loss(
+        head(model, layers), hidden_states(model, layers, tokens), targets, model
+    )
     return total / targets.numel()
 
 
 def logits(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tensor:
     """Scores [b, s, V]."""
-    scores = blocks.logits(head(model, layers), states(model, layers, tokens), model)
+    scores = blocks.logits(head(model, layers), hidden_states(model, layers, tokens), model)
     return capped(scores, model.logit_cap)

@@ -24,6 +24,7 @@ from bigplan.runtime.checkpoint import latest
 from bigplan.runtime.data import BatchSource, bundled_text
 from bigplan.runtime.export.hf import export_checkpoint
 from bigplan.runtime.worker import NativeWorker
+from bigplan.spec.carried import INPUTS
 from bigplan.spec.hf.config import load_hf_config
 from bigplan.spec.layers import BLOCKS
 from bigplan.spec.model import ModelSpec
@@ -57,6 +58,8 @@ def _plan(folder: Path, model: ModelSpec, precision: str = "fp32") -> Plan:
     }
     table = kind_placement(1, optimizer=Tier.HOST) if tied else away
     training = tiny_training(4, weights=str(folder), precision=precision)
+    if model.block_inputs is not None:
+        blocks[INPUTS] = away
     stage = StagePlacement(kinds={"embedding": table, **blocks, "head": away})
     placement = Placement(stages=(stage,), slots=2, chunk=CHUNK)
     strategy = Strategy(dp=1, micro_batch=2, accumulation_group=2)
@@ -73,7 +76,16 @@ def _layers(worker: NativeWorker) -> Layers:
 
 CASES = [
     *("llama", "mistral-window", "phi3-window", "qwen3", "mixtral", "qwen3-moe", "gpt2"),
-    *("opt-untied-no-bias", "olmo2", "cohere", "glm", "qwen2-moe-dense", "glm4-moe", "falcon-h1"),
+    *(
+        "opt-untied-no-bias",
+        "olmo2",
+        "cohere",
+        "glm",
+        "qwen2-moe-dense",
+        "glm4-moe",
+        "falcon-h1",
+        "gemma4-e",
+    ),
 ]
 
 

@@ -79,6 +79,7 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama4": ("llama4", {}, LLAMAS),
     "gemma4": ("gemma4", {"pad_token_id": 0}, GEMMAS),
     "gemma4 of 26B A4B": ("gemma4-experts", {"pad_token_id": 0}, GEMMAS),
+    "gemma4 of E2B": ("gemma4-e", {"pad_token_id": 0}, GEMMAS),
     "gemma4_unified": ("gemma4", {"pad_token_id": 0}, UNIFIED),
     "qwen3_5": ("qwen3.5", MTP, QWENS),
     "qwen3_5_moe": ("qwen3.5-moe", MTP, QWENS),

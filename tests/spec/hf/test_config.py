@@ -8,6 +8,7 @@ import pytest
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.hf.config import SUPPORTED_MODEL_TYPES, from_hf_config, load_hf_config
+from bigplan.spec.hf.families.layer_types import write_layer_types
 from bigplan.spec.hf.families.rope import write_scaling
 from bigplan.spec.hf.families.shared_experts import read_deepseek_experts, write_deepseek_experts
 from bigplan.spec.hf.reader import ConfigReader
@@ -36,6 +37,12 @@ _FALCON |= {"new_decoder_architecture": True}
 _STARCODER2 = _SMALL | {"bos_token_id": None, "eos_token_id": None}
 _TYPES = ["full_attention", "linear_attention", "linear_attention"]
 _GEMMA4 = _SMALL | {"hidden_size_per_layer_input": 0}
+_OWN_INPUTS = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": _SMALL["vocab_size"]}
+_SHARED_KEYS: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+}
 _RULE = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 _QWEN3_NEXT = _RULE | {"num_experts": 16}
 _GRANITE_4 = {"num_local_experts": 0, "shared_intermediate_size": 160, "mamba_n_heads": 8}
@@ -240,6 +247,8 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
         | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2}
         | {"moe_intermediate_size": 48},
     ),
+    ("gemma4_text", _SMALL | _OWN_INPUTS),
+    ("gemma4_text", _SMALL | _OWN_INPUTS | _SHARED_KEYS | {"use_double_wide_mlp": True}),
     ("gemma4_unified_text", _SMALL),
     ("apertus", _SMALL | {"hidden_act": "xielu"}),
     ("apertus", _PHI3 | {"attention_bias": True, "tie_word_embeddings": True}),
@@ -391,7 +400,17 @@ def _of_gemma4(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, A
         "attention_k_eq_v": far.keys_as_values,
         "sliding_window": spec.sliding_window,
         "final_logit_softcapping": spec.logit_cap,
-        "hidden_size_per_layer_input": 0,
+        "hidden_size_per_layer_input": spec.block_inputs.width if spec.block_inputs else 0,
+        "layer_types": write_layer_types(spec),
+        **(_of_sharing(spec) if spec.key_sharing else {}),
+    }
+
+
+def _of_sharing(spec: ModelSpec) -> dict[str, Any]:
+    assert spec.key_sharing is not None
+    return {
+        "num_kv_shared_layers": spec.key_sharing.blocks,
+        "use_double_wide_mlp": spec.key_sharing.ffn == 2 * spec.ffn,
     }
 
 
@@ -682,6 +701,13 @@ _PUBLISHED = {
     # what their cards say, in billions
     "gemma-4-31b": (30.7e9, 0.05e9),
     "gemma-4-26b-a4b": (25.2e9, 0.05e9),
+    # effective ones, and blocks' own tables
+    "gemma-4-e2b": (2.3e9 + 262_144 * 35 * 256, 0.05e9),
+    # of its GGUF, less 256 numbers of rope and the keys and values that nothing reads
+    "gemma-4-e4b": (
+        7_518_069_290 - 256 - 15 * (2 * 512 * 2560 + 256) - 3 * (2 * 1024 * 2560 + 512),
+        0,
+    ),
     "olmo-2-7b": (7.3e9, 0.05e9),
     "olmo-2-13b": (13.7e9, 0.05e9),
     "olmo-2-32b": (32.2e9, 0.05e9),
@@ -959,8 +985,7 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("iquestcoder", {"clip_qkv": 8.0}, "`clip_qkv` is 8.0"),
         ("iquestcoder", {"use_sliding_window": True}, "`use_sliding_window` is True"),
         ("helium", {"mlp_bias": True}, "`mlp_bias` is True"),
-        ("gemma4_text", {}, "`hidden_size_per_layer_input` is 256"),
-        ("gemma4_text", {"num_kv_shared_layers": 2}, "is 2: blocks that read the keys and values"),
+        ("gemma4_text", {"vocab_size_per_layer_input": 9}, "`vocab_size_per_layer_input` is 9"),
         (
             "gemma4",
             {

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bigplan.spec import state_space_steps as space
+from bigplan.spec.carried import TABLES
 from bigplan.spec.catalog import find_model
 from bigplan.spec.delta_rule_steps import DECAY_OFFSET, LOG_DECAY
 from bigplan.spec.hf.families import FAMILIES
@@ -101,10 +102,11 @@ def _modules(*, experts: bool = False, **changes: object) -> set[str]:
         kinds += ModelSpec.model_validate(model.model_dump() | mixed).kinds().values()
         alone = {"convolution": {}, "mixer_pattern": ("1 convolution", "1 attention")}
         kinds += ModelSpec.model_validate(around | alone).kinds().values()
+        kinds += find_model("gemma-4-e2b").kinds().values()
     named = {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
     if changes.get("qk_norm", True):
         named |= {LOG_DECAY, DECAY_OFFSET, BLOCK_SCALE, SINKS, *FIRST}
-        named |= {space.LOG_DECAY, space.STEP_OFFSET, space.SKIP}
+        named |= {space.LOG_DECAY, space.STEP_OFFSET, space.SKIP, TABLES}
     if experts and "mlp" not in changes:  # a family may name modules that only some models have
         others = {"shared_gate": True, "dense_blocks": 1, "dense_ffn": 8}
         beside = ModelSpec.model_validate(model.model_dump() | others | {"routing": {"bias": True}})

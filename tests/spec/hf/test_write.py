@@ -30,6 +30,8 @@ from bigplan.spec.model import ModelSpec
         ("falcon-40b", "falcon"),
         ("gemma-4-31b", "gemma4_text"),
         ("gemma-4-26b-a4b", "gemma4_text"),
+        ("gemma-4-e2b", "gemma4_text"),
+        ("gemma-4-e4b", "gemma4_text"),
         ("llama-3.2-1b", "llama"),
         ("qwen3-8b", "qwen3"),
         ("mixtral-8x7b", "mixtral"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.carried import INPUTS_NORM, OWN_DOWN, OWN_GATE, TABLES, TO_INPUTS
 from bigplan.spec.hf.families.experts import DENSE
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.gemma import AROUND_TENSORS, read_geglu, write_gemma
@@ -36,8 +37,6 @@ _ROPES = {
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
     """Scores are not divided by the root of a head's width, since norms have trained weights."""
-    if reader.get("hidden_size_per_layer_input"):
-        reader.refuse("hidden_size_per_layer_input", "0: blocks have no tables of words of theirs")
     if reader.get("use_bidirectional_attention") not in (None, False, "vision"):
         reader.refuse(
             "use_bidirectional_attention", "null or vision: tokens of text see those before"
@@ -65,7 +64,22 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     if slides and fields["sliding_window"] is None:
         reader.refuse("sliding_window", "a number of tokens")
     fields = read_ropes(reader, fields, _LOCAL_BASE)
-    return fields | _read_heads(reader, fields) | _read_experts(reader)
+    fields |= _read_heads(reader, fields) | _read_experts(reader)
+    return fields | _read_carried(reader, fields)
+
+
+def _read_carried(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    """Inputs of blocks, and keys and values that the last ones read (E2B and E4B)."""
+    found: dict[str, Any] = {}
+    if reader.get("hidden_size_per_layer_input"):
+        if reader.count("vocab_size_per_layer_input") != fields["vocab"]:
+            reader.refuse("vocab_size_per_layer_input", "as many as vocab_size")
+        found["block_inputs"] = {"width": reader.count("hidden_size_per_layer_input")}
+    if reader.get("num_kv_shared_layers"):
+        wide = 2 if reader.flag("use_double_wide_mlp") else 1
+        blocks = reader.count("num_kv_shared_layers")
+        found["key_sharing"] = {"blocks": blocks, "ffn": wide * fields["ffn"]}
+    return found
 
 
 def _read_experts(reader: ConfigReader) -> dict[str, Any]:
@@ -129,8 +143,12 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "num_global_key_value_heads": far.kv_heads,
         "attention_k_eq_v": far.keys_as_values,
         "final_logit_softcapping": model.logit_cap,
-        "hidden_size_per_layer_input": 0,
+        "hidden_size_per_layer_input": model.block_inputs.width if model.block_inputs else 0,
+        "vocab_size_per_layer_input": model.vocab,
     }
+    if (sharing := model.key_sharing) is not None:
+        config["num_kv_shared_layers"] = sharing.blocks
+        config["use_double_wide_mlp"] = sharing.ffn == 2 * model.ffn
     if model.sliding_window is not None:
         config["sliding_window"] = model.sliding_window
     if model.experts:
@@ -149,6 +167,12 @@ _FIRST = ("experts.gate_proj", "experts.up_proj")
 _NAMES = {
     **AROUND_TENSORS.names,
     BLOCK_SCALE: f"{_WITHIN}.layer_scalar",
+    TABLES: "model.embed_tokens_per_layer.weight",
+    TO_INPUTS: "model.per_layer_model_projection",
+    INPUTS_NORM: "model.per_layer_projection_norm",
+    OWN_GATE: f"{_WITHIN}.per_layer_input_gate",
+    OWN_DOWN: f"{_WITHIN}.per_layer_projection",
+    "own_closing_norm": f"{_WITHIN}.post_per_layer_input_norm",
     **{f"shared.{name}": f"{_WITHIN}.mlp.{name}" for name in DENSE},
     "shared_closing_norm": f"{_WITHIN}.post_feedforward_layernorm_1",
     "expert_norm": f"{_WITHIN}.pre_feedforward_layernorm_2",
@@ -188,6 +212,9 @@ GEMMA4 = ModelFamily(
         "final_logit_softcapping": None,
         "use_bidirectional_attention": None,
         "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
         "enable_moe_block": False,
     },
     _write,
@@ -207,6 +234,8 @@ GEMMA4 = ModelFamily(
         "experts": ("num_experts",),
         "experts_per_token": ("top_k_experts",),
         "expert_norms": ("enable_moe_block",),
+        "block_inputs": ("hidden_size_per_layer_input",),
+        "key_sharing": ("num_kv_shared_layers",),
         "global_heads.head_dim": ("global_head_dim", "per_layer_config"),
         "global_heads.kv_heads": ("num_global_key_value_heads", "per_layer_config"),
     },
