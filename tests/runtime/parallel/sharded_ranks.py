@@ -526,7 +526,7 @@ def split_cases(ranks: int, data: str) -> dict[str, Plan]:
     whole = two.model_copy(update={"sequence_parallel": False})
     clipped, once = tiny_training(4, clip_norm=0.5), tiny_training(2, clip_norm=0.5)
     scaled = tiny_training(
-        8,
+        4,
         precision="fp16",
         gradient_precision="fp16",
         loss_scale=LossScale(initial=2.0**20),  # the first steps overflow
