@@ -186,7 +186,9 @@ def test_ranks_train_as_one_does_and_go_on_under_another_split(
     alone = []
     for _ in range(min(IN_TURN, len(every))):
         loss = loop.step()
-        alone.append((loss, {name: value.detach().clone() for name, value in loop.adapters.items()}))
+        alone.append(
+            (loss, {name: value.detach().clone() for name, value in loop.adapters.items()})
+        )
     for number, (name, plan) in enumerate(every.items()):
         with subtests.test(name):
             runs = [
