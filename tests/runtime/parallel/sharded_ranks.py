@@ -428,6 +428,8 @@ def pipelines(ranks: int) -> dict[str, Plan]:
     for layout in layouts(ranks):
         if layout.pp == 1 or (layout.zero in (1, 2) and layout.vpp == 1):
             continue
+        if layout.dp > 1 and not layout.zero:  # replicas alone: a tied table has them
+            continue
         if layout.pp > 2 and not layout.first_blocks:  # two have as many blocks each
             continue
         blocks = layout.pp * layout.vpp + (layout.first_blocks or (layout.vpp == 1))
