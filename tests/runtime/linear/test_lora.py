@@ -117,9 +117,7 @@ AWAY = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "clip_norm"), [("nvme", None), *((name, 1e-3) for name in AWAY)]
-)
+@pytest.mark.parametrize(("name", "clip_norm"), [("nvme", None), *((name, 1e-3) for name in AWAY)])
 def test_frozen_weights_may_be_elsewhere(name: str, clip_norm: float | None) -> None:
     check_steps(plan(AWAY[name], clip_norm=clip_norm))
 
