@@ -86,7 +86,7 @@ def measure_narrow(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
         with threads(1), _player(model, training, graph, bench.device) as step:
             timelines = _played(step, bench, seconds / 2)
         del step
-        _forget()
+        _forget(bench.device)
         between.append(statistics.median(map(_between, timelines)))
         block = graph.kinds["block"]
         counted[model] = _counted((*block.forward, *block.backward), fused=bench.cuda)
@@ -153,9 +153,10 @@ def _player(
         yield step
 
 
-def _forget() -> None:
-    """Free the runtime's parts, which refer to each other and which the executor froze."""
-    gc.unfreeze()
+def _forget(device: torch.device) -> None:
+    """Free the runtime's parts, which refer to each other and which the executor froze on a GPU."""
+    if device.type == "cuda":
+        gc.unfreeze()
     gc.collect()
 
 

@@ -46,6 +46,7 @@ UNMEASURED = {
 }
 
 
+@pytest.mark.usefixtures("first_plans")
 def test_a_cpu_profile_measures_everything_and_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

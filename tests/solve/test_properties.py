@@ -36,8 +36,8 @@ def workloads(draw: st.DrawFn) -> Workload:
         gpu=draw(st.integers(low, high)) << 30, host=draw(st.integers(16, 48)) << 30
     )
     model = find_model(draw(st.sampled_from(("llama-3-8b", "llama-2-13b"))))
-    model = model.model_copy(update={"layers": draw(st.integers(4, 6))})
-    length, batch = draw(st.sampled_from((1024, 4096))), draw(st.sampled_from((4, 8)))
+    model = model.model_copy(update={"layers": draw(st.integers(3, 5))})
+    length, batch = draw(st.sampled_from((1024, 4096))), draw(st.sampled_from((2, 4)))
     training = _training(length, batch, "fp16" if name == "t4-cloud" else "bf16")
     return Workload(model, training, cluster.group)
 

@@ -253,9 +253,10 @@ class LayerRows:
         """
         for name, (before, rows, columns) in self.offsets.items():
             mine, start = self.held[name], max(elements.start - before, 0)
-            if mine is None:
+            stop = min(elements.stop - before, rows * columns)
+            if mine is None or start >= stop:
                 continue
-            for local in cut(name, columns, start, min(elements.stop - before, rows * columns)):
+            for local in cut(name, columns, start, stop):
                 real = local.moved(mine.first_row, mine.first_column).shared(mine)
                 if real is not None:
                     yield self.element(real), real

@@ -18,7 +18,7 @@ from tests.runtime.checkpoints import running
 from tests.runtime.processes import server
 
 NAMES = ("nvme", "host", "gpu")  # a killed run goes on under another plan
-SECONDS = 5  # of random kills: a process starts within half a second
+SECONDS = 3  # of random kills: a process starts within half a second
 
 
 class Whole(NamedTuple):

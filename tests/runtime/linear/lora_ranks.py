@@ -30,7 +30,7 @@ from tests.runtime.plans import plan_of, tiny_model, tiny_training
 LORA: dict[str, object] = {"rank": 4, "alpha": 8.0}
 # On unlike nodes: one has three of the four sequences of a step.
 UNLIKE = (Replicas(number=1, micro_batch=3), Replicas(number=1, micro_batch=1))
-STEPS, SAVED_AFTER = 2, 1  # the second update begins from moments that were read
+IN_TURN = 4  # plans of which each goes on where the one before has stopped, after one step
 # A dense block and one with experts, each with a convolution before one with attention.
 SEVERAL_KINDS: dict[str, object] = {
     "experts": 4,
@@ -60,9 +60,10 @@ OF_STATES = ("tp2", "pp2-vpp2", "cp2-zero3")  # layouts that split what is in a 
 
 @dataclass(frozen=True, slots=True)
 class LoraRun:
-    """What a rank computed, before a checkpoint and after another plan's."""
+    """What a rank computed in one step."""
 
-    losses: list[float]
+    done: int  # steps before
+    loss: float
     digest: str
     adapters: dict[str, tuple[Rectangle, Tensor]]  # by name in the model, those that it has
 
@@ -145,25 +146,19 @@ def alike(model: ModelSpec, strategy: Strategy, tier: Tier, recompute: Recompute
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """One process: every plan in turn; each goes on from the checkpoint of the one before."""
+    """One process: every plan in turn, a step each, from the checkpoint of the one before."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     path = Path(folder)
     every: dict[str, Plan] = pickle.loads((path / "plans").read_bytes())
-    before = ""
-    for name, plan in every.items():
-        losses = []
-        with running(plan, rank=rank, meeting=path / f"{name}.first") as (worker, _):
-            losses += [worker.step().loss for _ in range(SAVED_AFTER)]
-            worker.save(path / f"{name}.saved")
-        resume = path / f"{before or name}.saved"
-        with running(plan, resume, rank=rank, meeting=path / f"{name}.second") as (worker, done):
-            assert done == SAVED_AFTER
-            losses += [worker.step().loss for _ in range(done, STEPS)]
-            finished = worker.finish()
-            run = LoraRun(losses, finished.digest, _adapters(worker))
+    before: Path | None = None
+    for number, (name, plan) in enumerate(every.items()):
+        resume, before = (before if number % IN_TURN else None), path / f"{name}.saved"
+        with running(plan, resume, rank=rank, meeting=path / f"{name}.meeting") as (worker, done):
+            loss = worker.step().loss
+            worker.save(before)
+            run = LoraRun(done, loss, worker.finish().digest, _adapters(worker))
         torch.save(run, path / f"{name}.{rank}.pt")
-        before = name
 
 
 def _adapters(worker: NativeWorker) -> dict[str, tuple[Rectangle, Tensor]]:

@@ -82,13 +82,11 @@ def layouts(ranks: int) -> list[Strategy]:
     if ranks == 2:
         return [TWO.model_copy(update={"zero": zero}) for zero in (0, 2, 3)]
     # Replicas with stage 1: test_unequal.py; with 2: test_zero_groups.py; with 3: masked-z3. With
-    # split matrices and stage 3: olmo-hybrid.
-    both, tensors = Strategy(dp=2, cp=2), Strategy(dp=1, cp=2, tp=2)
-    whole = Strategy(dp=1, cp=2, tp=2, sequence_parallel=False)
+    # split matrices and stage 3: olmo-hybrid; without ZeRO: bloom, gpt2. Stages without: isolated.
+    both, whole = Strategy(dp=2, cp=2), Strategy(dp=1, cp=2, tp=2, sequence_parallel=False)
     # ZeRO shards over the parts of a sequence as over replicas, in each stage for itself.
-    pipelines = [Strategy(dp=1, cp=2, pp=2, zero=zero) for zero in (0, 3)]
-    chunks = Strategy(dp=1, cp=2, pp=2, vpp=2)
-    return [both, tensors, whole, *pipelines, chunks, Strategy(dp=1, cp=4)]
+    pipelines = [Strategy(dp=1, cp=2, pp=2, zero=3), Strategy(dp=1, cp=2, pp=2, vpp=2)]
+    return [both, whole, *pipelines, Strategy(dp=1, cp=4)]
 
 
 def _resident(model: ModelSpec, layout: Strategy, name: str = "") -> dict[str, Plan]:
