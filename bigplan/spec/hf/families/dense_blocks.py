@@ -89,7 +89,7 @@ def mlp_types(first: Callable[[ConfigReader], int], *others: str) -> Part:
 
     def read(reader: ConfigReader) -> dict[str, Any]:
         usual = first_ones(first(reader), reader.count("num_hidden_layers"))
-        none = {"dense_blocks": 0, "dense_ffn": 0}  # whatever other keys say
+        none = {"dense_blocks": 0, "dense_ffn": 0, "expert_pattern": ()}  # whatever other keys say
         return none | dense_fields(reader, by_types(reader, usual))
 
     def write(model: ModelSpec) -> dict[str, Any]:
