@@ -120,16 +120,7 @@ class RoutedRows(Function):
         whole, scores = mixture.ranks.gather(x)().flatten(0, -2), own_scores
         if scores is None:
             scores = experts.router_scores(whole, router, model.routed_by, score_bias)
-        by_token, places = experts.route(
-            scores,
-            model.experts_per_token,
-            normalised=model.router_normalised,
-            routing=model.weighted_by,
-            bias=bias,
-        )
-        unscaled = None
-        if scales is not None:
-            unscaled, by_token = by_token, expert_scales.scaled(by_token, places, scales)
+        by_token, places, unscaled = _chosen(model, scores, bias, scales)
         ctx.mark_non_differentiable(*places)
         dispatch = mixture.spread.dispatch(places, model.experts)
         ctx.passed, ctx.dispatch, ctx.shape, ctx.dtype = passed, dispatch, x.shape, x.dtype
@@ -204,12 +195,34 @@ class RoutedRows(Function):
         by_score_bias = by_scores.sum(0) if ctx.needs_input_grad[8] else None
         by_biases: list[Tensor | None] = [None, None]
         if bias is not None:
-            vectors = unit_vectors(dispatch, places, bias)
-            named = (GATE_BIAS, by_gate), (UP_BIAS, by_up)
-            by_biases = [by_matrix(mixture.sums, name, one, vectors) for name, one in named]
+            by_biases = _by_biases(mixture, (by_gate, by_up), unit_vectors(dispatch, places, bias))
         by_routing = by_score_bias, by_scales
         by_x = summed().view(ctx.shape)
         return None, None, by_x, None, by_given, by_router, *by_matrices, *by_routing, *by_biases
+
+
+def _chosen(
+    model: ModelSpec, scores: Tensor, bias: Tensor | None, scales: Tensor | None
+) -> tuple[Tensor, Places, Tensor | None]:
+    """Weights of a token's experts, where their rows are, and weights before `scales`, if any."""
+    weights, places = experts.route(
+        scores,
+        model.experts_per_token,
+        normalised=model.router_normalised,
+        routing=model.weighted_by,
+        bias=bias,
+    )
+    if scales is None:
+        return weights, places, None
+    return expert_scales.scaled(weights, places, scales), places, weights
+
+
+def _by_biases(
+    mixture: Mixture, by_outputs: tuple[Tensor, Tensor], vectors: Tensor
+) -> list[Tensor | None]:
+    """The gradients by gate's and up's biases; `vectors`: which expert each row is of."""
+    named = zip((GATE_BIAS, UP_BIAS), by_outputs, strict=True)
+    return [by_matrix(mixture.sums, name, one, vectors) for name, one in named]
 
 
 def _by_rows(
