@@ -13,7 +13,7 @@ columns alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -137,13 +137,7 @@ def adapter_folder(
     )
     alone = {module for place in separate for module in place.modules}
     modules = {p.module for p in every} | {p.module for layer in of_experts for p in layer} | alone
-    known = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
-    if other := next((name for name in sorted(shapes) if name not in known), None):
-        raise RefusedError(
-            f"{folder / WEIGHTS}: {other} is no adapter of a product of {model.name}'s blocks, "
-            f"which are {', '.join(possible_targets(model))}; train without it, or start "
-            "from others"
-        )
+    _check_known(folder, model, modules, shapes)
     if rank > HIGHEST_RANK:
         raise RefusedError(
             f"{folder / CONFIG}: r is {rank}; ranks up to {HIGHEST_RANK} are trained"
@@ -172,6 +166,19 @@ def adapter_folder(
     names = tuple(target for target in possible_targets(model) if target in wanted)
     lora = Lora(rank=rank, alpha=alpha, targets=names, rank_stabilised=stabilised)
     return AdapterFolder(lora, chosen, shapes)
+
+
+def _check_known(
+    folder: Path, model: ModelSpec, modules: Collection[str], shapes: Collection[str]
+) -> None:
+    """Raise RefusedError where a tensor is of none of these modules."""
+    known = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
+    if other := next((name for name in sorted(shapes) if name not in known), None):
+        raise RefusedError(
+            f"{folder / WEIGHTS}: {other} is no adapter of a product of {model.name}'s blocks, "
+            f"which are {', '.join(possible_targets(model))}; train without it, or start "
+            "from others"
+        )
 
 
 def _places(
