@@ -61,24 +61,37 @@ def reruns(
     if shape.spreads_experts:
         widened += kept_rows(shape) - places_bytes(shape)
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
-    left_out = _of(unread(steps), (*linear, *streams))
-    whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
-    mixer, output = mixing(shape), output_of(shape)
-    summed = (*mixer.into(shape, ""),)
-    if all(op.name != output for op in left_out):
-        summed += out_of_output(shape)
-    beside = list[Stream]()
-    if all(op.name != "mlp down" for op in left_out):
-        summed += out_of_experts(shape, "mlp output")
-        if shape.model.experts:  # their rows are weighted again, before the backward does
-            beside = [one for one in first if one.name == "activation"]
-    if all(op.name != SHARED_DOWN for op in left_out):
-        summed += out_of_shared(shape, "mlp output", "")
-    exchanged_again = (*mixer.exchanges(shape), *wide_norms(shape))
-    gathered = (*into_router(shape, "mlp input"), *gathered)
-    exchanged_again = (*exchanged_again, *summed, *counted(shape), *gathered)
-    full = Rerun(shape.hidden, (*whole, *beside, *exchanged_again))
+    full = _all_again(shape, linear, inner, first, gathered)
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
+
+
+def _all_again(
+    shape: RankShape,
+    linear: Sequence[Operator],
+    inner: Sequence[Operator],
+    first: Sequence[Stream],
+    gathered: Sequence[Operator],
+) -> Rerun:
+    """A run of all steps but those that lead to the block's output alone, from its input.
+
+    `first`: memory-bound operators as the forward has them; `gathered`: before the MLP's products.
+    """
+    streams = tuple(second for one in first if (second := _run_again(shape, one)))
+    left_out = _of(unread(shape.every_step("block")), (*linear, *streams))
+    again = [op for op in (*linear, *inner, *streams) if op not in left_out]
+    names = {op.name for op in left_out}
+    mixer = mixing(shape)
+    exchanged = [*mixer.exchanges(shape), *wide_norms(shape), *mixer.into(shape, "")]
+    if output_of(shape) not in names:
+        exchanged += out_of_output(shape)
+    if "mlp down" not in names:
+        exchanged += out_of_experts(shape, "mlp output")
+        if shape.model.experts:  # their rows are weighted again, before the backward does
+            again += [one for one in first if one.name == "activation"]
+    if SHARED_DOWN not in names:
+        exchanged += out_of_shared(shape, "mlp output", "")
+    brought = (*counted(shape), *into_router(shape, "mlp input"), *gathered)
+    return Rerun(shape.hidden, (*again, *exchanged, *brought))
 
 
 def _read_again(

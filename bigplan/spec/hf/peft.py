@@ -137,7 +137,7 @@ def adapter_folder(
     )
     alone = {module for place in separate for module in place.modules}
     modules = {p.module for p in every} | {p.module for layer in of_experts for p in layer} | alone
-    _refuse_others(folder, model, shapes, modules)
+    _check_known(folder, model, modules, shapes)
     if rank > HIGHEST_RANK:
         raise RefusedError(
             f"{folder / CONFIG}: r is {rank}; ranks up to {HIGHEST_RANK} are trained"
@@ -168,13 +168,10 @@ def adapter_folder(
     return AdapterFolder(lora, chosen, shapes)
 
 
-def _refuse_others(
-    folder: Path,
-    model: ModelSpec,
-    shapes: Mapping[str, tuple[int, ...]],
-    modules: Collection[str],
+def _check_known(
+    folder: Path, model: ModelSpec, modules: Collection[str], shapes: Collection[str]
 ) -> None:
-    """Tensors that are of none of the modules."""
+    """Raise RefusedError where a tensor is of none of these modules."""
     known = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
     if other := next((name for name in sorted(shapes) if name not in known), None):
         raise RefusedError(
