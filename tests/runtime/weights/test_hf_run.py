@@ -74,6 +74,7 @@ def _layers(worker: NativeWorker) -> Layers:
 CASES = [
     *("llama", "mistral-window", "phi3-window", "qwen3", "mixtral", "qwen3-moe", "gpt2"),
     *("opt-untied-no-bias", "olmo2", "cohere", "glm", "qwen2-moe-dense", "glm4-moe", "falcon-h1"),
+    *("nemotron-h-latent", "nemotron-h-both", "qwen3-moe-turns"),
 ]
 
 
