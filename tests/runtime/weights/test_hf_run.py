@@ -85,6 +85,9 @@ CASES = [
         "glm4-moe",
         "falcon-h1",
         "gemma4-e",
+        "nemotron-h-latent",
+        "nemotron-h-both",
+        "qwen3-moe-turns",
     ),
 ]
 
