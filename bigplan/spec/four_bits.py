@@ -8,7 +8,8 @@ of b bytes holds 2 b codes, the first in its lowest bits. Scales are not quantis
 a parameter takes 4.25 (QLoRA's 4.13).
 """
 
-from bigplan.spec.layers import ROUTER, SHARED_GATE
+from bigplan.spec.expert_steps import ROUTER
+from bigplan.spec.layers import SHARED_GATE
 from bigplan.spec.step import Parameter
 
 BLOCK = 64  # elements of a row that share a scale

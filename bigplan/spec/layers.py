@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
 from bigplan.spec import carried
 from bigplan.spec.architecture import Architecture
 from bigplan.spec.convolution_steps import convolution
 from bigplan.spec.delta_rule_steps import delta_rule
+from bigplan.spec.expert_steps import of_experts, routing
 from bigplan.spec.grouped_heads import grouped_heads
 from bigplan.spec.input_steps import inputs, to_inputs
 from bigplan.spec.latent_heads import latent_heads
@@ -25,7 +25,6 @@ from bigplan.spec.step import (
     TERMS,
     LayerStep,
     Parameter,
-    Split,
     StepOp,
     StepValue,
     product,
@@ -52,9 +51,6 @@ _KINDS: Mapping[tuple[Mixer, bool], str] = {
 SHARING: Mapping[str, str] = {BLOCK: "sharing", GLOBAL: SHARING_GLOBAL}
 # The global ones: blocks that see all tokens, where their heads are unlike those of others.
 BLOCKS = (*_KINDS.values(), GLOBAL, *SHARING.values())
-ROUTER_BIAS = "router.bias"  # a constant that is added to shares
-SCORE_BIAS = "router_scores.bias"
-EXPERT_SCALES = "router_weights.scale"
 SINKS = "attention.sinks"
 BLOCK_SCALE = "block.scale"  # a constant that multiplies what a block gives
 OF_AN_EXPERT = "experts."  # what names of parameters begin with of which each expert has a part
@@ -63,7 +59,6 @@ ATTENTION_SUM = "attention residual"  # with another mixer beside, which is adde
 # Steps of an MLP beside the experts.
 SHARED_UP, SHARED_ACTIVATION, SHARED_DOWN = "shared up", "shared activation", "shared down"
 SHARED_SUM = "shared residual"
-ROUTER = "router.weight"  # which chooses experts
 # Products of what experts read, where that is narrower than the residual stream, and of their sum.
 NARROWING, WIDENING = "latent_down_proj", "latent_up_proj"
 NARROWED = "expert latent"  # the step of the first
@@ -334,14 +329,14 @@ def _routed(model: Architecture, x: StepValue, by: StepValue, output: StepValue)
     Biases of all experts are one matrix with a column for each, by which a row's choice of an
     expert is multiplied; after the last product, a token's weights are.
     """
-    routing = _routing(model, x, by)
-    sent, weights = routing[-1].gives
+    routed = routing(model, x, by)
+    sent, weights = routed[-1].gives
     each = model.experts_per_token
     names = entering(model)
     *entered, inner = (StepValue(name, model.ffn, each) for name in (*names, "inner"))
     opened, returned = tuple(entered), sent._replace(name="returned")
-    first = _of_experts(model, *(f"{name}_proj" for name in names))
-    last = _of_experts(model, "down_proj")
+    first = of_experts(model, *(f"{name}_proj" for name in names))
+    last = of_experts(model, "down_proj")
     activation = LayerStep(
         StepOp.ACTIVATION,
         "activation",
@@ -353,61 +348,13 @@ def _routed(model: Architecture, x: StepValue, by: StepValue, output: StepValue)
     )
     closing = _closing(model, "expert", output) if model.expert_norms == "each" else []
     return [
-        *routing,
+        *routed,
         LayerStep(StepOp.PRODUCT, "mlp up", (sent,), opened, first),
         activation,
         LayerStep(StepOp.PRODUCT, "mlp down", (inner,), (returned,), last, saves=(inner,)),
         LayerStep(StepOp.COMBINE, "combine", (returned,), (output,)),
         *closing,
     ]
-
-
-def _routing(model: Architecture, x: StepValue, by: StepValue) -> list[LayerStep]:
-    """Scores of experts, and the rows that are sent to those chosen, with their weights."""
-    each = model.experts_per_token
-    scores = StepValue("router scores", model.experts, split=False, whole=True)
-    routers = [Parameter(ROUTER, (model.experts, model.hidden), "replicated", True)]
-    if model.routed_by.score_bias:
-        routers.append(Parameter(SCORE_BIAS, (model.experts,), "replicated", False))
-    sent = StepValue("sent", model.expert_width, each, split=False, whole=True)
-    weights = StepValue("router weights", 1, each, split=False, whole=True)
-    places = tuple(weights._replace(name=name) for name in ("chosen experts", "order of rows"))
-    own = []
-    if model.routed_by.bias:
-        shape = (TERMS, model.experts)
-        own.append(Parameter(ROUTER_BIAS, shape, "replicated", False, constant=True))
-    if model.routed_by.expert_scales:
-        own.append(Parameter(EXPERT_SCALES, (model.experts,), "replicated", False))
-        places += (weights._replace(name="weights before their scales"),)
-    in_fp32 = model.routed_by.scores == "sigmoid"
-    route = LayerStep(
-        StepOp.ROUTE,
-        "route",
-        (x, scores),
-        (sent, weights),
-        tuple(own),
-        saves=(x,) if in_fp32 else (x, scores),
-        statistics=(weights, *places, scores) if in_fp32 else (weights, *places),
-    )
-    router = LayerStep(StepOp.PRODUCT, "router", (by,), (scores,), tuple(routers), saves=(by,))
-    return [router, route]
-
-
-def _of_experts(model: Architecture, *modules: str) -> tuple[Parameter, ...]:
-    """One matrix of all experts for each module, and then their biases."""
-    shape = (model.ffn * model.experts, model.expert_width)
-    found = [
-        Parameter(f"experts.{module}.weight", shape, "rows", True, experts=model.experts)
-        for module in modules
-    ]
-    if model.mlp_bias:
-        down = modules == ("down_proj",)
-        rows, split = (model.hidden, "columns") if down else (model.ffn, "rows")
-        found += [
-            Parameter(f"experts.{module}.bias", (rows, model.experts), cast(Split, split), False)
-            for module in modules
-        ]
-    return tuple(found)
 
 
 def _head(model: Architecture) -> tuple[LayerStep, ...]:

@@ -18,11 +18,12 @@ from typing import Literal, cast
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError, quoted
+from bigplan.spec.expert_steps import ROUTER
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.words import did_you_mean
 from bigplan.spec.four_bits import BLOCK as TOGETHER
 from bigplan.spec.four_bits import is_packed, packed_columns
-from bigplan.spec.layers import BLOCK, BLOCKS, OF_AN_EXPERT, ROUTER, SHARED_GATE
+from bigplan.spec.layers import BLOCK, BLOCKS, OF_AN_EXPERT, SHARED_GATE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, Split, StepOp
 

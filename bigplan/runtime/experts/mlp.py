@@ -33,7 +33,7 @@ from bigplan.runtime.experts.mixture import (
 )
 from bigplan.runtime.experts.own_scores import own_scores
 from bigplan.runtime.experts.routed_rows import Passed, RoutedRows, sent
-from bigplan.spec.layers import EXPERT_SCALES, ROUTER_BIAS, SCORE_BIAS
+from bigplan.spec.expert_steps import EXPERT_SCALES, ROUTER_BIAS, SCORE_BIAS
 from bigplan.spec.model import ModelSpec
 
 

@@ -23,8 +23,9 @@ from bigplan.runtime.linear import four_bits
 from bigplan.runtime.weights.hf import HfFolder
 from bigplan.runtime.weights.peft import PeftFolder
 from bigplan.spec import delta_rule_steps, state_space_steps
+from bigplan.spec.expert_steps import EXPERT_SCALES
 from bigplan.spec.four_bits import is_packed, packed_columns
-from bigplan.spec.layers import BLOCK_SCALE, BLOCKS, EXPERT_SCALES
+from bigplan.spec.layers import BLOCK_SCALE, BLOCKS
 from bigplan.spec.lora import inputs_of
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter

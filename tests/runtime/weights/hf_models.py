@@ -13,9 +13,10 @@ from bigplan.runtime.constants import terms_of
 from bigplan.runtime.layers import blocks
 from bigplan.runtime.operators import capped
 from bigplan.runtime.weights.rope_pairs import apart
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.config import from_hf_config
 from bigplan.spec.hf.weights import hf_tensors, stored
-from bigplan.spec.layers import BLOCK_SCALE, ROUTER_BIAS
+from bigplan.spec.layers import BLOCK_SCALE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.xielu import EDGE, SLOPE
 from tests.registered import register

@@ -10,16 +10,10 @@ from bigplan.spec import state_space_steps as space
 from bigplan.spec.carried import TABLES
 from bigplan.spec.catalog import find_model
 from bigplan.spec.delta_rule_steps import DECAY_OFFSET, LOG_DECAY
+from bigplan.spec.expert_steps import EXPERT_SCALES, ROUTER_BIAS
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.weights import Stored, hf_tensors, stored
-from bigplan.spec.layers import (
-    BLOCK_SCALE,
-    EXPERT_SCALES,
-    NARROWING,
-    ROUTER_BIAS,
-    SINKS,
-    WIDENING,
-)
+from bigplan.spec.layers import BLOCK_SCALE, NARROWING, SINKS, WIDENING
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.xielu import FIRST
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from math import isclose, sqrt
 from typing import Any
 
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.layer_types import layer_types, turned_by_windows
 from bigplan.spec.hf.families.llama import LLAMA_LIKE
 from bigplan.spec.hf.families.parts import Part, always, off, renamed, written
 from bigplan.spec.hf.families.shared_experts import DEEPSEEK_EXPERTS, DEEPSEEK_TENSORS
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 # DeepSeek-V3's keys, and what they are called here.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.glm_flash import GLM4_MOE_LITE
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import ROUTER_BIAS
 
 _AXK1 = GLM4_MOE_LITE.like(
     "axk1",

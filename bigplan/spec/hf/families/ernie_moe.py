@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.dense_blocks import Dense, dense_fields
 from bigplan.spec.hf.families.ernie import ERNIE
 from bigplan.spec.hf.families.experts import EACH, routed_tensors, shared_names
 from bigplan.spec.hf.families.parts import Part, values
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 _FIRST, _LAST = "moe_layer_start_index", "moe_layer_end_index"

@@ -5,11 +5,11 @@ Layers that predict further tokens (`num_nextn_predict_layers`) are left out, as
 
 from __future__ import annotations
 
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.dense_blocks import mlp_types
 from bigplan.spec.hf.families.exaone import EXAONE4
 from bigplan.spec.hf.families.parts import always, only, renamed
 from bigplan.spec.hf.families.shared_experts import DEEPSEEK_EXPERTS, DEEPSEEK_TENSORS
-from bigplan.spec.layers import ROUTER_BIAS
 
 _FIRST, _LOCAL = "first_k_dense_replace", "num_local_experts"
 _EXPERTS = renamed(

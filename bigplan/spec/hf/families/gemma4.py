@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.carried import INPUTS_NORM, OWN_DOWN, OWN_GATE, TABLES, TO_INPUTS
+from bigplan.spec.expert_steps import EXPERT_SCALES
 from bigplan.spec.hf.families.experts import DENSE
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.gemma import AROUND_TENSORS, read_geglu, write_gemma
@@ -20,7 +21,7 @@ from bigplan.spec.hf.families.layer_types import (
 )
 from bigplan.spec.hf.families.llama import LLAMA_DEFAULTS, LLAMA_KEYS
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import BLOCK_SCALE, EXPERT_SCALES
+from bigplan.spec.layers import BLOCK_SCALE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import expanded
 

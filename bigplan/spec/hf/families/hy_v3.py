@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.dense_blocks import mlp_types
 from bigplan.spec.hf.families.experts import EACH, routed_tensors, shared_names
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
 from bigplan.spec.hf.families.parts import Part, always, counts, off
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.exaone import EXAONE4
 from bigplan.spec.hf.families.experts import EACH, EXPERTS, NORMALISED
 from bigplan.spec.hf.families.parts import always, counts
 from bigplan.spec.hf.families.shared_experts import DEEPSEEK_TENSORS
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import ROUTER_BIAS
 
 _BLOCK = "model.layers.{}"
 _KOLIBRI1 = EXAONE4.like(

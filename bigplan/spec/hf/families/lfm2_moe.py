@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.dense_blocks import dense_fields, first_ones
 from bigplan.spec.hf.families.experts import DENSE, EACH, NORMALISED
 from bigplan.spec.hf.families.lfm2 import LFM2, LFM2_LIKE
 from bigplan.spec.hf.families.parts import Part, counts
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 

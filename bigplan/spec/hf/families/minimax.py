@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.experts import LOCAL_EXPERTS, routed_tensors
 from bigplan.spec.hf.families.family import NO_TOKENS
 from bigplan.spec.hf.families.llama import LLAMA_LIKE
 from bigplan.spec.hf.families.parts import Part, always, counts, written
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 _MODULE = "block_sparse_moe"

@@ -8,13 +8,13 @@ from __future__ import annotations
 from math import isclose
 from typing import Any
 
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, read_deepseek, write_deepseek
 from bigplan.spec.hf.families.experts import DENSE, FIRST, stacked_names
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
 from bigplan.spec.hf.families.ministral3 import GROWTH, grown_rope
 from bigplan.spec.hf.families.rope import BESIDE_PARAMETERS
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 _ROPE = "rope_parameters"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.dense_blocks import FIRST
 from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
 from bigplan.spec.hf.families.mamba import (
@@ -20,7 +21,7 @@ from bigplan.spec.hf.families.shared_experts import (
     write_deepseek_experts,
 )
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import NARROWING, ROUTER_BIAS, WIDENING
+from bigplan.spec.layers import NARROWING, WIDENING
 from bigplan.spec.mixers import ATTENTION, MLP, STATE_SPACE, StateSpace
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import compact_words

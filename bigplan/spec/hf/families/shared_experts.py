@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.dense_blocks import (
     DENSE_KEYS,
     FIRST,
@@ -36,7 +37,6 @@ from bigplan.spec.hf.families.llama import (
 from bigplan.spec.hf.families.parts import Part, always, flags, written
 from bigplan.spec.hf.families.rope import PARTLY_TURNED
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.layers import ROUTER_BIAS
 from bigplan.spec.model import ModelSpec
 
 
