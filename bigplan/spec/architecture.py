@@ -265,8 +265,11 @@ class Architecture(Spec):
 
     def implausible(self) -> Iterator[tuple[KeyPath, str]]:
         """Blocks that all read another's keys, as kinds of blocks see their model."""
-        if self.keys_given:
-            told = f"is all of {self.layers} blocks, of which none has keys for others"
+        if self.keys_given and self.key_sharing is not None:
+            told = (
+                f"is {self.key_sharing.blocks}, which leaves none of `layers` {self.layers} with "
+                "keys for others; share fewer"
+            )
             yield ("key_sharing", "blocks"), told
 
     @property
