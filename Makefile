@@ -13,7 +13,7 @@ SUPPORTED := import sys; sys.version_info[:2] in ((3, 11), (3, 12)) or \
 
 help:
 	@echo "make demo    plan two models, train a small one on this machine, resume it twice (a few minutes)"
-	@echo "make test    run all tests (20 to 25 minutes on 2 cores)"
+	@echo "make test    run all tests (9 minutes on 2 quiet cores, 22 on busy ones)"
 	@echo "make test-compiled   those that compile operators of DeepSpeed first (5 minutes)"
 	@echo "make check   lint, format, types, import rules, sizes"
 	@echo "make docs    build the documentation into site/; a dead link is an error"
