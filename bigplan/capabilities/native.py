@@ -128,25 +128,14 @@ def _sides_of_products(model: ModelSpec, strategy: Strategy, tokens: int) -> dic
         sides["block_inputs.width"] = model.block_inputs.width
     if model.key_sharing is not None:
         sides["key_sharing.ffn"] = model.key_sharing.ffn
-    if model.convolution is not None:
-        sides[f"hidden / tp {tp}"] = model.hidden // tp
     if model.gate_of_heads:
         sides[f"heads / tp {tp}"] = model.heads // tp
-    if (rule := model.delta_rule) is not None:
-        sides[f"value_heads / tp {tp}"] = rule.value_heads // tp
-        sides[f"key_heads x key_dim / tp {tp}"] = rule.key_heads * rule.key_dim // tp
-        sides[f"value_heads x value_dim / tp {tp}"] = rule.value_heads * rule.value_dim // tp
+    sides |= _sides_of_mixers(model, tp)
     if model.experts:
         sides[f"dense_ffn / tp {tp}"] = (model.dense_ffn or 0) // tp
         sides[f"shared_ffn / tp {tp}"] = model.shared_ffn // tp
         sides["the score of shared_gate"] = int(model.shared_gate)
         sides["expert_latent"] = model.expert_latent
-    if (space := model.state_space) is not None:
-        sides |= {
-            f"state_space.heads / tp {tp}": space.heads // tp,
-            f"state_space.heads x head_dim / tp {tp}": space.width // tp,
-            f"state_space.groups x state / tp {tp}": max(space.state, space.keys // tp),
-        }
     if (latent := model.latent_attention) is not None:
         sides |= {
             "query_rank": latent.query_rank or 0,
@@ -157,6 +146,24 @@ def _sides_of_products(model: ModelSpec, strategy: Strategy, tokens: int) -> dic
     if model.latent_attention is not None or model.expert_latent:  # products of a rank's own tokens
         own = tokens // (tp if strategy.sequence_parallel else 1)
         sides["tokens of a tensor-parallel rank"] = own
+    return sides
+
+
+def _sides_of_mixers(model: ModelSpec, tp: int) -> dict[str, int]:
+    """The same, of what stands in place of attention or beside it."""
+    sides: dict[str, int] = {}
+    if model.convolution is not None:
+        sides[f"hidden / tp {tp}"] = model.hidden // tp
+    if (rule := model.delta_rule) is not None:
+        sides[f"value_heads / tp {tp}"] = rule.value_heads // tp
+        sides[f"key_heads x key_dim / tp {tp}"] = rule.key_heads * rule.key_dim // tp
+        sides[f"value_heads x value_dim / tp {tp}"] = rule.value_heads * rule.value_dim // tp
+    if (space := model.state_space) is not None:
+        sides |= {
+            f"state_space.heads / tp {tp}": space.heads // tp,
+            f"state_space.heads x head_dim / tp {tp}": space.width // tp,
+            f"state_space.groups x state / tp {tp}": max(space.state, space.keys // tp),
+        }
     return sides
 
 

@@ -41,7 +41,8 @@ FLASH_ROWS = 128  # its sums have whole groups of so many rows
 DOCUMENT_EDGES, DOCUMENT_FILLS = (1.5, 2.5), 3 / 2
 LEAST_COLUMNS = 16  # those of Triton's products are powers of two, 16 at least
 EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so many columns
-# Counted on runtime/attention/sinks.py: reads and writes of attention's result, and kernels.
+# Counted on runtime/attention/sinks.py: reads and writes of attention's result, and plain torch's
+# kernels; the kernel that counts sinks in one pass is one for five.
 SINK_PASSES, SINK_LAUNCHES = (2, 4), (5, 7)
 
 Passes = tuple[tuple[Operator, ...], tuple[Operator, ...]]  # operators forward and backward

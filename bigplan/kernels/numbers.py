@@ -25,7 +25,7 @@ def to_gpu(values: Sequence[float], device: torch.device) -> Tensor:
 
 
 def to_host(numbers: Tensor) -> list[int]:
-    """Integers [n] of a GPU, for which the CPU waits; a Triton kernel writes them to its memory."""
+    """Integers [n] of a GPU, which a Triton kernel writes to host memory; the CPU waits for it."""
     from bigplan.kernels.handwritten.written_out import write_out
 
     there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

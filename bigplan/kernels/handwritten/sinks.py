@@ -1,8 +1,8 @@
 """Sinks counted in attention's result, in place (runtime/attention/sinks.py): one pass.
 
 Plain torch multiplies a result in 16 bits with a number in fp32 for each row element by element, a
-sixth of the memory's rate: 0.81 ms of GPT-OSS-20B's 32,768 tokens on an H200, where two passes of
-their 268 MB take 0.14 (benchmarks/results/2026-11-29-h200-whole-adapters).
+sixth of the memory's rate: 0.81 ms of GPT-OSS-20B's 32,768 tokens on an H200, where this kernel
+takes 0.20 (benchmarks/results/2026-11-29-h200-whole-adapters).
 """
 
 from __future__ import annotations

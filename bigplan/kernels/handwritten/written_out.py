@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 256
+BLOCK = 256  # numbers of a program: one has all experts of most models
 
 
 @triton.jit

@@ -105,11 +105,11 @@ def add_up(context: Context, action: Action, threads: int) -> None:
 def add_rows(total: Tensor, rows: Tensor, gradients: Tensor, threads: int = 1) -> None:
     """Add gradients[i] to row rows[i] of `total`, for all i; on the CPU by so many threads.
 
-    total [V, h], rows int64 [n], gradients [n, h], on one device. Gradients are sorted by row, and
-    taken LOOKED_UP_ROWS at a time, in host memory ROW_ELEMENTS. Gradients of equal rows lie
-    together; they are added in fp32, and then to `total` once. So a result never depends on the
-    order of a device's threads. The host reads no value, because it would have to wait for the
-    device.
+    total [V, h], rows int64 [n], gradients [n, h], on one device. Gradients are sorted by row, so
+    those of equal rows lie together; they are added in fp32, and then to `total` once. So a result
+    never depends on the order of threads. In host memory compiled code does that (rows.cpp).
+    Without it, and on a GPU, they are taken ROW_ELEMENTS and LOOKED_UP_ROWS at a time. The host
+    reads no value of a GPU, because it would have to wait.
     """
     some_rows = LOOKED_UP_ROWS if total.is_cuda else max(1, ROW_ELEMENTS // total.shape[1])
     ranked, order = rows.sort(stable=True)
