@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.kernels.numbers import to_host
+from bigplan.kernels.numbers import from_host, to_host
 from bigplan.runtime.constants import values_of
 
 GateKind = Literal["swiglu", "geglu"]
@@ -45,6 +45,13 @@ def kernels_for(x: Tensor) -> bool:
 def numbers_of(counts: Tensor) -> list[int]:
     """Integers [n], for which the CPU waits."""
     return to_host(counts) if kernels_for(counts) else counts.tolist()
+
+
+def numbers_on(device: torch.device, numbers: Tensor) -> Tensor:
+    """A copy, on a device, of contiguous numbers in host memory that is page-locked for it."""
+    if device.type == "cuda" and has_triton() and not _left_out:
+        return from_host(numbers, device)
+    return numbers.to(device, non_blocking=True, copy=True)
 
 
 def wide(x: Tensor) -> Tensor:

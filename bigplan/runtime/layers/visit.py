@@ -12,6 +12,7 @@ from bigplan.program import ROWS, Action, Ref
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.layers.lookup import StagedRows, send_home
 from bigplan.runtime.layers.sums import Sums
+from bigplan.runtime.operators import numbers_on
 
 SUMS = (Holds.GRADIENTS, Holds.PARTIAL_GRADIENTS)  # what a backward adds its gradients to
 
@@ -132,7 +133,7 @@ class Batches:
         """
         context, action = visit
         wanted = context.batch(action.reads, action)[: 1 + self._with_targets]
-        copied = wanted.to(context.device, non_blocking=True, copy=True)
+        copied = numbers_on(context.device, wanted)
         if self._with_targets:
             self._arrived[action.micro_batch] = copied[1]
         return copied[0]
@@ -142,6 +143,5 @@ class Batches:
         context, action = visit
         targets = self._arrived.pop(action.micro_batch, None)
         if targets is None:  # another rank has the first layer
-            targets = context.batch(action.reads, action)[1]
-            targets = targets.to(context.device, non_blocking=True)
+            targets = numbers_on(context.device, context.batch(action.reads, action)[1])
         return targets.flatten()
