@@ -269,9 +269,12 @@ def beside_compute(seconds: float, group: Group) -> float:
     return seconds / (group.slowest.beside_compute or 1.0)
 
 
-def taken_from_compute(seconds: float, group: Group) -> float:
-    """Seconds that compute takes longer beside so many of a collective."""
-    return seconds * (1.0 - (group.slowest.compute_beside or 1.0))
+def taken_from_compute(seconds: float, group: Group, kept: float | None) -> float:
+    """Seconds that compute takes longer beside so many of a collective.
+
+    `kept`: of its speed, by the GPU's description; None: what the link's says.
+    """
+    return seconds * (1.0 - (kept or group.slowest.compute_beside or 1.0))
 
 
 def _once_around(nbytes: int, group: Group, traffic: Traffic) -> float:

@@ -21,7 +21,15 @@ class GpuWaits(NamedTuple):
     launching: float = 0.0  # until the host has launched the kernels
 
 
+class Slowed(NamedTuple):
+    """Seconds that passes of a micro-batch take longer by collectives beside them."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+
 NO_WAITS = GpuWaits()
+NOT_SLOWED = Slowed()
 NO_LAUNCH = UpdateLaunch()
 
 
@@ -37,7 +45,7 @@ class KindCost:
     forward_waits: GpuWaits = NO_WAITS  # included in the seconds above
     backward_waits: GpuWaits = NO_WAITS
     rerun_waits: Mapping[Recompute, GpuWaits] = field(default_factory=dict)
-    slowed: float = 0.0  # compute a micro-batch, by gradient reductions beside it
+    slowed: Slowed = NOT_SLOWED  # included in forward and backward
     tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
     sum_replicas: float = 0.0  # a rank's part of the gradients over zero groups
     update_launch: UpdateLaunch = NO_LAUNCH  # the least that an update on the GPU takes
@@ -57,6 +65,8 @@ class KindCost:
         launched = None if self.launched is None else self.launched.exchanging(other)
         return replace(
             self,
+            forward=self.forward - self.slowed.forward + other.slowed.forward,
+            backward=self.backward - self.slowed.backward + other.slowed.backward,
             reduce=other.reduce,
             gather=other.gather,
             sum_replicas=other.sum_replicas,
@@ -96,7 +106,7 @@ class Costs:
     def without_sharing(self) -> Costs:
         """The same if data-parallel ranks exchanged nothing."""
         kinds = {
-            name: replace(kind, reduce=0.0, gather=0.0, sum_replicas=0.0, slowed=0.0)
+            name: kind.exchanging(KindCost(0.0, 0.0, orthogonalise=kind.orthogonalise))
             for name, kind in self.kinds.items()
         }
         return replace(self, kinds=kinds)

@@ -56,6 +56,9 @@ class Framework:
     dispatch_hidden: float = 1.0  # of these exchanges, the part that compute hides
     fused_experts: bool = False  # experts as in graph/fused_experts.py
     mxfp8_attention: bool = False  # of these blocks
+    # Compute loses what the GPU's description says beside collectives of data parallelism. Others'
+    # exposed shares are fitted to steps that have lost it.
+    loses_beside: bool = False
     gather_exposed: float = 0.0  # ZeRO-3 gathers, even if compute is long enough
     regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
     reduce_exposed: float = 1.0  # gradient reductions
@@ -92,6 +95,7 @@ NATIVE = Framework(
     host=None,
     stops_early=True,
     attention=("sdpa", "flash3", "flash2"),
+    loses_beside=True,
     reduce_exposed=0.0,
     send_exposed=0.0,
     captures=True,

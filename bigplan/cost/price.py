@@ -25,7 +25,7 @@ from bigplan.cost.collective import (
     taken_from_compute,
 )
 from bigplan.cost.compute import Device, norm, operator_seconds
-from bigplan.cost.costs import Costs, GpuWaits, KindCost
+from bigplan.cost.costs import Costs, GpuWaits, KindCost, Slowed
 from bigplan.cost.framework import NATIVE, Framework
 from bigplan.cost.host import host_seconds, update_launch
 from bigplan.cost.muon import orthogonalise_seconds
@@ -206,16 +206,26 @@ def _exchanges(
     copies, device = replica_group(strategy, nodes), device_of(nodes, training, framework)
     part = all_reduce(kind.owned(strategy.zero_ranks) * reduced, copies)
     summing = 0.0 if kind.frozen else beside_compute(part, copies)
-    slowed = taken_from_compute(reducing, sharing) + taken_from_compute(summing, copies)
+    kept = nodes.gpu.compute_beside_collectives if framework.loses_beside else None
+    taken = taken_from_compute(reducing, sharing, kept) + taken_from_compute(summing, copies, kept)
+    slowed = _slowed(graph, taken_from_compute(gathering, sharing, kept), taken)
     return KindCost(
-        0.0,
-        0.0,
+        *slowed,
         reduce=reducing,
         gather=gathering,
         sum_replicas=summing,
-        slowed=slowed / graph.micro_batches,
+        slowed=slowed,
         orthogonalise=orthogonalise_seconds(graph, kind, training, device, nodes),
     )
+
+
+def _slowed(graph: Graph, gather: float, reduction: float) -> Slowed:
+    """What a micro-batch's passes lose, for what they lose beside one gather and one reduction."""
+    zero, once = graph.strategy.zero, 1 / graph.micro_batches
+    each = graph.units / graph.micro_batches  # ZeRO 3 gathers for a group, ZeRO 2 and 3 reduce
+    gathers = {0: (0.0, 0.0), 3: (each, each)}.get(zero, (once, 0.0))
+    reductions = each if zero >= 2 else once
+    return Slowed(gathers[0] * gather, gathers[1] * gather + reductions * reduction)
 
 
 def _bucketed(graph: Graph, kind: LayerKind) -> float:
@@ -256,8 +266,8 @@ def _kind_cost(
         forward, backward, again = _passes(kind, framework, timed)
         return replace(
             exchanges,
-            forward=forward.seconds,
-            backward=backward.seconds,
+            forward=forward.seconds + exchanges.slowed.forward,
+            backward=backward.seconds + exchanges.slowed.backward,
             tensor_reduce=0.0
             if kind.frozen
             else _summed(kind.repeated, strategy.tp, sizes.gradient, groups.tensor),

@@ -49,7 +49,7 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
         case Op.FORWARD:
             seconds = kind.forward
         case Op.BACKWARD:
-            seconds = kind.backward + kind.again(action.recompute) + kind.slowed
+            seconds = kind.backward + kind.again(action.recompute)
         case Op.UPDATE:
             rate = rates.cpu_update if action.lane is Lane.CPU else rates.gpu_update
             seconds = action.amount / rate + _update_waits(action, kind, rates)

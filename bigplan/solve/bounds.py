@@ -57,7 +57,8 @@ def saved_by_groups(graph: Graph, costs: Costs, hybrid: Costs) -> float:
         with_all, of_group = costs.kinds[name], hybrid.kinds[name]
         saved += gathers * max(0.0, with_all.gather - of_group.gather)
         saved += reductions * max(0.0, with_all.reduce - of_group.reduce)
-        saved += graph.micro_batches * max(0.0, with_all.slowed - of_group.slowed)
+        slowed = sum(with_all.slowed) - sum(of_group.slowed)
+        saved += graph.micro_batches * max(0.0, slowed)
     return saved
 
 

@@ -76,6 +76,9 @@ class Gpu(MachinePart):
     stream; the default is an estimate, one to two microseconds"""
     action_overhead: Seconds = Field(default=60e-6, ge=0)
     """host time of an action of the native runtime besides its operators"""
+    compute_beside_collectives: float | None = Field(default=None, gt=0, le=1)
+    """of its speed, what the native runtime's compute keeps beside kernels of collectives; absent:
+    what the link's description says"""
     context_memory: Bytes = Field(ge=0)
     """device memory held by the context and libraries"""
     communicator_memory: Bytes = Field(default=688 << 20, ge=0)

@@ -296,6 +296,7 @@ def test_collectives_and_compute_slow_each_other() -> None:
     shares = {"beside_compute": 0.5, "compute_beside": 0.8}
     inside = replace(INSIDE, intra=FAST.model_copy(update=shares))
     assert beside_compute(3.0, inside) == pytest.approx(6.0)
-    assert taken_from_compute(6.0, inside) == pytest.approx(1.2)  # a fifth
+    assert taken_from_compute(6.0, inside, None) == pytest.approx(1.2)  # a fifth
+    assert taken_from_compute(6.0, inside, 0.5) == 3.0  # the GPU's own comes first
     across = replace(inside, size=8, inter=SLOW)  # what the network leaves counts
-    assert (beside_compute(3.0, across), taken_from_compute(6.0, across)) == (3.0, 0.0)
+    assert (beside_compute(3.0, across), taken_from_compute(6.0, across, None)) == (3.0, 0.0)

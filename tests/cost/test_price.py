@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from bigplan.cost import Costs, price
 from bigplan.cost.collective import LayerGroups, message
 from bigplan.cost.compute import operator_seconds
-from bigplan.cost.framework import DEEPSPEED, FSDP, MEGATRON, NATIVE, Framework
+from bigplan.cost.costs import Slowed
+from bigplan.cost.framework import (
+    DEEPSPEED,
+    FSDP,
+    MEGATRON,
+    NATIVE,
+    Framework,
+)
 from bigplan.cost.price import (
     COLLECTIVE_LAUNCHES,
     OVERLAP_NORM,
@@ -289,18 +296,51 @@ def test_a_gpu_that_lacks_the_precision_is_refused() -> None:
         )
 
 
-def test_what_is_reduced_beside_compute_takes_longer_and_slows_it() -> None:
+def test_compute_loses_to_kernels_of_collectives() -> None:
+    gpu = DGX.gpu.model_copy(update={"compute_beside_collectives": 0.75})
+    nodes = DGX.model_copy(update={"nodes": 1, "gpu": gpu})
+    alone = _price(Strategy(dp=1, micro_batch=2), nodes).kinds["block"]
+
+    def slowed(**strategy: int) -> tuple[Slowed, float, float]:
+        """What a block's passes lose, and what they would beside one gather, and one reduction."""
+        found = _price(Strategy(dp=8, micro_batch=2, **strategy), nodes).kinds["block"]
+        assert found.forward == pytest.approx(alone.forward + found.slowed.forward)
+        assert found.backward == pytest.approx(alone.backward + found.slowed.backward)
+        return found.slowed, 0.25 * found.gather, 0.25 * found.reduce
+
+    # Of 4 micro-batches. Without ZeRO all is reduced once a step; ZeRO 3 gathers for each pass.
+    found, gather, reduction = slowed(zero=0)
+    assert found == pytest.approx((0, reduction / 4))
+    assert gather > 0
+    found, gather, reduction = slowed(zero=1)
+    assert found == pytest.approx((gather / 4, reduction / 4))
+    found, gather, reduction = slowed(zero=2)
+    assert found == pytest.approx((gather / 4, reduction))
+    found, gather, reduction = slowed(zero=3)
+    assert found == pytest.approx((gather, gather + reduction))
+    found, gather, reduction = slowed(zero=3, accumulation_group=2)
+    assert found == pytest.approx((gather / 2, (gather + reduction) / 2))
+
+
+def test_where_the_gpu_says_nothing_its_link_does() -> None:
     """Half of the speed is twice the seconds; of those compute loses a tenth, once a step."""
     shares = {"beside_compute": 0.5, "compute_beside": 0.9}
     link = DGX.intra_node.model_copy(update=shares)
-    slower = DGX.model_copy(update={"nodes": 1, "intra_node": link})
+    gpu = DGX.gpu.model_copy(update={"compute_beside_collectives": None})
+    usual = DGX.model_copy(update={"nodes": 1, "gpu": gpu})
+    slower = usual.model_copy(update={"intra_node": link})
     strategy = Strategy(dp=8, micro_batch=2)  # 4 micro-batches a step
-    usual = _price(strategy, DGX.model_copy(update={"nodes": 1})).kinds["block"]
-    beside = _price(strategy, slower).kinds["block"]
-    assert (beside.reduce, beside.gather) == (2 * usual.reduce, 2 * usual.gather)
-    assert usual.slowed == 0
-    assert beside.slowed == pytest.approx(0.1 * beside.reduce / 4)
-    assert (beside.forward, beside.backward) == (usual.forward, usual.backward)
+    before, beside = (_price(strategy, nodes).kinds["block"] for nodes in (usual, slower))
+    assert (beside.reduce, beside.gather) == (2 * before.reduce, 2 * before.gather)
+    assert before.slowed == (0, 0)
+    assert beside.slowed == pytest.approx((0, 0.1 * beside.reduce / 4))
+    assert beside.forward == before.forward
+    assert beside.backward == pytest.approx(before.backward + beside.slowed.backward)
+
+
+def test_frameworks_with_fitted_shares_lose_nothing_more() -> None:
+    graph = build_graph(MODEL, TRAINING, Strategy(dp=8, micro_batch=2, zero=3))
+    assert price(graph, TRAINING, DGX, FSDP).kinds["block"].slowed == (0, 0)
 
 
 def test_communicators_take_memory_of_gpus_alone() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bigplan.content import Content, Holds
 from bigplan.cost import Costs, KindCost, Rates
+from bigplan.cost.costs import Slowed
 from bigplan.cost.host import UpdateLaunch
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Recompute
@@ -119,14 +120,16 @@ def test_reductions_overlap_the_backward_of_earlier_layers() -> None:
     assert timeline.busy()[Lane.COMM.value] == pytest.approx(6 * 1.5)
 
 
-def test_compute_that_reductions_slow_takes_longer_backward() -> None:
+def test_compute_that_collectives_slow_takes_longer() -> None:
     graph = toy_graph(Strategy(dp=2), blocks=4, units=3)
-    kinds = PASSES | {"block": replace(BLOCK, slowed=0.25)}
+    slowed = KindCost(0.125, 0.25, slowed=Slowed(0.125, 0.25))
+    kinds = PASSES | {"block": BLOCK.exchanging(slowed)}
     programs = lower(graph, placed(graph))
     usual, slower = (
         simulate(programs, graph, replace(IDEAL, kinds=found)).seconds for found in (PASSES, kinds)
     )
-    assert slower == pytest.approx(usual + 4 * 3 * 0.25, abs=TINY)
+    assert slower == pytest.approx(usual + 4 * 3 * 0.375, abs=TINY)
+    assert kinds["block"].exchanging(BLOCK) == BLOCK
 
 
 def test_a_deadlock_is_reported() -> None:
