@@ -26,6 +26,7 @@ from bigplan.spec.gpu import Gpu
 from bigplan.spec.layers import BLOCKS
 
 LAUNCHES = "waiting for launches"  # the time of a pass beyond that of its operators
+BESIDE = "beside collectives"  # what operators take longer while those of data parallelism run
 PASSES = ("forward", "backward", "recompute")
 PER_MICRO_BATCH, PER_STEP = "micro-batch", "step"
 MOVES: dict[str, str] = {
@@ -89,12 +90,13 @@ def operator_rows(plan: Plan) -> list[OperatorRow]:
     """Each kind of layer with its forward, backward and recomputation; then updates and moves."""
     candidate, programs = programs_of(plan)
     graph = candidate.graph
-    rows = [row for name in graph.kinds for row in _kind_rows(plan, graph, name)]
+    rows = [row for name in graph.kinds for row in _kind_rows(plan, candidate, name)]
     return [*rows, *_action_rows(candidate, programs)]
 
 
-def _kind_rows(plan: Plan, graph: Graph, name: str) -> Iterator[OperatorRow]:
-    kind = graph.kinds[name]
+def _kind_rows(plan: Plan, candidate: Candidate, name: str) -> Iterator[OperatorRow]:
+    graph = candidate.graph
+    kind, slowed = graph.kinds[name], candidate.costs.kinds[name].slowed
     placed = [stage.kinds[name] for stage in plan.placement.stages if name in stage.kinds]
     layers = sum(p.layers for p in placed)
     forward, backward, recompute = PASSES
@@ -106,9 +108,13 @@ def _kind_rows(plan: Plan, graph: Graph, name: str) -> Iterator[OperatorRow]:
         again = sum(sum(p.activations.get(policy, {}).values()) for p in placed)
         passes.append((recompute, kind.again(policy), again))
     for phase, operators, count in passes:
-        if count and operators:
-            times = count * graph.micro_batches
+        times = count * graph.micro_batches
+        if times and operators:
             yield from _pass_rows(plan, graph, kind, (phase, operators, times))
+        longer = times * {forward: slowed.forward, backward: slowed.backward}.get(phase, 0.0)
+        if longer:
+            bound = str(Bound.COMMUNICATION)
+            yield OperatorRow(name, phase, BESIDE, times, longer, 0.0, 0.0, bound)
 
 
 def _pass_rows(
