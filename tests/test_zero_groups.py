@@ -157,7 +157,7 @@ def test_a_search_shards_within_nodes_where_their_network_is_slow(
     ("fixed", "told"),
     [
         ({"zero_group": 8, "zero": 0}, "use zero 1, 2 or 3"),
-        ({"zero_group": 8, "ep": 2}, "use ep 1"),
+        ({"zero_group": 4, "ep": 8}, "use a multiple of ep"),
         ({"zero_group": 1}, "use zero 0"),
         ({"zero_group": 3, "dp": 8}, "does not divide the 8 ranks"),
     ],
@@ -167,7 +167,7 @@ def test_groups_that_share_nothing_are_refused(fixed: dict[str, int], told: str)
     assert why is not None
     assert told in why
     assert zero_group_refusal({"zero_group": 0, "zero": 0}) is None
-    assert zero_group_refusal({"zero_group": 4, "dp": 8, "zero": 3}) is None
+    assert zero_group_refusal({"zero_group": 4, "dp": 8, "zero": 3, "ep": 2}) is None
 
 
 def test_deepspeed_is_not_planned_with_groups() -> None:
