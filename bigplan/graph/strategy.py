@@ -170,8 +170,9 @@ class Strategy(Spec):
     def expert_shards(self, *, folded: bool = False) -> int:
         """Ranks that share out the same experts, or the same part of each (`ep`).
 
-        They are of one zero group, where there are several. `folded`: experts are whole on each of a stage's ranks, tensor-parallel ones among them, as
-        Megatron Core has them with expert_tensor_parallel_size 1.
+        They are of one zero group, where there are several. `folded`: experts are whole on each of
+        a stage's ranks, tensor-parallel ones among them, as Megatron Core has them with
+        expert_tensor_parallel_size 1.
         """
         return (self.zero_group or self.shards) * (self.tp if folded else 1) // self.ep
 

@@ -189,7 +189,7 @@ class Saver:
 
 
 def _is_own(context: Context, layer: int) -> bool:
-    """Whether the rank's part says what it stores: no other rank has the same state to store."""
+    """Whether no other rank would store the same of the layer."""
     sharers, shards = context.entries.sharers(layer), context.graph.strategy.shards
     return 1 < sharers == shards or (sharers == 1 and context.kind(layer).ep > 1)
 

@@ -34,6 +34,7 @@ SPREAD = {
     8: [
         Strategy(dp=8, ep=2, zero=3, zero_group=4),
         Strategy(dp=2, cp=2, tp=2, ep=2, zero=1, zero_group=2),
+        Strategy(dp=4, pp=2, ep=2, zero=3, zero_group=2),
     ],
 }
 
@@ -61,12 +62,13 @@ def _spread(ranks: int, data: str) -> dict[str, Plan]:
     found = {}
     for layout in SPREAD[ranks]:
         strategy = layout.model_copy(update={"accumulation_group": 2})
-        model, units = tiny_model(layers=3, **WITH_EXPERTS), 2 if ranks == 4 else 1
+        model = tiny_model(layers=3 if layout.pp == 1 else 4, **WITH_EXPERTS)
+        units = 2 if ranks == 4 else 1
         training = masked_training(2 * units * layout.dp, data, clip_norm=0.5)
         where = all_resident(build_graph(model, training, strategy))
-        if layout.zero > 1:
+        if layout.zero > 1 and layout.pp == 1:
             where = spread(layout.zero)
-        found[f"{name_of(layout)}-experts"] = plan_of(model, training, strategy, where)
+        found[f"experts-{name_of(layout)}"] = plan_of(model, training, strategy, where)
     return found
 
 
