@@ -11,7 +11,8 @@ them: the rank at place data % ep has that part of the experts.
 
 Ranks of a zero group are neighbours among the data-parallel ones, too: those with the same
 data // zero_group share one copy of states, and those with the same data % zero_group have equal
-parts.
+parts. A group has all experts once or several times, so that ranks with equal parts have the same
+experts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class GroupName(StrEnum):
     CONTEXT = "context-parallel"  # those of one replica; the ranks split its sequences
     TENSOR = "tensor-parallel"  # same stage and data place; the ranks split layers
     EXPERT = "expert-parallel"  # neighbours of a data-parallel group that have all experts together
-    EXPERT_DATA = "expert-data-parallel"  # those of a data-parallel group with the same experts
+    EXPERT_DATA = "expert-data-parallel"  # those of a zero group, or of all, with the same experts
 
 
 class Coordinates(NamedTuple):
@@ -98,7 +99,9 @@ def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, 
             first = at.data - at.data % strategy.ep
             each = [at._replace(data=first + i) for i in range(strategy.ep)]
         case GroupName.EXPERT_DATA:
-            same = range(at.data % strategy.ep, strategy.shards, strategy.ep)
+            ranks = strategy.zero_group or strategy.shards
+            first = at.data - at.data % ranks
+            same = range(first + at.data % strategy.ep, first + ranks, strategy.ep)
             each = [at._replace(data=i) for i in same]
     return tuple(one.rank(strategy) for one in each)
 
@@ -109,7 +112,7 @@ def communicating(strategy: Strategy, *, muon: bool = False) -> tuple[GroupName,
     `muon`: the optimizer is Muon, whose updates of what ZeRO shards gather directions, on another
     lane than gradients and parameters.
     """
-    spread, hybrid = strategy.ep > 1, strategy.zero_group > 0
+    hybrid = strategy.zero_group > 0
     sizes = {
         # Groups of ranks and their replicas together reach all that DATA has.
         GroupName.DATA: 1 if hybrid else strategy.shards,
@@ -118,7 +121,7 @@ def communicating(strategy: Strategy, *, muon: bool = False) -> tuple[GroupName,
         GroupName.TENSOR: strategy.tp,
         GroupName.CONTEXT: strategy.cp,
         GroupName.EXPERT: strategy.ep,
-        GroupName.EXPERT_DATA: strategy.shards // strategy.ep if spread else 1,
+        GroupName.EXPERT_DATA: strategy.expert_shards() if strategy.ep > 1 else 1,
         GroupName.UPDATE: strategy.zero_ranks if muon else 1,
     }
     return tuple(name for name, size in sizes.items() if size > 1)

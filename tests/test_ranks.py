@@ -71,6 +71,15 @@ def test_zero_groups_are_neighbours_and_their_replicas_have_equal_parts() -> Non
     assert members(GroupName.REPLICA, at, strategy) == (7, 9, 11)
 
 
+def test_a_zero_group_shares_out_its_own_copy_of_the_experts() -> None:
+    """Two of four neighbours have the same half; ranks of both groups with equal parts, too."""
+    strategy = Strategy(dp=8, ep=2, zero=3, zero_group=4)
+    at = Coordinates.of(7, strategy)
+    assert members(GroupName.EXPERT, at, strategy) == (6, 7)
+    assert members(GroupName.EXPERT_DATA, at, strategy) == (5, 7)
+    assert members(GroupName.REPLICA, at, strategy) == (3, 7)
+
+
 def test_groups_of_one_rank_need_no_communicator() -> None:
     assert communicating(Strategy(dp=1)) == ()
     assert communicating(Strategy(dp=4)) == (GroupName.DATA,)
@@ -79,6 +88,10 @@ def test_groups_of_one_rank_need_no_communicator() -> None:
     assert communicating(Strategy(dp=4, ep=2)) == spread
     hybrid = (GroupName.SHARD, GroupName.REPLICA)
     assert communicating(Strategy(dp=4, zero=2, zero_group=2)) == hybrid
+    once = communicating(Strategy(dp=4, ep=2, zero=2, zero_group=2))
+    assert once == (*hybrid, GroupName.EXPERT)  # a group has each expert on one rank
+    twice = communicating(Strategy(dp=8, ep=2, zero=2, zero_group=4))
+    assert twice == (*hybrid, GroupName.EXPERT, GroupName.EXPERT_DATA)
 
 
 def test_messages_go_to_the_same_place_of_the_next_stage() -> None:

@@ -12,9 +12,9 @@ from bigplan.capabilities.splits import zero_group_refusal
 from bigplan.cost.collective import Group, all_gather, all_reduce, data_group
 from bigplan.cost.price import price
 from bigplan.engines.deepspeed.refusals import refusal
-from bigplan.errors import BigplanError
+from bigplan.errors import BigplanError, InputError
 from bigplan.graph.build import build_graph
-from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy import WIDEST_CUT, Strategy
 from bigplan.graph.strategy_space import Space
 from bigplan.graph.told import strategy_text
 from bigplan.lower import lower
@@ -23,6 +23,7 @@ from bigplan.program import Lane, Op, expand
 from bigplan.simulate import simulate
 from bigplan.solve.bounds import saved_by_groups
 from bigplan.solve.candidate import Workload
+from bigplan.solve.legality import require_legal_strategy
 from bigplan.solve.search import Scope, search
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import NodeGroup
@@ -33,6 +34,7 @@ from tests.toys import kind_placement, placed, placements, prices, toy_graph
 
 NODES = find_cluster("dgx-h100").with_nodes(4).group
 MODEL = find_model("llama-2-13b")
+MIXTURE = find_model("mixtral-8x7b")
 TRAINING = Training(sequence_length=4096, global_batch=128, gradient_precision="bf16")
 ROUNDING = 1 + 1e-9
 
@@ -90,6 +92,26 @@ def test_prices_follow_from_where_members_are(
         )
 
 
+@pytest.mark.parametrize(("ep", "sharers"), [(8, 1), (4, 2)])
+def test_experts_are_priced_among_those_of_a_group_that_have_the_same(
+    ep: int, sharers: int
+) -> None:
+    """In elements: of rank's 1 / ep of the experts, its group's `sharers` have a part each."""
+    strategy = Strategy(dp=32, ep=ep, zero=3, zero_group=8)
+    graph = build_graph(MIXTURE, TRAINING, strategy)
+    block, found = graph.kinds["block"], price(graph, TRAINING, NODES).kinds["block"]
+    experts = MIXTURE.experts // ep * 3 * MIXTURE.hidden * MIXTURE.ffn
+    rest = block.parameters - experts
+    inside = Group(8, 8, NODES.intra_node, NODES.inter_node, 1.0)
+    alike = Group(sharers, sharers, NODES.intra_node, NODES.inter_node, sharers / 8)
+    assert found.gather == all_gather(2 * rest, inside) + all_gather(2 * experts, alike)
+    copies = Group(4, 1, NODES.intra_node, NODES.inter_node, 1 / 8)
+    owned = block.owned(8) - experts // sharers
+    assert owned - rest / 8 == pytest.approx(0, abs=WIDEST_CUT)
+    parts = (owned, experts // sharers)
+    assert found.sum_replicas == sum(all_reduce(2 * part, copies) for part in parts)
+
+
 def _slow(gigabits: float) -> NodeGroup:
     """The nodes on a network of so many Gb/s a node."""
     network = NODES.inter_node
@@ -102,8 +124,8 @@ def _slow(gigabits: float) -> NodeGroup:
 def hybrids(draw: st.DrawFn) -> Strategy:
     """Zero groups of two with every stage of ZeRO."""
     pp, group = draw(st.sampled_from(((1, 1), (1, 2), (2, 1), (2, 2))))
-    zero = draw(st.integers(1, 3))
-    return Strategy(dp=4, pp=pp, zero=zero, zero_group=2, accumulation_group=group)
+    zero, ep = draw(st.integers(1, 3)), draw(st.sampled_from((1, 2)))
+    return Strategy(dp=4, ep=ep, pp=pp, zero=zero, zero_group=2, accumulation_group=group)
 
 
 @settings(max_examples=examples(100))
@@ -139,6 +161,33 @@ def test_groups_are_of_a_node_or_a_few() -> None:
     assert {(s.zero_group or s.shards, s.zero > 0) for s in pinned.strategies()} == {(4, True)}
 
 
+def test_groups_have_all_experts() -> None:
+    space = Space(MIXTURE, TRAINING, 64, 8, spreads=True, hybrid=True)
+    wide = Strategy(dp=64, ep=16, zero=3)
+    assert [one.zero_group for one in space.hybrids(wide)] == [16, 32]
+    fixed = {"zero_group": 16, "ep": 8}
+    found = Space(MIXTURE, TRAINING, 64, 8, fixed, spreads=True, hybrid=True)
+    assert {(one.ep, one.zero_group or one.shards) for one in found.strategies()} == {(8, 16)}
+
+
+def test_experts_divide_by_the_ranks_of_a_group_where_they_do_not_by_all() -> None:
+    """Of Mixtral's 2^27 * 21 elements of a block five ranks with the same have no equal parts."""
+    nodes = find_cluster("dgx-h100").with_nodes(5).group
+    workload = Workload(MIXTURE, TRAINING.model_copy(update={"global_batch": 40}), nodes)
+    strategy = Strategy(dp=40, ep=8, zero=3)
+    with pytest.raises(InputError, match=r"strategy\.ep: 8 is no way"):
+        require_legal_strategy(workload, strategy)
+    require_legal_strategy(workload, strategy.model_copy(update={"zero_group": 8}))
+
+
+def test_a_search_spreads_experts_within_groups_where_that_is_faster() -> None:
+    workload = Workload(MIXTURE, TRAINING, _slow(400))
+    fixed = {"dp": 32, "tp": 1, "pp": 1, "ep": 8}
+    found = search(workload, Scope(fixed)).best
+    assert found.candidate.strategy.zero_group == 16
+    assert found.expected < 0.95 * search(workload, Scope({**fixed, "zero_group": 0})).best.expected
+
+
 @pytest.mark.parametrize(("gigabits", "group"), [(100, 8), (3200, 0)])
 def test_a_search_shards_within_nodes_where_their_network_is_slow(
     gigabits: float, group: int
@@ -157,7 +206,7 @@ def test_a_search_shards_within_nodes_where_their_network_is_slow(
     ("fixed", "told"),
     [
         ({"zero_group": 8, "zero": 0}, "use zero 1, 2 or 3"),
-        ({"zero_group": 8, "ep": 2}, "use ep 1"),
+        ({"zero_group": 4, "ep": 8}, "use a multiple of ep"),
         ({"zero_group": 1}, "use zero 0"),
         ({"zero_group": 3, "dp": 8}, "does not divide the 8 ranks"),
     ],
@@ -167,7 +216,7 @@ def test_groups_that_share_nothing_are_refused(fixed: dict[str, int], told: str)
     assert why is not None
     assert told in why
     assert zero_group_refusal({"zero_group": 0, "zero": 0}) is None
-    assert zero_group_refusal({"zero_group": 4, "dp": 8, "zero": 3}) is None
+    assert zero_group_refusal({"zero_group": 4, "dp": 8, "zero": 3, "ep": 2}) is None
 
 
 def test_deepspeed_is_not_planned_with_groups() -> None:

@@ -266,7 +266,7 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
     if not frozen and strategy.tp == strategy.cp == 1 and strategy.dp == 2:
         dp, ep = draw(st.sampled_from(((2, 1), (2, 2), (4, 2))))
         strategy = strategy.model_copy(update={"dp": dp, "ep": ep})
-    if strategy.zero and strategy.ep == 1 and draw(st.booleans()):
+    if strategy.zero and draw(st.booleans()):  # of groups with all experts, once or twice
         several = {"dp": 2 * strategy.dp, "zero_group": strategy.shards}
         strategy = strategy.model_copy(update=several)
     return toy_graph(

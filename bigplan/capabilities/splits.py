@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from math import prod
 
+from bigplan.graph.strategy import EVERY_EXPERT
 from bigplan.graph.strategy_space import undivided, unexchanged
 from bigplan.spec.lora import trained
 from bigplan.spec.model import ModelSpec
@@ -113,13 +114,13 @@ def zero_group_refusal(fixed: Mapping[str, object]) -> str | None:
         return None
     if fixed.get("zero") == 0:
         return f"zero_group {ranks} with zero 0, which shards nothing: use zero 1, 2 or 3"
-    if int(str(fixed.get("ep", 1))) > 1:
-        return (
-            f"zero_group {ranks} with ep {fixed['ep']}: experts that are spread over ranks are "
-            "shared by all ranks that have them; use ep 1, or leave zero_group out"
-        )
     if ranks == 1:
         return "zero_group 1 shards nothing: use zero 0, or a zero_group of several ranks"
+    if ranks % int(str(fixed.get("ep", 1))):
+        return (
+            f"zero_group {ranks} with ep {fixed['ep']}: {EVERY_EXPERT}; use a multiple of ep, or "
+            "leave zero_group out"
+        )
     dp = fixed.get("dp")
     shards = dp * int(str(fixed.get("cp", 1))) if isinstance(dp, int) else ranks
     if shards % ranks:

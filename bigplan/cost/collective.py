@@ -93,7 +93,7 @@ def expert_group(strategy: Strategy, nodes: NodeGroup, *, folded: bool = False) 
 
 
 def expert_data_group(strategy: Strategy, nodes: NodeGroup, *, folded: bool = False) -> Group:
-    """Ranks that have the same experts: every ep-th of those."""
+    """Ranks that share out the same experts: every ep-th of a zero group, or of a stage."""
     distance = strategy.ep * (1 if folded else strategy.tp)
     return _apart(strategy.expert_shards(folded=folded), distance, nodes)
 

@@ -117,11 +117,13 @@ def _summing(
 
     These are zero groups and their replicas; of experts that are spread, who has the same.
     """
-    rest = adapters.elements - adapters.whole_experts
-    if adapters.whole_experts:
-        yield adapters.whole_experts, expert_data_group(strategy, nodes)
+    experts, copies = adapters.whole_experts, replica_group(strategy, nodes)
+    rest = adapters.elements - experts
+    if experts:
+        yield experts, expert_data_group(strategy, nodes)
+        yield experts, copies
     yield rest, shard_group(strategy, nodes)
-    yield rest, replica_group(strategy, nodes)
+    yield rest, copies
 
 
 def _largest_tensor(graph: Graph, gpu: Gpu) -> int:
@@ -204,7 +206,9 @@ def _exchanges(
     reducing = _together(reduce, trained, reduced, times)
     gathering = _together(all_gather, owners, graph.sizes.parameter, times)
     copies, device = replica_group(strategy, nodes), device_of(nodes, training, framework)
-    part = all_reduce(kind.owned(strategy.zero_ranks) * reduced, copies)
+    experts = kind.owned_experts(strategy.zero_ranks)
+    parts = (kind.owned(strategy.zero_ranks) - experts, experts)
+    part = sum(all_reduce(n * reduced, copies) for n in parts)
     summing = 0.0 if kind.frozen else beside_compute(part, copies)
     kept = nodes.gpu.compute_beside_collectives if framework.loses_beside else None
     taken = taken_from_compute(reducing, sharing, kept) + taken_from_compute(summing, copies, kept)

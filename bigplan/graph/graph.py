@@ -122,15 +122,17 @@ class LayerKind:
         object.__setattr__(self, "repeated", tuple(_repeated(self.tensors)))
 
     def owned(self, ranks: int) -> int:
-        """Elements of the flat layer that each of `ranks` owns: equal parts, in whole units.
-
-        Every ep-th rank shares this rank's experts, whose elements are whole units for each
-        (`strategy.spreads_experts`).
-        """
+        """Elements of the flat layer that each of `ranks` owns: equal parts, in whole units."""
         if ranks == 1:
             return self.parameters
-        experts = self.whole_experts // (ranks // self.ep) if self.ep > 1 else 0
-        return experts + self._shared(ranks)
+        return self.owned_experts(ranks) + self._shared(ranks)
+
+    def owned_experts(self, ranks: int) -> int:
+        """Those of experts that are spread: every ep-th of `ranks` shares this rank's.
+
+        They are whole units for each (`strategy_space.spreads_experts`).
+        """
+        return self.whole_experts // max(1, ranks // self.ep) if self.ep > 1 else 0
 
     def padded(self, ranks: int) -> int:
         """Elements of all ranks' parts together, of the experts that this rank has."""

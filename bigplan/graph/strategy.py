@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from bigplan.spec.files.document import Spec
 from bigplan.spec.training import Training
 
+EVERY_EXPERT = "each zero group has a copy of all experts, and those are spread over ep ranks"
 WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32; layers are cut between so many
 
 
@@ -117,10 +118,10 @@ class Strategy(Spec):
                 f"zero_group {self.zero_group} with replicas of unlike micro-batches: leave "
                 "zero_group out"
             )
-        if self.ep > 1:
+        if self.zero_group % self.ep:
             raise ValueError(
-                f"zero_group {self.zero_group} with ep {self.ep}: experts that are spread over "
-                "ranks are shared by all ranks that have them; use ep 1, or leave zero_group out"
+                f"zero_group {self.zero_group} with ep {self.ep}: {EVERY_EXPERT}; use a multiple "
+                "of ep, or leave zero_group out"
             )
         return self
 
@@ -167,12 +168,13 @@ class Strategy(Spec):
         return self.shards // self.zero_group if self.zero_group else 1
 
     def expert_shards(self, *, folded: bool = False) -> int:
-        """Ranks that have the same experts, or the same part of each (`ep`).
+        """Ranks that share out the same experts, or the same part of each (`ep`).
 
-        `folded`: experts are whole on each of a stage's ranks, tensor-parallel ones among them, as
-        Megatron Core has them with expert_tensor_parallel_size 1.
+        They are of one zero group, where there are several. `folded`: experts are whole on each of
+        a stage's ranks, tensor-parallel ones among them, as Megatron Core has them with
+        expert_tensor_parallel_size 1.
         """
-        return self.shards * (self.tp if folded else 1) // self.ep
+        return (self.zero_group or self.shards) * (self.tp if folded else 1) // self.ep
 
     def rank_length(self, training: Training) -> int:
         """Tokens of a sequence that a rank has."""

@@ -79,12 +79,11 @@ class Space:
 
         `shards`: ranks of a pipeline stage at each of `tp` tensor-parallel places.
         """
-        each = self.gpus_per_node // tp
+        each, sharers = self.gpus_per_node // tp, self.fixed.get("zero_group", 0) or shards
         for ep in self._tried("ep", divisors(shards)) if self.spreads else (1,):
             placed = "ep" in self.fixed or each % ep == 0 or ep % each == 0
-            whole = shards % ep == 0 and spreads_experts(
-                self.model, self.training, (shards, tp), ep
-            )
+            divides = shards % ep == 0 and sharers % ep == 0
+            whole = divides and spreads_experts(self.model, self.training, (sharers, tp), ep)
             if placed and whole:
                 yield ep
 
@@ -148,11 +147,12 @@ class Space:
         A smaller group would keep more on each GPU, and gather no faster than over a node's links.
         """
         free = "zero_group" not in self.fixed and not strategy.zero_group
-        if not (free and strategy.zero and self.hybrid and strategy.ep == 1):
+        if not (free and strategy.zero and self.hybrid):
             return []
         shards, of_node = strategy.shards, self.gpus_per_node // strategy.tp
         tried = (nodes * of_node for nodes in NODES_TOGETHER)
-        return [ranks for ranks in tried if 1 < ranks < shards and shards % ranks == 0]
+        fitting = (ranks for ranks in tried if 1 < ranks < shards and shards % ranks == 0)
+        return [ranks for ranks in fitting if ranks % strategy.ep == 0]
 
     def hybrids(self, strategy: Strategy) -> Iterator[Strategy]:
         """The strategy with each of these zero groups."""
@@ -164,7 +164,7 @@ class Space:
         shards, wanted = family.dp * family.cp, self.fixed.get("zero_group", 0)
         if not wanted or (zero and wanted == shards):
             yield 0
-        elif zero and self.hybrid and family.ep == 1 and wanted in divisors(shards)[1:-1]:
+        elif zero and self.hybrid and wanted in divisors(shards)[1:-1] and wanted % family.ep == 0:
             yield wanted
 
     def strategies(self) -> Iterator[Strategy]:

@@ -43,9 +43,9 @@ def _write(
     staged = tuple(checkpoint_entry(layer, entry) for entry in range(STAGING))
     # Ranks with the same state share the writing: those of all zero groups, without ZeRO all ranks
     # unless experts are spread.
-    strategy = layout.graph.strategy
-    same = strategy.zero_copies if strategy.zero else strategy.shards
-    writers = 1 if layout.kind(layer).ep > 1 else same
+    strategy, spread = layout.graph.strategy, layout.kind(layer).ep > 1
+    alike = 1 if spread else strategy.shards
+    writers = strategy.zero_copies if strategy.zero else alike
     return Action(
         Op.CKPT,
         Lane.CHECKPOINT,

@@ -174,7 +174,9 @@ class Pricing:
     def _priced(self, graph: Graph) -> Costs:
         strategy = graph.strategy
         split = strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep
-        key = (*split, strategy.micro_batch, strategy.zero, strategy.zero_group, graph.units)
+        sharing = strategy.zero, strategy.zero_group, graph.units
+        # Virtual stages have more communicators, which leave less memory.
+        key = (*split, strategy.micro_batch, strategy.vpp > 1, *sharing)
         if key not in self._costs:
             workload, (_, compute) = self._workload, self.alike(strategy)
             costs = price(self._idle(graph), workload.training, workload.nodes)

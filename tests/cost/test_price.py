@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bigplan.cost import Costs, price
 from bigplan.cost.collective import LayerGroups, message
 from bigplan.cost.compute import operator_seconds
-from bigplan.cost.costs import Slowed
+from bigplan.cost.costs import NOT_SLOWED, Slowed
 from bigplan.cost.framework import (
     DEEPSPEED,
     FSDP,
@@ -332,7 +332,7 @@ def test_where_the_gpu_says_nothing_its_link_does() -> None:
     strategy = Strategy(dp=8, micro_batch=2)  # 4 micro-batches a step
     before, beside = (_price(strategy, nodes).kinds["block"] for nodes in (usual, slower))
     assert (beside.reduce, beside.gather) == (2 * before.reduce, 2 * before.gather)
-    assert before.slowed == (0, 0)
+    assert before.slowed == NOT_SLOWED
     assert beside.slowed == pytest.approx((0, 0.1 * beside.reduce / 4))
     assert beside.forward == before.forward
     assert beside.backward == pytest.approx(before.backward + beside.slowed.backward)
@@ -340,7 +340,7 @@ def test_where_the_gpu_says_nothing_its_link_does() -> None:
 
 def test_frameworks_with_fitted_shares_lose_nothing_more() -> None:
     graph = build_graph(MODEL, TRAINING, Strategy(dp=8, micro_batch=2, zero=3))
-    assert price(graph, TRAINING, DGX, FSDP).kinds["block"].slowed == (0, 0)
+    assert price(graph, TRAINING, DGX, FSDP).kinds["block"].slowed == NOT_SLOWED
 
 
 def test_communicators_take_memory_of_gpus_alone() -> None:

@@ -237,7 +237,8 @@ def test_impossible_strategies(fields: dict[str, int], message: str) -> None:
         ({"dp": 8, "zero": 3, "zero_group": 3}, "8 ranks with the same parameters"),
         ({"dp": 8, "zero": 3, "zero_group": 8}, "leave zero_group out for one group of all"),
         ({"dp": 8, "zero": 3, "zero_group": 1}, "several groups of several ranks"),
-        ({"dp": 8, "zero": 2, "zero_group": 4, "ep": 2}, "use ep 1"),
+        ({"dp": 8, "zero": 2, "zero_group": 2, "ep": 4}, "use a multiple of ep"),
+        ({"dp": 12, "zero": 2, "zero_group": 6, "ep": 4}, "use a multiple of ep"),
     ],
 )
 def test_zero_groups_are_several_of_several_ranks(given: dict[str, int], told: str) -> None:
@@ -252,3 +253,9 @@ def test_ranks_of_a_zero_group_share_one_copy() -> None:
     assert (usual.zero_ranks, usual.zero_copies) == (8, 1)
     assert Strategy(dp=8).zero_ranks == 1
     assert "zero_group" not in usual.model_dump()  # plans of before stay as they are
+
+
+def test_ranks_of_a_zero_group_share_out_experts_of_their_own() -> None:
+    ways = ((0, 4), (8, 2), (4, 1))
+    shared = [Strategy(dp=16, ep=4, zero=2, zero_group=group).expert_shards() for group, _ in ways]
+    assert shared == [ranks for _, ranks in ways]

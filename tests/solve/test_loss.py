@@ -52,10 +52,13 @@ def test_chunks_double_up_to_the_micro_batch() -> None:
 
 
 def test_capacity_is_the_strategys_own_whichever_was_priced_first() -> None:
-    """Stages in the middle have communicators both ways; a pipeline of two has none there."""
+    """Stages in the middle have communicators both ways; a pipeline of two has none there.
+
+    With virtual stages every stage has them, and messages go around from the last to the first.
+    """
     nodes = find_cluster("dgx-h100").with_nodes(3).group
     pricing = Pricing(Workload(MODEL, TRAINING, nodes))
-    for strategy in (Strategy(dp=4, pp=2), Strategy(dp=2, pp=4)):
+    for strategy in (Strategy(dp=4, pp=2), Strategy(dp=4, pp=2, vpp=2), Strategy(dp=2, pp=4)):
         candidate = pricing.candidate(strategy)
         assert candidate.loss is not None
         for chunk in candidate.loss.chunks:

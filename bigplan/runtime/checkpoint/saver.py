@@ -189,9 +189,9 @@ class Saver:
 
 
 def _is_own(context: Context, layer: int) -> bool:
-    """Whether no other rank has the same state of the layer."""
-    shards = context.graph.strategy.shards
-    return 1 < context.entries.sharers(layer) == shards or context.kind(layer).ep > 1
+    """Whether no other rank would store the same of the layer."""
+    sharers, shards = context.entries.sharers(layer), context.graph.strategy.shards
+    return 1 < sharers == shards or (sharers == 1 and context.kind(layer).ep > 1)
 
 
 def _own(context: Context, layers: Iterable[int]) -> dict[int, LayerFile]:

@@ -115,8 +115,10 @@ class Update:
         """
         context, squares = self._context, torch.zeros(len(self._context.graph.layers)).double()
         for layer, square in found.items():
-            spread = context.kind(layer).ep > 1  # each rank counts what it has first
-            if spread or context.groups.at.data < context.entries.sharers(layer):
+            sharers = context.entries.sharers(layer)
+            # Of experts that nobody shares out each rank counts what it has first.
+            spread = sharers == 1 and context.kind(layer).ep > 1
+            if spread or context.groups.at.data < sharers:
                 # The adapters of a stage count in the place of its first layer.
                 squares[min(context.program.layers) if layer == ADAPTERS else layer] = square
         return context.groups.sum_of_all(squares)

@@ -138,8 +138,7 @@ def _spread(kind: LayerKind, owner: Owner) -> Iterator[OwnedRange]:
     Where nobody shares them out, the first rank that has some elements counts and stores them.
     """
     experts, rest = kind.whole_experts, kind.parameters - kind.whole_experts
-    sharers = max(1, owner.ranks // kind.ep)
-    each = experts // sharers
+    each = kind.owned_experts(owner.ranks)
     first = owner.rank // kind.ep * each
     counted = min(each, max(0, _counted((t for t in kind.tensors if t.experts), owner) - first))
     yield OwnedRange(first, each, each, 0 if owner.copy else counted)

@@ -133,9 +133,10 @@ def test_what_a_tool_does_not_have_is_refused(engine: str, settings: Settings, t
         make_plan(_asked(engine, _nodes(2, 400), settings))
 
 
-def test_experts_are_not_planned_with_groups() -> None:
+@pytest.mark.parametrize("ep", [1, 8])
+def test_experts_are_not_planned_with_groups(ep: int) -> None:
     training = Training(sequence_length=4096, global_batch=64)
-    cluster, wanted = _nodes(2, 400), {"zero_group": 8, "dp": 16, "zero": 1}
+    cluster, wanted = _nodes(2, 400), {"zero_group": 8, "dp": 16, "zero": 1, "ep": ep}
     request = Request(find_model("mixtral-8x7b"), training, cluster, wanted, engine="megatron")
     with pytest.raises(BigplanError, match="does not price how megatron shards experts"):
         make_plan(request)

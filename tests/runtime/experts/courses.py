@@ -80,6 +80,7 @@ def layouts(ranks: int) -> dict[str, tuple[Strategy, Recompute]]:
         "ep2": (Strategy(dp=4, ep=2), Recompute.SELECTIVE),
         "ep2-pp2": (Strategy(dp=2, ep=2, pp=2, accumulation_group=2), Recompute.SELECTIVE),
         "ep2-zero3": (Strategy(dp=4, ep=2, zero=3), Recompute.SELECTIVE),
+        "ep2-zero2-groups": (Strategy(dp=4, ep=2, zero=2, zero_group=2), Recompute.MLP),
         "ep4-zero3": (Strategy(dp=4, ep=4, zero=3), Recompute.FULL),
         "ep2-tp2": (Strategy(dp=2, ep=2, tp=2), Recompute.NONE),
         "ep4-cp2-zero1": (Strategy(dp=2, ep=4, cp=2, zero=1), Recompute.MLP),
@@ -98,7 +99,7 @@ def layouts(ranks: int) -> dict[str, tuple[Strategy, Recompute]]:
 # what splits a layer in every way.
 FEW = {
     "plain": ("ep4", "ep2", "ep4-zero3", "ep4-cp2-zero1", "ep2-tp2-zero3", "dp4"),
-    "beside": ("ep2-pp2", "ep2-zero3", "ep2-tp2", "ep2-tp2-cp2-zero2"),
+    "beside": ("ep2-pp2", "ep2-zero3", "ep2-zero2-groups", "ep2-tp2", "ep2-tp2-cp2-zero2"),
     "llama4": ("ep2-pp2", "ep2-tp2-cp2-zero2"),
     "both": ("ep2-pp2", "ep2-tp2-zero3"),
     "latent": ("ep2-tp2", "ep4-zero3", "ep2-tp2-cp2-zero2"),

@@ -101,6 +101,7 @@ def layouts(ranks: int) -> dict[str, Strategy]:
         "dp4-zero3-groups": Strategy(dp=4, zero=3, zero_group=2),
         "cp2-tp2": Strategy(dp=1, cp=2, tp=2),
         "dp4-ep2-zero3": Strategy(dp=4, ep=2, zero=3),
+        "dp4-ep2-zero3-groups": Strategy(dp=4, ep=2, zero=3, zero_group=2),
         "dp2-ep4-cp2-zero3": Strategy(dp=2, ep=4, cp=2, zero=3),
         "dp2-ep2-tp2": Strategy(dp=2, ep=2, tp=2),
         "unlike-tp2-zero3": Strategy(dp=2, tp=2, micro_batch=3, zero=3, replicas=UNLIKE),

@@ -142,7 +142,8 @@ def _spread(draw: st.DrawFn, model: ModelSpec, training: Training) -> Plan:
     ep = draw(st.sampled_from([n for n in (1, 2, 4) if dp * cp % n == 0]))
     pp = draw(st.sampled_from((1, 2)))
     zero = draw(st.integers(0, 3)) if dp * cp > 1 else 0
-    strategy = Strategy(dp=dp, cp=cp, tp=tp, ep=ep, pp=pp, zero=zero)
+    group = draw(st.sampled_from((0, 2))) if zero and dp * cp == 4 and ep < 4 else 0
+    strategy = Strategy(dp=dp, cp=cp, tp=tp, ep=ep, pp=pp, zero=zero, zero_group=group)
     placement = draw(placements(build_graph(model, training, strategy), free=True))
     chunk = draw(st.sampled_from((SHORT, CHUNK)))
     return plan_of(model, training, strategy, placement.model_copy(update={"chunk": chunk}))

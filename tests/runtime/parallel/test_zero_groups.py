@@ -18,6 +18,7 @@ from bigplan.plan import Plan
 from bigplan.runtime.checkpoint import Manifest, Saver
 from bigplan.runtime.context import Context
 from bigplan.runtime.parallel.apart import Apart
+from tests.runtime.experts.ranks import WITH_EXPERTS
 from tests.runtime.harness import check, execute, joined, together
 from tests.runtime.parallel.sharded_ranks import (
     MASKED,
@@ -116,11 +117,12 @@ def _written(contexts: Sequence[Context], folder: Path, each: int) -> list[set[s
     return found
 
 
+@pytest.mark.parametrize("ep", [1, 2])
 def test_replicas_share_the_writing_and_each_place_keeps_what_its_ranks_hold(
-    tmp_path: Path,
+    ep: int, tmp_path: Path
 ) -> None:
-    strategy = Strategy(dp=4, zero=3, zero_group=2)
-    model, training = tiny_model(layers=3), tiny_training(4)
+    strategy = Strategy(dp=4, ep=ep, zero=3, zero_group=2)
+    model, training = tiny_model(layers=3, **WITH_EXPERTS), tiny_training(4)
     placement = all_resident(build_graph(model, training, strategy))
     with every_rank(plan_of(model, training, strategy, placement)) as contexts:
         together, apart, alone = (_written(contexts, tmp_path, each) for each in (4, 2, 1))

@@ -6,6 +6,7 @@ from bigplan.graph.build import build_graph
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
 from bigplan.spec.training import LossScale
+from tests.runtime.experts.ranks import WITH_EXPERTS, spread
 from tests.runtime.masked import masked_training
 from tests.runtime.parallel.sharded_ranks import (
     EXPERTS,
@@ -27,6 +28,15 @@ EIGHT = [
     Strategy(dp=4, pp=2, zero=3, zero_group=2),
     Strategy(dp=4, cp=2, zero=2, zero_group=4),
 ]
+# Experts, spread within a group: each has a copy of them once, or ranks that share them out.
+SPREAD = {
+    4: [Strategy(dp=4, ep=2, zero=zero, zero_group=2) for zero in (1, 2, 3)],
+    8: [
+        Strategy(dp=8, ep=2, zero=3, zero_group=4),
+        Strategy(dp=2, cp=2, tp=2, ep=2, zero=1, zero_group=2),
+        Strategy(dp=4, pp=2, ep=2, zero=3, zero_group=2),
+    ],
+}
 
 
 def zero_group_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
@@ -44,7 +54,22 @@ def zero_group_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
             where = placed_everywhere(layout.zero, SHORT)
         name = name_of(layout) if found else f"{MASKED}-{name_of(layout)}"  # one that validates
         found[name] = plan_of(model, training, strategy, where)
-    return found | (_more() if ranks == 4 else {})
+    return found | _spread(ranks, data) | (_more() if ranks == 4 else {})
+
+
+def _spread(ranks: int, data: str) -> dict[str, Plan]:
+    """Experts beside zero groups; of four ranks gradients are of two accumulation groups."""
+    found = {}
+    for layout in SPREAD[ranks]:
+        strategy = layout.model_copy(update={"accumulation_group": 2})
+        model = tiny_model(layers=3 if layout.pp == 1 else 4, **WITH_EXPERTS)
+        units = 2 if ranks == 4 else 1
+        training = masked_training(2 * units * layout.dp, data, clip_norm=0.5)
+        where = all_resident(build_graph(model, training, strategy))
+        if layout.zero > 1 and layout.pp == 1:
+            where = spread(layout.zero)
+        found[f"experts-{name_of(layout)}"] = plan_of(model, training, strategy, where)
+    return found
 
 
 def _more() -> dict[str, Plan]:
