@@ -130,6 +130,12 @@ class PlanOptions(WhatOptions):
         STEP,
         flag="--lora-rank-stabilised/--no-lora-rank-stabilised",
     )
+    lora_dropout: str | None = _option(
+        "training.lora.dropout",
+        "Probability that an adapter reads an element as 0 in training (default: 0).",
+        STEP,
+        flag="--lora-dropout",
+    )
     lora_weights: str | None = _option(
         "training.lora.weights",
         "Folder of peft's adapters to start from, which tells rank, alpha and targets.",

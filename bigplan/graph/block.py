@@ -10,7 +10,7 @@ from itertools import chain
 from bigplan.graph import expert_adapters, plain_adapters
 from bigplan.graph.activation import activation, activation_bytes
 from bigplan.graph.activations import block_saved_bytes, score_bytes
-from bigplan.graph.adapters import adapter_products, local_adapters
+from bigplan.graph.adapters import adapter_products, dropped_bytes, local_adapters
 from bigplan.graph.convolution import convolved
 from bigplan.graph.eight_bits import cast_bytes, casts
 from bigplan.graph.expert_biases import expert_biases, vector_bytes
@@ -104,6 +104,7 @@ def block(shape: RankShape) -> LayerKind:
         + vector_bytes(shape)
         + arriving_bytes(shape)
         + unpacked_bytes(shape)
+        + dropped_bytes(shape)
         + cast_bytes(shape)[1]
         + (shape.hidden if shape.model.block_scale else 0)  # the gradient by what is multiplied
         + activation_bytes(shape),
@@ -160,6 +161,7 @@ def _forward_workspace(shape: RankShape) -> int:
         + mixing(shape).forward_bytes(shape)
         + vector_bytes(shape)
         + unpacked_bytes(shape)
+        + dropped_bytes(shape)
         + cast_bytes(shape)[0]
         + expert_adapters.forward_bytes(shape)
         + (inner_bytes(shape) if shape.model.gate_scale != 1 else 0)  # the gate before its factor

@@ -218,7 +218,7 @@ def _config(
         "rank_pattern": wider,
         "alpha_pattern": {t: _number(lora.scale * rank**power) for t, rank in wider.items()},
         "target_modules": sorted(end for end, target in targets.items() if end == target),
-        "lora_dropout": 0.0,
+        "lora_dropout": lora.dropout,
         "bias": "none",
         "inference_mode": True,
         "modules_to_save": None,

@@ -109,6 +109,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "alpha": "lora_alpha",
     "targets": "target_modules lora_target_modules lora_target",
     "rank_stabilised": "use_rslora rslora",
+    "dropout": "lora_dropout",
     # decisions
     "micro_batch": "micro_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size "
     "local_batch_size",
