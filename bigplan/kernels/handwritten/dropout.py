@@ -35,11 +35,12 @@ def _dropped(
     stays = mixed(word[:, None] + beside[None, :]) >= least.to(tl.uint32)
     inside = (i < rows)[:, None] & (j < columns)[None, :]
     at = i.to(tl.int64)[:, None] * columns + j[None, :]
-    value = tl.load(x + at, mask=inside & stays, other=0.0)
+    # One mask for both would have each element loaded by itself.
+    value = tl.where(stays, tl.load(x + at, mask=inside, other=0.0), 0.0)
     if ADDS:
         total = tl.load(out + at, mask=inside, other=0.0).to(tl.float32) + value.to(tl.float32)
-        value = total.to(out.dtype.element_ty)
-    tl.store(out + at, value, mask=inside)
+        value = total
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 def dropped(x: Tensor, draw: tuple[Any, ...], into: Tensor | None = None) -> Tensor:

@@ -135,7 +135,11 @@ def _alike(model: Any, ours: Tensor, theirs: Tensor) -> bool:
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
-    "llama-stabilised": {"rank_stabilised": True, "targets": ["q_proj", "down_proj"]},
+    "llama-stabilised": {
+        "rank_stabilised": True,
+        "targets": ["q_proj", "down_proj"],
+        "dropout": 0.1,
+    },
     "gpt2": {},  # three of its matrices are one module, and modules are [in, out]
     "gpt2-some": {"targets": ["q_proj", "v_proj", "o_proj"], "alpha": 3.0},
     "phi3": {"rank_stabilised": True},  # queries, keys and values are one module
@@ -199,6 +203,7 @@ def test_adapters_and_the_merged_model_give_the_same(case: str, tmp_path: Path) 
         "LORA",
         str(tmp_path / "in"),
     )
+    assert config["lora_dropout"] == CASES[case].get("dropout", 0.0)
     tensors = load_file(tmp_path / "adapters" / WEIGHTS)
     modules, adapted = dict(theirs.named_modules()), set()
     told = [*config["target_modules"], *config.get("target_parameters", ())]

@@ -22,7 +22,7 @@ from bigplan.runtime.layers.kept import KeptActivations
 from bigplan.runtime.layers.kinds import Block
 from bigplan.runtime.layers.products import Products
 from bigplan.runtime.layers.sums import Sums
-from bigplan.runtime.linear.adapters import side_by_side
+from bigplan.runtime.linear.adapters import Adapters, side_by_side
 from bigplan.runtime.linear.dropout import Drops
 from bigplan.runtime.mixers.positions import Sharing, position_tables
 from bigplan.runtime.parallel.tensor_parallel import ONE, TensorParallel
@@ -183,7 +183,7 @@ def test_products_of_one_input_read_it_once() -> None:
     found = Products(sums=Sums(), frozen=True, scale=lora.scale).adapters(
         views, ("q_proj", "k_proj", "v_proj")
     )
-    assert found is not None
+    assert isinstance(found, Adapters)
     assert found.down.data_ptr() == views["q_proj.lora_A"].data_ptr()
     assert torch.equal(found.down[4:], views["v_proj.lora_A"])
     assert set(found.up) == {0, 2}
@@ -227,6 +227,7 @@ def test_ranks_give_parts_of_the_gradients(
     model: ModelSpec, tp: int, parts: bool, recompute: Recompute, dropout: float
 ) -> None:
     """What a rank has alone is whole; what several have is the sum of theirs."""
+    model = model.seen_by("block")
     assume(splits_over_tensor_parallel(model, tp))
     case = _Case(
         model.model_copy(update={"max_sequence_length": LENGTH}), Lora(rank=4, dropout=dropout)

@@ -78,7 +78,13 @@ def test_as_many_elements_are_dropped_as_asked_for(rate: float) -> None:
 def test_seeds_layers_targets_and_sequences_have_masks_of_their_own() -> None:
     """Masks of half of 65,536 elements are alike in half of them, within five deviations."""
     x = torch.ones(256, 256)
-    others = ({}, {"seed": 4}, {"layer": 3}, {"first": torch.tensor([8])}, {"start": 1})
+    others: tuple[dict[str, object], ...] = (
+        {},
+        {"seed": 4},
+        {"layer": 3},
+        {"first": torch.tensor([8])},
+        {"start": 1},
+    )
     found = [_drops(0.5, 256, **one).mask("q_proj", 0).kept(x) for one in others]
     found += [_drops(0.5, 256).mask("k_proj", 0).kept(x), found[0].T]
     found += [found[0].roll(1, dims) for dims in (0, 1)]
