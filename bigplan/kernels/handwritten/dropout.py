@@ -1,7 +1,7 @@
 """Dropout of what low-rank adapters read (runtime/linear/dropout.py): one pass, no mask in memory.
 
-By torch's operators the words of a mask take twenty passes over 8 bytes an element. Here they are
-made beside the load of x, whose traffic hides them.
+By torch's operators the words of a mask take a dozen passes over 8 bytes an element. Here they are
+made in registers, beside the load of x.
 """
 
 from __future__ import annotations

@@ -161,10 +161,11 @@ def test_a_run_that_goes_on_has_the_same_bits(data: Path, tmp_path: Path) -> Non
         assert worker.finish().digest == ended
 
 
-def test_adapters_start_from_the_frozen_model(data: Path) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_adapters_start_from_the_frozen_model(data: Path, dropout: float) -> None:
     """New adapters change nothing, so the reference is the model without them."""
     full = pair_plan(tiny_model(), pair_training(data), ONE)
-    adapted = pair_training(data, lora={"rank": 4})
+    adapted = pair_training(data, lora={"rank": 4, "dropout": dropout})
     plan = pair_plan(tiny_model(), adapted, ONE)
     with running(full) as (one, _), running(plan) as (other, _):
         expected, found = references_of(one), references_of(other)
@@ -174,6 +175,7 @@ def test_adapters_start_from_the_frozen_model(data: Path) -> None:
         assert before.loss == pytest.approx(math.log(2))
         assert after.rewards is not None
         assert after.rewards["margin"] > 0
+        assert other.evaluate_pairs() == other.evaluate_pairs()
 
 
 def test_data_without_pairs_is_refused(data: Path) -> None:
