@@ -159,17 +159,14 @@ def adapter_folder(
             f"{folder / WEIGHTS}: not all {model.layers} blocks of {model.name} have the same "
             "adapters, which bigplan trains; start from others"
         )
-    stabilised = bool(config.get("use_rslora"))
     ranks = {p.module: shapes[f"{p.module}.lora_A.weight"][0] for p in every}
     ranks |= dict.fromkeys(alone, rank)
     ranks |= {p.parameter: p.width for p in chosen if isinstance(p, ExpertPlace)}
-    alpha = _alpha(folder, config, ranks)
-    names = tuple(target for target in possible_targets(model) if target in wanted)
     lora = Lora(
         rank=rank,
-        alpha=alpha,
-        targets=names,
-        rank_stabilised=stabilised,
+        alpha=_alpha(folder, config, ranks),
+        targets=tuple(target for target in possible_targets(model) if target in wanted),
+        rank_stabilised=bool(config.get("use_rslora")),
         dropout=_dropout(folder, config),
     )
     return AdapterFolder(lora, chosen, shapes)

@@ -28,6 +28,7 @@ from tests.runtime.handing import hidden_states
 from tests.runtime.plans import tiny_training
 
 LENGTH = 32
+DPO: dict[str, object] = {"method": "dpo", "beta": 0.5, "label_smoothing": 0.1}
 PAIRS = [
     {"prompt": f"{i}? " * (i % 3), "chosen": f"yes {i}", "rejected": "no" * (1 + i % 4)}
     for i in range(15)
@@ -47,7 +48,7 @@ def pair_training(data: object, batch: int = 4, **changes: object) -> Training:
         "data": str(data),
         "sequence_length": LENGTH,
         "isolate_documents": True,
-        "preference": {"method": "dpo", "beta": 0.5, "label_smoothing": 0.1},
+        "preference": DPO,
         "validation": ValidationSpec(data=str(data), every=1, batches=2),
         "optimizer": {"name": "sgd", "learning_rate": 0.5, "momentum": 0.0, "weight_decay": 0.0},
     }

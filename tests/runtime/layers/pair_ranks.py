@@ -9,7 +9,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
-from tests.runtime.layers.pair_loop import LENGTH, pair_training, prepare_pairs
+from tests.runtime.layers.pair_loop import DPO, LENGTH, pair_training, prepare_pairs
 from tests.runtime.linear.lora_ranks import UNLIKE
 from tests.runtime.parallel.sharded_ranks import all_resident, placed_everywhere
 from tests.runtime.plans import SHORT, plan_of, tiny_model
@@ -56,8 +56,7 @@ def plans(ranks: int, folder: Path) -> dict[str, Plan]:
     """One training under every layout."""
     data, found = prepare_pairs(folder), {}
     for name, strategy in LAYOUTS[ranks].items():
-        other = {"preference": METHODS[name]} if name in METHODS else {}
-        training = pair_training(data, **other)
+        training = pair_training(data, preference=METHODS.get(name, DPO))
         assert training.sequence_length == LENGTH
         found[name] = pair_plan(tiny_model(layers=3, **PARTS.get(name, {})), training, strategy)
     return found

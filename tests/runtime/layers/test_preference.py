@@ -86,7 +86,7 @@ def test_losses_and_slopes_are_the_formulas() -> None:
         means = (-policy.abs()).requires_grad_()
         others = ({"method": "simpo", "gamma": 0.7}, {"method": "orpo"})
         for other in others:
-            asked = Preference(beta=beta, label_smoothing=smoothing, **other)  # type: ignore[arg-type]
+            asked = Preference(beta=beta, label_smoothing=smoothing, **other)
             check_slopes(asked, means, losses_of_means(means, asked))
 
 
