@@ -282,7 +282,7 @@ def check_lora(lora: Lora, model: ModelSpec) -> None:
     if lora.dropout and (of_experts := [t for t in lora.targets if t.startswith(OF_AN_EXPERT)]):
         raise InputError(
             f"lora.dropout is {lora.dropout:g}, and adapters of experts ({', '.join(of_experts)}) "
-            "read all that they are sent, as peft's do; use dropout 0, or leave them out of targets"
+            "have none, as in peft; use dropout 0, or leave them out of targets"
         )
     if not lora.targets:
         raise InputError(f"lora.targets is empty; name some of {', '.join(known)}, or leave it out")
