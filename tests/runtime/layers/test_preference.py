@@ -130,8 +130,9 @@ def test_methods_without_a_starting_model_train_as_the_plain_loop_does(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernels", ["generated", "torch"])
-def test_a_gpu_trains_as_the_plain_loop_does(data: Path, kernels: str) -> None:
-    training = pair_training(data, kernels=kernels)
+@pytest.mark.parametrize("method", ["dpo", "orpo", "simpo"])
+def test_a_gpu_trains_as_the_plain_loop_does(data: Path, kernels: str, method: str) -> None:
+    training = pair_training(data, kernels=kernels, preference={"method": method})
     plan = pair_plan(tiny_model(logit_cap=2.0), training, ONE)
     check(plan, execute(on_device(plan, "cuda"), steps=2, validates=True), apart=1e-4)
 
