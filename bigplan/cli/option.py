@@ -34,9 +34,10 @@ def option_of(
     typed: what is wrong with it is told as in a file, and some numbers may have a unit. A list of
     words has commas between them. The help says where the runtime accepts only the default.
     """
-    name, annotation = key.rpartition(".")[2], field_of(key).annotation
+    (above, _, name), annotation = key.rpartition("."), field_of(key).annotation
     number = is_number(annotation)
-    planned = " Planned only: `launch` refuses all but the default." * (name in NATIVE_TRAINING)
+    alone = above == "training" and name in NATIVE_TRAINING
+    planned = " Planned only: `launch` refuses all but the default." * alone
     made = typer.Option(
         flag or f"--{name.replace('_', '-')}",
         help=text + planned,

@@ -87,18 +87,25 @@ class PlanOptions(WhatOptions):
     )
     preference: str | None = _option(
         "training.preference.method",
-        "Learn which of two responses was preferred: dpo (default: learn the next token).",
+        "Learn which of two responses was preferred: dpo, orpo or simpo (default: learn the next "
+        "token).",
         STEP,
         flag="--preference",
     )
     beta: str | None = _option(
         "training.preference.beta",
-        "Then: what a log-probability beside the starting model's counts (default: 0.1).",
+        "Then: what log-probabilities count, of dpo beside the starting model's, of orpo what "
+        "odds do (default: 0.1, of simpo 2).",
         STEP,
     )
     label_smoothing: str | None = _option(
         "training.preference.label_smoothing",
         "Then: the share of pairs that are told the wrong way round (default: 0).",
+        STEP,
+    )
+    gamma: str | None = _option(
+        "training.preference.gamma",
+        "Of simpo: by how much a chosen response should lead (default: 1).",
         STEP,
     )
     weights: str | None = _option(
@@ -129,6 +136,12 @@ class PlanOptions(WhatOptions):
         "Adapters count alpha / sqrt(rank) in place of alpha / rank (default: no).",
         STEP,
         flag="--lora-rank-stabilised/--no-lora-rank-stabilised",
+    )
+    lora_dropout: str | None = _option(
+        "training.lora.dropout",
+        "Probability that an adapter reads an element as 0 in training (default: 0).",
+        STEP,
+        flag="--lora-dropout",
     )
     lora_weights: str | None = _option(
         "training.lora.weights",

@@ -53,7 +53,6 @@ class PricedRun:
     fp4: bool = False  # products in 8 bits are in NVFP4 instead
     frozen_fp8: bool = False  # frozen products beside adapters are in 8 bits
     plain_adapters: Literal["", "apart", "joined"] = ""  # as in RankShape
-    drops_adapters: bool = False  # inputs of adapters pass a dropout
     document_tokens: int = 0  # of a sequence's documents, which attention keeps apart; 0: one
     within_nodes: bool = False  # ZeRO shards over a node's ranks, and nodes hold the same
 
@@ -76,7 +75,7 @@ def graph_of(run: PricedRun) -> Graph:
         narrow=run.nodes.gpu.narrow_values, looks_first=run.framework.current_scaling,
         pads_rows=run.framework.pads_rows,
         dispatched=model.experts > 0, sends_once=run.framework.dispatches_once, cast_once=True,
-        plain_adapters=run.plain_adapters, drops_adapters=run.drops_adapters,
+        plain_adapters=run.plain_adapters,
     )  # fmt: skip
     graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
     graph = _in_its_precision(run, graph, shape)

@@ -10,7 +10,7 @@ from itertools import chain
 from bigplan.graph import expert_adapters, plain_adapters
 from bigplan.graph.activation import activation, activation_bytes
 from bigplan.graph.activations import block_saved_bytes, score_bytes
-from bigplan.graph.adapters import adapter_products, local_adapters
+from bigplan.graph.adapters import adapter_products, dropped_bytes, local_adapters
 from bigplan.graph.convolution import convolved
 from bigplan.graph.eight_bits import cast_bytes, casts
 from bigplan.graph.expert_biases import expert_biases, vector_bytes
@@ -100,13 +100,7 @@ def block(shape: RankShape) -> LayerKind:
         boundary=shape.hidden,
         reruns=reruns(shape, saved, linear, inner, forward),
         forward_workspace=_forward_workspace(shape),
-        backward_workspace=_backward_workspace(shape, trained, saved)
-        + vector_bytes(shape)
-        + arriving_bytes(shape)
-        + unpacked_bytes(shape)
-        + cast_bytes(shape)[1]
-        + (shape.hidden if shape.model.block_scale else 0)  # the gradient by what is multiplied
-        + activation_bytes(shape),
+        backward_workspace=_backward_workspace(shape, trained, saved) + _beside_backward(shape),
         chained=_chained(shape),
         largest=max(shape.whole_hidden, largest_bytes(shape, trained), shared_inner_bytes(shape)),
         frozen=shape.frozen,
@@ -160,9 +154,23 @@ def _forward_workspace(shape: RankShape) -> int:
         + mixing(shape).forward_bytes(shape)
         + vector_bytes(shape)
         + unpacked_bytes(shape)
+        + dropped_bytes(shape)
         + cast_bytes(shape)[0]
         + expert_adapters.forward_bytes(shape)
         + (inner_bytes(shape) if shape.model.gate_scale != 1 else 0)  # the gate before its factor
+        + activation_bytes(shape)
+    )
+
+
+def _beside_backward(shape: RankShape) -> int:
+    """Bytes that a backward needs of what not every block has."""
+    return (
+        vector_bytes(shape)
+        + arriving_bytes(shape)
+        + unpacked_bytes(shape)
+        + dropped_bytes(shape)
+        + cast_bytes(shape)[1]
+        + (shape.hidden if shape.model.block_scale else 0)  # the gradient by what is multiplied
         + activation_bytes(shape)
     )
 

@@ -46,7 +46,6 @@ class RankShape:
     looks_first: bool = False  # these do not: a tensor's largest value is looked for (Hopper)
     # Adapters and 4 bits as in plain_adapters.py: each matrix's apart, or a product's joined.
     plain_adapters: Literal["", "apart", "joined"] = ""
-    drops_adapters: bool = False  # inputs of these pass a dropout
 
     @classmethod
     def on(cls, gpu: Gpu, model: ModelSpec, training: Training, strategy: Strategy) -> RankShape:
@@ -62,6 +61,11 @@ class RankShape:
     def tokens(self) -> int:
         """Tokens of a micro-batch on one rank."""
         return self.strategy.rank_tokens(self.training) // self.context_parallel
+
+    @property
+    def drops_adapters(self) -> bool:
+        """Whether inputs of adapters pass a dropout."""
+        return self.training.lora is not None and self.training.lora.dropout > 0
 
     @property
     def scaled(self) -> int:

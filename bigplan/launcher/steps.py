@@ -63,7 +63,8 @@ class Steps:
         are not on record at the end.
         """
         journal, told = self.journal, ""
-        if journal.plan.training.preference is not None:
+        wanted = journal.plan.training.preference
+        if wanted is not None and wanted.refers:
             References(self.ranks, journal.folder, journal.done).give(show, self.stopping)
         while journal.done < journal.target and not self.stopping():
             results = self._ask_step()

@@ -88,10 +88,14 @@ def documents_text(training: Training) -> str:
 
 
 def _pairs_text(training: Training) -> str:
-    assert training.preference is not None
+    wanted = training.preference
+    assert wanted is not None
+    model, first = "no second model", ""
+    if wanted.refers:
+        model = f"{model}: a launch first runs all of them forward, and keeps their"
+        first = " log-probabilities"
     return (
-        f"Learns from pairs of responses ({training.preference.method}), with no second model: a "
-        "launch first runs all of them forward, and keeps their log-probabilities. The head's "
+        f"Learns from pairs of responses ({wanted.method}), with {model}{first}. The head's "
         "product runs once more in each step."
     )
 

@@ -16,6 +16,8 @@ from bigplan.ranks import Coordinates
 from bigplan.runtime.documents import Documents
 from bigplan.runtime.entries import Entries
 from bigplan.runtime.experts.expert_parallel import ExpertParallel
+from bigplan.runtime.generated import dropping_by, library_for
+from bigplan.runtime.linear.dropout import Draws
 from bigplan.runtime.memory.adapter_rows import adapter_kind, adapter_parameters, adapter_rows
 from bigplan.runtime.memory.buffers import Memory
 from bigplan.runtime.memory.moments import StoredState, View
@@ -47,6 +49,7 @@ class Context:
     entries: Entries = field(init=False)  # of its buffers
     offsets: Mapping[int, Offsets] = field(init=False)  # by layer, of a borrowed one too
     documents: Documents | None = field(init=False)  # that are kept apart; None: they are not
+    draws: Draws | None = field(init=False)  # of what adapters read; None: nothing is dropped
 
     def __post_init__(self) -> None:
         stages = adapter_kind(self.graph, self.program)
@@ -58,6 +61,16 @@ class Context:
         object.__setattr__(self, "offsets", found)
         apart = Documents(self.graph, self.memory) if self.training.isolate_documents else None
         object.__setattr__(self, "documents", apart)
+        object.__setattr__(self, "draws", self._draws())
+
+    def _draws(self) -> Draws | None:
+        training, lora = self.training, self.training.lora
+        if lora is None or not lora.dropout:
+            return None
+        firsts = torch.zeros(self.graph.micro_batches, dtype=torch.int64, device=self.device)
+        tokens = self.length, self.context_parallel.first(self.length)
+        by = dropping_by(library_for(training, self.device))
+        return Draws(lora.dropout, training.seed, firsts, tokens, by)
 
     @property
     def device(self) -> torch.device:

@@ -194,7 +194,7 @@ class BatchSource:
     def batch(self, step: int, micro_batch_index: int) -> Batch:
         """The micro-batch of a step; both count from 0."""
         assert step >= 0 and 0 <= micro_batch_index < self.micro_batches, (step, micro_batch_index)
-        first = self._first(step, micro_batch_index)
+        first = self.first(step, micro_batch_index)
         shape = self.micro_batch, self.length
         tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
         for row in range(self.micro_batch):
@@ -221,7 +221,7 @@ class BatchSource:
         found = np.empty(shape, np.int32)
         found[:, :, 0], found[:, :, 1] = 0, self.sequence_length
         for index in range(self.micro_batches):
-            first = self._first(step, index)
+            first = self.first(step, index)
             for row in range(self.micro_batch):
                 window = self._window(first + row)
                 if window is not None:
@@ -235,7 +235,7 @@ class BatchSource:
         int64 [micro-batches, micro_batch, most pairs of a sequence]; ABSENT where there are fewer.
         """
         assert self.packed is not None, "pairs are not learned from"
-        firsts = (self._first(step, index) for index in range(self.micro_batches))
+        firsts = (self.first(step, index) for index in range(self.micro_batches))
         rows = [[self._place(first + row) for row in range(self.micro_batch)] for first in firsts]
         each = [
             [self.packed.numbers(place) if place is not None else () for place in row]
@@ -248,7 +248,7 @@ class BatchSource:
                 found[index, number, : len(pairs)] = pairs
         return found
 
-    def _first(self, step: int, micro_batch_index: int) -> int:
+    def first(self, step: int, micro_batch_index: int) -> int:
         """The first sample of a micro-batch."""
         return step * self.samples + micro_batch_index * self.together + self.before
 
@@ -351,6 +351,11 @@ class Prefetcher:
         found = self._bounds.pop(step, None) or self._pool.submit(self._source.bounds, step)
         self._bounds = {step + 1: self._pool.submit(self._source.bounds, step + 1)}
         return found.result()
+
+    def firsts(self, step: int) -> list[int]:
+        """The first sample of each of a step's micro-batches."""
+        source = self._source
+        return [source.first(step, index) for index in range(source.micro_batches)]
 
     def pairs(self, step: int) -> NDArray[np.int64]:
         """`source.pairs(step)`."""

@@ -20,6 +20,7 @@ from bigplan.runtime.experts.activations import Activation
 from bigplan.runtime.experts.dispatch import Places, RowOperators
 from bigplan.runtime.experts.grouped_eight_bits import EightBitExperts
 from bigplan.runtime.linear import four_bits
+from bigplan.runtime.linear.dropout import Dropping, dropped
 from bigplan.runtime.linear.eight_bits import EightBits
 from bigplan.runtime.linear.matrices import AS_STORED, Matrices, Opened
 from bigplan.spec.training import Training
@@ -66,6 +67,15 @@ def unpacked_by(library: Library | None) -> Callable[[Tensor], Tensor]:
     from bigplan.kernels.handwritten.four_bits import unpacked
 
     return unpacked
+
+
+def dropping_by(library: Library | None) -> Dropping:
+    """What drops elements of what adapters read."""
+    if library is None:
+        return dropped
+    from bigplan.kernels.handwritten import dropout
+
+    return dropout.dropped
 
 
 def eight_bits_by(library: Library | None) -> EightBits:

@@ -49,6 +49,8 @@ class LoraRequest(Spec):
     experts'"""
     rank_stabilised: bool | None = None
     """adapters count alpha / sqrt(rank) in place of alpha / rank; default: as `weights`, or no"""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """probability that an adapter in training reads an element as 0; default: as `weights`, or 0"""
     frozen: Literal["nf4"] | None = None
     """how the blocks' frozen matrices are stored: nf4 in 4 bits (QLoRA); null: in `precision`"""
     weights: str | None = Field(default=None, min_length=1)
@@ -75,6 +77,8 @@ class Lora(Spec):
     experts'"""
     rank_stabilised: bool = False
     """adapters count alpha / sqrt(rank) in place of alpha / rank"""
+    dropout: float = Field(default=0.0, ge=0, lt=1, exclude_if=lambda rate: not rate)
+    """probability that an adapter in training reads an element as 0; others grow by 1 / (1 - it)"""
     frozen: Literal["nf4"] | None = None
     """how the blocks' frozen matrices are stored: nf4 in 4 bits (QLoRA); null: in `precision`"""
     weights: str | None = Field(default=None, min_length=1, exclude_if=lambda weights: not weights)
@@ -275,6 +279,11 @@ def check_lora(lora: Lora, model: ModelSpec) -> None:
     known = possible_targets(model)
     if lora.targets is None:
         return
+    if lora.dropout and (of_experts := [t for t in lora.targets if t.startswith(OF_AN_EXPERT)]):
+        raise InputError(
+            f"lora.dropout is {lora.dropout:g}, and adapters of experts ({', '.join(of_experts)}) "
+            "have none, as in peft; use dropout 0, or leave them out of targets"
+        )
     if not lora.targets:
         raise InputError(f"lora.targets is empty; name some of {', '.join(known)}, or leave it out")
     for target in lora.targets:

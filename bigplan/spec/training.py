@@ -240,7 +240,7 @@ class TrainingRequest(Spec):
     lora: LoraRequest | None = None
     """train low-rank adapters and freeze the model; default: train the model"""
     preference: Preference | None = None
-    """learn which of two responses was preferred (DPO); default: learn the next token"""
+    """learn which of two responses was preferred; default: learn the next token"""
 
 
 # Keys that may change while a run goes on: none of them enters the arithmetic of a step. Of `data`

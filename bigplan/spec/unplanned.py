@@ -7,7 +7,6 @@ from __future__ import annotations
 
 EXPERTS = "experts of other kinds, or as other tools run them, are not planned"
 ADAPTERS = "adapters other than those of `training.lora` are not planned"
-LORA_DROPOUT = "dropout of what adapters read is not planned"
 DORA = "DoRA is not planned"
 ON_EXPERTS = "adapters of experts are named as others are"
 CONTEXT_PARALLEL = "context parallelism is a decision, cp"
@@ -47,7 +46,6 @@ PREFERS_ALONE = (
 _REMEDIES = {
     EXPERTS: "leave it out; a model has its own as `experts` and `experts_per_token`",
     ADAPTERS: "write `lora` in `training`, such as {rank: 16}, or leave it out",
-    LORA_DROPOUT: "leave it out; adapters train without",
     DORA: "leave it out; `lora` trains LoRA's adapters",
     ON_EXPERTS: "leave it out, and name them in `targets` of `lora`, such as experts.up_proj",
     CONTEXT_PARALLEL: "leave it out; --set cp=N pins it, and so does `set` in a file",
@@ -56,7 +54,6 @@ _REMEDIES = {
 _PHRASES = {
     "context_parallel": CONTEXT_PARALLEL,
     "expert_parallel": EXPERT_PARALLEL,
-    "lora_dropout": LORA_DROPOUT,
     "dora": DORA,
     "target_parameters": ON_EXPERTS,
 }

@@ -56,7 +56,7 @@ def lora_of(row: PublishedRow) -> Lora | None:
     if found := TARGETS.search(row.notes):
         targets = ALL if found[1] == "all" else tuple(re.split(r"[ +]", found[1]))
     packed = "nf4" if row.adapter.lower() == "qlora" else None
-    return Lora(rank=rank, targets=targets, frozen=packed)
+    return Lora(rank=rank, targets=targets, frozen=packed, dropout=_dropout(row))
 
 
 def plain_adapters(row: PublishedRow) -> Literal["", "apart", "joined"]:
@@ -66,17 +66,18 @@ def plain_adapters(row: PublishedRow) -> Literal["", "apart", "joined"]:
     return "joined" if JOINED.search(row.framework) else "apart"
 
 
-def drops_adapters(row: PublishedRow) -> bool:
-    """Whether inputs of adapters pass a dropout."""
-    if found := DROPOUT.search(row.notes):
-        return float(found[1]) > 0
-    return FSDP_QLORA in row.source or _of_qwen(row)
-
-
 def _usual(row: PublishedRow) -> tuple[int, tuple[str, ...]]:
     if FSDP_QLORA in row.source:
         return 64, tuple(target for target in ALL if target != "o_proj")
     return (64, ALL) if _of_qwen(row) else (8, ("q_proj", "v_proj"))
+
+
+def _dropout(row: PublishedRow) -> float:
+    if found := DROPOUT.search(row.notes):
+        return float(found[1])
+    if FSDP_QLORA in row.source:
+        return 0.1
+    return 0.05 if _of_qwen(row) else 0.0
 
 
 def _of_qwen(row: PublishedRow) -> bool:

@@ -54,7 +54,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
-from bigplan.validate.adapters import adapters_refusal, drops_adapters, lora_of, plain_adapters
+from bigplan.validate.adapters import adapters_refusal, lora_of, plain_adapters
 from bigplan.validate.experts import (
     CHEAP_AGAIN,
     again_by_recipe,
@@ -178,7 +178,6 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
         fp4=row.precision == "fp4",
         frozen_fp8=row.precision == "fp8" and row.adapter is not None,
         plain_adapters=plain_adapters(row),
-        drops_adapters=drops_adapters(row),
         document_tokens=int(documents[1]) if documents else 0,
         state_bytes=state,
         autocast=AUTOCAST.search(row.notes) is not None and training.precision != "fp32",

@@ -216,10 +216,14 @@ def test_options_take_what_the_schema_does() -> None:
 def test_a_list_has_commas_between_its_words() -> None:
     assert lists() == {"lora_targets"}
     options = replace(
-        _WHAT, lora_rank="8", lora_targets="q_proj, v_proj", lora_rank_stabilised=True
+        _WHAT,
+        lora_rank="8",
+        lora_targets="q_proj, v_proj",
+        lora_rank_stabilised=True,
+        lora_dropout="0.05",
     )
     lora = experiment_of(None, options).resolved_training().lora
-    assert lora == Lora(rank=8, targets=("q_proj", "v_proj"), rank_stabilised=True)
+    assert lora == Lora(rank=8, targets=("q_proj", "v_proj"), rank_stabilised=True, dropout=0.05)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from bigplan.graph.build import build_graph, model_flops
 from bigplan.graph.graph import Graph, Recompute
-from bigplan.graph.operators import Attention, Collective, Gemm, Operator
+from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
 from bigplan.spec.lora import Lora, trained_count
@@ -56,6 +56,25 @@ def test_the_flops_of_a_step_are_those_of_its_graph() -> None:
     assert every - again == pytest.approx(
         model_flops(LLAMA, training) - training.tokens_per_step * row
     )
+
+
+def test_dropout_passes_over_each_targets_input_and_keeps_nothing() -> None:
+    """Forward it reads and writes; backward once more, and reads two gradients and writes one."""
+    plain, drops = (_graph(Lora(rank=8, dropout=p)).kinds["block"] for p in (0.0, 0.1))
+    inputs = TOKENS * 2 * (6 * LLAMA.hidden + LLAMA.ffn)
+    for way, passes in (("forward", 2), ("backward", 5)):
+        before, after = (
+            [op for op in getattr(kind, way) if "adapters" in op.name] for kind in (plain, drops)
+        )
+        assert _products(tuple(after)) == _products(tuple(before))
+        moved = [sum(op.nbytes for op in ops if isinstance(op, Stream)) for ops in (before, after)]
+        # Without it the backward reads the gradient by an input once for all that read it.
+        once = TOKENS * 2 * (3 * LLAMA.hidden + LLAMA.ffn) if way == "backward" else 0
+        assert moved[1] - moved[0] == passes * inputs - once
+    assert drops.saved == plain.saved
+    copy = TOKENS * LLAMA.ffn * 2
+    assert drops.forward_workspace == plain.forward_workspace + copy
+    assert drops.backward_workspace == plain.backward_workspace + copy
 
 
 def test_frozen_layers_keep_less() -> None:

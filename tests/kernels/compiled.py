@@ -19,6 +19,7 @@ from bigplan.kernels.handwritten import (
     delta_rule,
     delta_rule_backward,
     delta_rule_programs,
+    dropout,
     moments,
     short_filters,
     turning,
@@ -63,6 +64,15 @@ def _kernels() -> Iterator[_Kernel]:
         yield _Kernel(moments._adamw, types | {"copy": "*bf16", "starts": "*i64"}, constants)
 
 
+def _dropout() -> Iterator[_Kernel]:
+    """Words of two sizes, as launches have them by their values."""
+    for dtype, words, adds in (("*bf16", "i64", False), ("*fp32", "i32", True)):
+        types = {"x": dtype, "out": dtype, "first": "*i64"}
+        types |= dict.fromkeys(("of_rows", "of_columns", "least"), words)
+        sizes = {"ADDS": adds, "ROWS": dropout.ROWS, "COLUMNS": dropout.COLUMNS}
+        yield _Kernel(dropout._dropped, types, sizes)
+
+
 def _attention() -> Iterator[_Kernel]:
     """Attention that keeps documents apart within a window, heads of 128."""
     names = ("q", "k", "v", "out", "gradient", "by_q", "by_k", "by_v")
@@ -100,7 +110,12 @@ def _delta_rule() -> Iterator[_Kernel]:
 
 def main() -> None:
     """Compile all to a GPU's code; the first that fails ends it."""
-    for function, types, constants, tile in (*_kernels(), *_attention(), *_delta_rule()):
+    for function, types, constants, tile in (
+        *_kernels(),
+        *_dropout(),
+        *_attention(),
+        *_delta_rule(),
+    ):
         names = function.arg_names
         signature = {name: types.get(name, "i32") for name in names}
         signature |= dict.fromkeys(constants, "constexpr")

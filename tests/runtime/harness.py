@@ -101,7 +101,7 @@ def execute(
     `looks`: at the state, before the first step and after each, which takes a quarter of the time.
     """
     with started(plan, rank=rank, meeting=meeting, backend=backend) as worker:
-        if plan.training.preference is not None:
+        if (wanted := plan.training.preference) is not None and wanted.refers:
             worker.refer(references_of(worker))
         validated = worker.evaluate() if validates else None
         states = [state_of(worker)] if looks else []

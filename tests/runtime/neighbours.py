@@ -140,6 +140,7 @@ class Turn:
     totals: dict[str, Tensor]
     by_rows: bool = False
     bounds: Tensor | None = None
+    drops: None = None
     begins: Tensor | None = None
 
     def weights(self) -> Tensor:

@@ -12,6 +12,7 @@ from bigplan.spec.lora import (
     Lora,
     adapted_steps,
     adapters,
+    check_lora,
     passed_count,
     stored,
     targets_of,
@@ -92,6 +93,17 @@ def test_what_does_not_go_with_adapters() -> None:
     for key in ({"fp8_gemms": True}, {"dropout": 0.1}):
         with pytest.raises(InputError, match="does not go with lora"):
             resolve(TrainingRequest.model_validate({"lora": {"rank": 8}, **key}), LLAMA)
+
+
+def test_adapters_of_experts_drop_nothing() -> None:
+    mixtral, targets = find_model("mixtral-8x7b"), ["q_proj", "experts.up_proj"]
+    for names in (None, targets[:1]):
+        lora = {"rank": 8, "targets": names, "dropout": 0.1}
+        found = resolve(TrainingRequest.model_validate({"lora": lora}), mixtral).lora
+        assert found is not None
+        assert found.dropout == 0.1
+    with pytest.raises(InputError, match=r"lora.dropout is 0.1, .* \(experts.up_proj\)"):
+        check_lora(Lora(rank=8, targets=tuple(targets), dropout=0.1), mixtral)
 
 
 def test_experts_stay_as_they_are_unless_they_are_named() -> None:
@@ -196,4 +208,5 @@ def test_groups_of_the_optimizer_name_adapters() -> None:
 def test_trainings_without_adapters_are_written_as_before() -> None:
     plain = resolve(TrainingRequest(), LLAMA)
     assert "lora" not in plain.model_dump()
+    assert "dropout" not in _resolved(ATTENTION).model_dump()["lora"]
     assert _resolved(ATTENTION).model_dump()["lora"]["targets"] == ("q_proj", "v_proj")

@@ -54,6 +54,8 @@ def test_given_values_win() -> None:
         ("attention: eager", "`attention` is 'eager', which must be one of flash, materialised"),
         ("dropout: 1.0", "`dropout` is 1.0, which must be less than 1"),
         ("fp8_gemms: 1", "`fp8_gemms` is 1, which must be true or false"),
+        ("lora: {rank: 8, lora_dropout: 0.1}", "did you mean 'dropout'?"),
+        ("lora: {rank: 8, dropout: 1}", "`lora.dropout` is 1, which must be less than 1"),
         ("lora_rank: 8", "`lora_rank`: adapters other than those of `training.lora`"),
         (
             "context_parallel: 2",

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bigplan.kernels.handwritten.hashing import mixed
 from bigplan.spec.moments import BLOCK, FIRST_BITS, SECOND_BITS, blocks, levels
 
 ROWS, WARPS = 4, 4  # blocks of a program, and its warps
@@ -27,9 +28,7 @@ def _drawn(parameter, gradient, step):
     word = parameter.to(tl.uint32, bitcast=True) * tl.full((), 0x9E3779B1, tl.uint32)
     word += gradient.to(tl.uint32, bitcast=True) * tl.full((), 0x85EBCA77, tl.uint32)
     word += step.to(tl.uint32) * tl.full((), 0xC2B2AE3D, tl.uint32)
-    word = (word ^ (word >> 16)) * tl.full((), 0x7FEB352D, tl.uint32)
-    word = (word ^ (word >> 15)) * tl.full((), 0x846CA68B, tl.uint32)
-    return word ^ (word >> 16)
+    return mixed(word)
 
 
 @triton.jit

@@ -57,6 +57,8 @@ class Compute:
         self.step = step
         if (documents := self._context.documents) is not None:
             documents.fill(self.batches.bounds(step))
+        if (draws := self._context.draws) is not None:
+            draws.fill(self.batches.firsts(step))
         if self.pairs is not None:
             self.pairs.fill(self.batches.pairs(step))
 

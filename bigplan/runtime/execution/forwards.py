@@ -37,7 +37,7 @@ class Forwards:
         pairs = self.compute.pairs
         try:
             if pairs is not None:
-                pairs.reference = self.references["validation"]
+                pairs.reference = self.references.get("validation")
             self._play(self._source("validation"), 0)
             return Evaluated(*self.taken())
         finally:

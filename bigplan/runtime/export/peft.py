@@ -207,6 +207,8 @@ def _config(
         targets = {end: f"{end}.weight" if end.endswith(OF_MLPS) else end for end in targets}
     of_experts = {one.parameter: f"experts.{one.parameter}" for one in made if one.parameter}
     ranks = {of_experts.get(one.parameter) or targets[ends[one.module]]: one.rank for one in made}
+    parameters = [target for end, target in targets.items() if end != target]
+    parameters = sorted((*parameters, *of_experts.values()))
     wider = {target: rank for target, rank in ranks.items() if rank != lora.rank}
     power = 0.5 if lora.rank_stabilised else 1.0
     config = {
@@ -218,13 +220,11 @@ def _config(
         "rank_pattern": wider,
         "alpha_pattern": {t: _number(lora.scale * rank**power) for t, rank in wider.items()},
         "target_modules": sorted(end for end, target in targets.items() if end == target),
-        "lora_dropout": 0.0,
+        "lora_dropout": 0.0 if parameters else lora.dropout,  # which peft takes with modules alone
         "bias": "none",
         "inference_mode": True,
         "modules_to_save": None,
     }
-    parameters = [target for end, target in targets.items() if end != target]
-    parameters = sorted((*parameters, *of_experts.values()))
     return config | ({"target_parameters": parameters} if parameters else {})
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime.layers.leaves import leaf_of
+from bigplan.runtime.linear.dropout import Drops
 from bigplan.spec.carried import KEYS, OWN_INPUT, VALUES, handed_width, inputs_width, keepers
 from bigplan.spec.model import ModelSpec
 
@@ -61,6 +62,7 @@ class Turn:
     """What a block finds for a micro-batch beside its parameters and the residual stream."""
 
     bounds: Tensor | None = None  # of documents that are kept apart, int32 [b, 2, s]
+    drops: Drops | None = None  # of what adapters read; None: nothing
     carried: Carried | None = None  # None: blocks of this model hand on nothing
     number: int = 0  # the block's
     local: bool = False  # it does not see all tokens
@@ -206,13 +208,16 @@ class UnderWay:
                     carried.sums[local, name] = one.float()
         return hidden.contiguous()
 
-    def turn(self, number: int, micro_batch: int, bounds: Tensor | None) -> Turn:
+    def turn(
+        self, number: int, micro_batch: int, bounds: Tensor | None, drops: Drops | None
+    ) -> Turn:
         """Block `number`'s on a micro-batch."""
         model = self.model
         seen = model.seen_by(model.block_kinds[number])
         own = (OWN_INPUT,) if model.block_inputs is not None else ()
         return Turn(
             bounds,
+            drops,
             self.carried[micro_batch],
             number,
             local=model.local_blocks[number] if model.local_blocks else False,

@@ -70,7 +70,7 @@ class Head:
         """The loss alone."""
         x, targets, parameters = visit.hidden(), self._batches.targets(visit), self._tables(visit)
         if self.pairs is not None:
-            self.pairs.weights(visit, self._token_losses(parameters, x, targets))
+            self.pairs.weights(visit, self._token_losses(parameters, x, targets), targets)
             return
         for chunk in self._chunks(targets):
             piece = x.flatten(0, -2)[chunk.mine]
@@ -83,7 +83,7 @@ class Head:
         sums, parameters = kept.sums if self._in_product else None, self._tables(visit)
         products, weights = Products(ONE, sums, self._kernels, frozen=self.frozen), None
         if self.pairs is not None:
-            weights = self.pairs.weights(visit, self._token_losses(parameters, x, targets))
+            weights = self.pairs.weights(visit, self._token_losses(parameters, x, targets), targets)
         if not self.frozen:
             parameters = leaves_of(parameters, in_product=self._in_product)
         visit.open(kept.sums)

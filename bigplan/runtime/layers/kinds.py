@@ -232,14 +232,14 @@ class Block:
         x, recompute = visit.hidden(), visit.recompute
         if recompute is Recompute.FULL:
             kept.keep_input(x)
-            return self._alone(visit, x)
+            return self._alone(visit, x, self._turn(visit))
         return self.record(self._parameters(visit), x, kept, recompute, self._turn(visit))
 
     def _turn(self, visit: Visit) -> Turn:
         if self.under_way is None:
-            return Turn(visit.bounds)
-        action = visit.action
-        return self.under_way.turn(action.layer - self.first, action.micro_batch, visit.bounds)
+            return Turn(visit.bounds, visit.drops)
+        action, found = visit.action, (visit.bounds, visit.drops)
+        return self.under_way.turn(action.layer - self.first, action.micro_batch, *found)
 
     def _parameters(self, visit: Visit) -> dict[str, Tensor]:
         """The block's tensors, and its adapters where it has some."""
@@ -247,17 +247,17 @@ class Block:
         return own if self.lora is None or not visit.adapted else own | visit.parameters(1)
 
     def evaluate(self, visit: Visit) -> Tensor:
-        """Without a graph."""
-        return self._alone(visit, visit.hidden())
+        """Without a graph, and with nothing dropped."""
+        return self._alone(visit, visit.hidden(), replace(self._turn(visit), drops=None))
 
-    def _products(self, sums: Sums | None = None) -> Products:
+    def _products(self, turn: Turn, sums: Sums | None = None) -> Products:
         lora, scale = self.lora, 0.0 if self.lora is None else self.lora.scale
         frozen = lora is not None
         products = Products(self._ranks, sums, self._kernels, frozen, scale, self.matrices)
-        return replace(products, spread=self.spread)
+        return replace(products, spread=self.spread, drops=turn.drops)
 
-    def _alone(self, visit: Visit, x: Tensor) -> Tensor:
-        turn, ways = self._turn(visit), self._products().ways._replace(context=self._context)
+    def _alone(self, visit: Visit, x: Tensor, turn: Turn) -> Tensor:
+        ways = self._products(turn).ways._replace(context=self._context)
         ways = ways._replace(hand_on=turn.hand_on if turn.keeps else None)
         positions, p = self._positions._replace(bounds=turn.bounds), self._parameters(visit)
         with torch.no_grad():
@@ -299,14 +299,14 @@ class Block:
         leaves |= turn.leaves()
         kept.parameters = differentiated(leaves)
         kept.constants = self._constants | turn.storages()
-        model, ways = self._model, self._ways(kept, recompute)
+        model, ways = self._model, self._ways(kept, recompute, turn)
         ways = ways._replace(hand_on=turn.hand_on if turn.keeps else None)
         positions = self._positions._replace(bounds=turn.bounds)
         return kept.record(lambda x: blocks.block(leaves, x, model, positions, ways), x)
 
-    def _ways(self, kept: KeptActivations, recompute: Recompute) -> Ways:
+    def _ways(self, kept: KeptActivations, recompute: Recompute, turn: Turn) -> Ways:
         in_sums = self._in_product or self.lora is not None
-        products = self._products(kept.sums if in_sums else None)
+        products = self._products(turn, kept.sums if in_sums else None)
         mixture = products.mixture._replace(
             balance=self.balance,
             gated=recompute is not Recompute.NONE,

@@ -23,6 +23,7 @@ from bigplan.runtime.experts.mixture import Mixture
 from bigplan.runtime.generated import rows_of
 from bigplan.runtime.layers.sums import Sums
 from bigplan.runtime.linear.adapters import Adapters, adapted, below_each_other
+from bigplan.runtime.linear.dropout import DroppedAdapters, Drops
 from bigplan.runtime.linear.matrices import AS_STORED, Matrices, Opened
 from bigplan.runtime.mixers.ways import PLAIN, Parameters, Ways
 from bigplan.runtime.operators import GateKind, gated_backward
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 # What adds a weight's gradient, of the output's gradient and the input as `Matrices` give them.
 Add = Callable[[Any, Any], None]
+Beside = Adapters | DroppedAdapters
 
 
 class Factor(NamedTuple):
@@ -74,7 +76,7 @@ class _Linears(Function):
         ctx: Any,
         ranks: TensorParallel,
         x: Tensor,
-        adds: tuple[Sequence[Add | None], Adapters | None, Sequence[Matrices]],
+        adds: tuple[Sequence[Add | None], Beside | None, Sequence[Matrices]],
         *parameters: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.adds, ctx.adapters, ctx.matrices = adds
@@ -107,7 +109,7 @@ class _Linears(Function):
         assert by_input is not None
         if ctx.adapters is not None:
             by_narrow = ctx.adapters.by_narrow(by_outputs)
-            by_input.addmm_(by_narrow, ctx.adapters.down)
+            ctx.adapters.add_by_input(by_input, by_narrow)
         summed = ctx.ranks.sum(by_input)
         rows = None if again is None else again().flatten(0, -2)
         found = list(_gradients(ctx, (by_outputs, given), rows))
@@ -136,7 +138,7 @@ def linears(
     x: Tensor,
     factors: Sequence[Factor],
     ranks: TensorParallel = ONE,
-    adapters: Adapters | None = None,
+    adapters: Beside | None = None,
 ) -> tuple[Tensor, ...]:
     """F.linear of x [..., in] by each weight [out, in], and what `adapters` add.
 
@@ -181,7 +183,7 @@ class _Closing(Function):
         by_inner = ctx.matrices.by_input(given, weight)
         if ctx.adapters is not None:
             by_narrow = ctx.adapters.by_narrow([gradient])
-            by_inner.addmm_(by_narrow, ctx.adapters.down)
+            ctx.adapters.add_by_input(by_inner, by_narrow)
             ctx.adapters.add_gradients([gradient], by_narrow, rows)
         by_bias = by_output.flatten(0, -2).sum(0) if ctx.biased else None
         by_x = by_output if ctx.added else None
@@ -233,7 +235,7 @@ class _Gated(Function):
         inner = ctx.matrices.by_input(given, weight)
         if adapters is not None:
             by_narrow = adapters.by_narrow([gradient])
-            inner.addmm_(by_narrow, adapters.down)
+            adapters.add_by_input(inner, by_narrow)
         inner = inner.view(gate.shape)
         if kernels is None:
             by_gate, by_up = gated_backward(gate, up, inner, out=inner, kind=kind)
@@ -272,6 +274,7 @@ class Products:
     scale: float = 0.0  # of adapters, where layers have some
     matrices: Matrices = AS_STORED
     spread: ExpertParallel = ALL_HERE
+    drops: Drops | None = None  # of what adapters read; None: nothing
 
     @property
     def ways(self) -> Ways:
@@ -292,6 +295,8 @@ class Products:
         """
         counts = self.ranks.first or self.ranks.parts > 1
         one = replace(self, ranks=ONE, sums=self.sums if counts else None)
+        if self.drops is not None and self.ranks.parts > 1:
+            one = replace(one, drops=self.drops._replace(part=self.ranks.group.place))
         return Whole(self.ranks, one.linears, one.closing)
 
     @property
@@ -314,12 +319,12 @@ class Products:
         `unread`: the graph is the same, but its value is not computed. Recomputation needs the
         tensors that a block's operators save, and not the block's output.
         """
-        factor = *self._factor(p, name), self.adapters(p, (name,))
+        factor = self._closing_factor(p, name)
         return _Closing.apply(unread, self.ranks, x, inner, *factor)  # type: ignore[no-any-return, no-untyped-call]
 
     def alone(self, p: Parameters, name: str, inner: Tensor) -> Tensor:
         """The product alone, for a kernel that adds it to x."""
-        factor = *self._factor(p, name), self.adapters(p, (name,))
+        factor = self._closing_factor(p, name)
         return _Closing.apply(False, self.ranks, None, inner, *factor)  # type: ignore[no-any-return, no-untyped-call]
 
     def gated(
@@ -336,11 +341,12 @@ class Products:
 
         Without x the product alone.
         """
-        way, factor = (
-            GatedWay(self, kind, unread),
-            (*self._factor(p, name), self.adapters(p, (name,))),
-        )
+        way, factor = GatedWay(self, kind, unread), self._closing_factor(p, name)
         return _Gated.apply(way, x, *inputs, *factor)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _closing_factor(self, p: Parameters, name: str) -> tuple[Any, ...]:
+        """Of a matrix that ranks split by columns: a Factor's, and adapters."""
+        return *self._factor(p, name), self.adapters(p, (name,), self.ranks.group.place)
 
     def _factor(self, p: Parameters, name: str) -> Factor:
         weight = f"{name}.weight"
@@ -360,15 +366,26 @@ class Products:
             return partial(sums.add_product, weight)
         return lambda *factors: sums.add({weight: matrices.by_weight(*factors)})
 
-    def adapters(self, p: Parameters, names: tuple[str, ...]) -> Adapters | None:
-        """Those of products of one input, where some of these have one."""
+    def adapters(self, p: Parameters, names: tuple[str, ...], place: int = 0) -> Beside | None:
+        """Those of products of one input, where some of these have one.
+
+        `place`: which of equal parts of its columns the input is.
+        """
         targets = [name for name in names if f"{name}.lora_A" in p]
         if not targets:
             return None
+        if self.drops is None:
+            return self._adapters(p, names, targets)
+        masks = (self.drops.mask(target, place) for target in targets)
+        each = (self._adapters(p, names, [target]) for target in targets)
+        return DroppedAdapters(tuple(zip(each, masks, strict=True)))
+
+    def _adapters(self, p: Parameters, names: tuple[str, ...], targets: Sequence[str]) -> Adapters:
+        scale = self.scale if self.drops is None else self.scale / (1.0 - self.drops.rate)
         downs = [f"{name}.lora_A" for name in targets]
         ups = {names.index(name): f"{name}.lora_B" for name in targets}
         down, up = below_each_other([p[name] for name in downs]), {n: p[ups[n]] for n in ups}
         if self.sums is None:
-            return Adapters(self.scale, down, up)
+            return Adapters(scale, down, up)
         add_up = {n: partial(self.sums.add_product, name) for n, name in ups.items()}
-        return Adapters(self.scale, down, up, partial(self.sums.add_products, downs), add_up)
+        return Adapters(scale, down, up, partial(self.sums.add_products, downs), add_up)

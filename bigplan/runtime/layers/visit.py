@@ -12,6 +12,7 @@ from bigplan.program import ROWS, Action, Ref
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.layers.lookup import StagedRows, send_home
 from bigplan.runtime.layers.sums import Sums
+from bigplan.runtime.linear.dropout import Drops
 from bigplan.runtime.operators import numbers_on
 
 SUMS = (Holds.GRADIENTS, Holds.PARTIAL_GRADIENTS)  # what a backward adds its gradients to
@@ -44,6 +45,12 @@ class Visit(NamedTuple):  # one for every action: a dataclass takes three times 
         """Of documents that are kept apart, int32 [b, 2, s] of whole sequences."""
         documents = self.context.documents
         return None if documents is None else documents.bounds(self.action.micro_batch)
+
+    @property
+    def drops(self) -> Drops | None:
+        """What is dropped of what the layer's adapters read in training; None: nothing."""
+        draws, action = self.context.draws, self.action
+        return None if draws is None else draws.of(action.layer, action.micro_batch)
 
     @property
     def begins(self) -> Tensor | None:

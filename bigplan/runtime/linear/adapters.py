@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -61,6 +61,10 @@ class Adapters(NamedTuple):
             torch.mm(by_outputs[number], self.up[number], out=part)
         return gradient.mul_(self.scale)
 
+    def add_by_input(self, total: Tensor, by_narrow: Tensor) -> None:
+        """Add to the gradient [tokens, in] by the products' input, in place."""
+        total.addmm_(by_narrow, self.down)
+
     def add_gradients(self, by_outputs: Sequence[Tensor], by_narrow: Tensor, rows: Tensor) -> None:
         """Add A's and B's gradients to their sums; `rows`: the products' input [tokens, in]."""
         if self.add_down is None or self.add_up is None:
@@ -87,14 +91,21 @@ def below_each_other(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(tensors)) if found is None else found
 
 
-def adapted(outputs: Sequence[Tensor], x: Tensor, adapters: Adapters | None) -> None:
+class Adds(Protocol):
+    """Adapters, or those with dropout (dropout.py)."""
+
+    def add_to(self, outputs: Sequence[Tensor], x: Tensor) -> None:
+        """As Adapters'."""
+
+
+def adapted(outputs: Sequence[Tensor], x: Tensor, adapters: Adds | None) -> None:
     """Add what adapters give of x [..., in] to the products' outputs, where there are some."""
     if adapters is not None:
         adapters.add_to(outputs, x)
 
 
 def adapted_linear(
-    adapters: Adapters | None,
+    adapters: Adds | None,
     matrices: Matrices,
     x: Tensor,
     weight: Tensor,

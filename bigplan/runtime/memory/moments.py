@@ -17,13 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bigplan.runtime.hashing import mixed
 from bigplan.spec.moments import BLOCK, FIRST_BITS, SECOND_BITS, Moments, blocks, levels, places
 from bigplan.spec.optimizer import Optimizer
 
-# Of the hash: odd factors of its three values, and the mixing of Chris Wellons' lowbias32.
+# Of the hash: odd factors of its three values.
 OF_PARAMETER, OF_GRADIENT, OF_STEP = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
-MIX_FIRST, MIX_SECOND = 0x7FEB352D, 0x846CA68B
-_WORD = 0xFFFFFFFF
 _CODES: dict[Moments, tuple[torch.dtype, torch.dtype]] = {
     "fp32": (torch.float32, torch.float32),
     "bf16": (torch.bfloat16, torch.bfloat16),
@@ -147,10 +146,7 @@ def rounded_second(roots: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
 def drawn(parameter: Tensor, gradient: Tensor, step: int) -> Tensor:
     """32 random bits for each element, int64, by its fp32 parameter and gradient and the step."""
     words = parameter.view(torch.int32).long() * OF_PARAMETER
-    words = words + gradient.view(torch.int32).long() * OF_GRADIENT + step * OF_STEP & _WORD
-    words = (words ^ words >> 16) * MIX_FIRST & _WORD
-    words = (words ^ words >> 15) * MIX_SECOND & _WORD
-    return words ^ words >> 16
+    return mixed(words + gradient.view(torch.int32).long() * OF_GRADIENT + step * OF_STEP)
 
 
 def rounded_bf16(values: Tensor, words: Tensor) -> Tensor:

@@ -101,14 +101,16 @@ _OF_OTHERS: Mapping[str, str] = {
     "data": "dataset data_path dataset_name train_data",
     "isolate_documents": "reset_attention_mask padding_free block_causal sample_packing packing",
     "validation": "eval evaluation",
-    "preference": "dpo pref_loss loss_type preference_loss",
-    "beta": "pref_beta dpo_beta",
+    "preference": "dpo orpo simpo pref_loss loss_type preference_loss",
+    "beta": "pref_beta dpo_beta orpo_beta",
+    "gamma": "simpo_gamma",
     "label_smoothing": "label_smoothing_factor dpo_label_smoothing",
     "weights": "checkpoint pretrained init_from from adapter adapter_name_or_path",
     "rank": "r lora_r lora_rank",
     "alpha": "lora_alpha",
     "targets": "target_modules lora_target_modules lora_target",
     "rank_stabilised": "use_rslora rslora",
+    "dropout": "lora_dropout",
     # decisions
     "micro_batch": "micro_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size "
     "local_batch_size",

@@ -93,6 +93,7 @@ def started_from(
     """Keys of `training.lora` with those that its folder says; both have to say the same.
 
     A plan may be meant for another machine: where the folder is not here, `rank` has to be stated.
+    Dropout is no part of adapters: what is stated goes before what the folder says.
     Raises InputError, and RefusedError for adapters of other kinds.
     """
     stated = {key: value for key, value in stated.items() if value is not None}
@@ -101,7 +102,7 @@ def started_from(
         return stated
     found = adapter_folder(folder, model, weights, stated.get("targets"))
     check_same(found, stated, folder)
-    return {**found.settings, **stated}
+    return {"dropout": found.lora.dropout, **found.settings, **stated}
 
 
 def check_same(found: AdapterFolder, stated: Mapping[str, Any], folder: Path) -> None:
@@ -158,13 +159,16 @@ def adapter_folder(
             f"{folder / WEIGHTS}: not all {model.layers} blocks of {model.name} have the same "
             "adapters, which bigplan trains; start from others"
         )
-    stabilised = bool(config.get("use_rslora"))
     ranks = {p.module: shapes[f"{p.module}.lora_A.weight"][0] for p in every}
     ranks |= dict.fromkeys(alone, rank)
     ranks |= {p.parameter: p.width for p in chosen if isinstance(p, ExpertPlace)}
-    alpha = _alpha(folder, config, ranks)
-    names = tuple(target for target in possible_targets(model) if target in wanted)
-    lora = Lora(rank=rank, alpha=alpha, targets=names, rank_stabilised=stabilised)
+    lora = Lora(
+        rank=rank,
+        alpha=_alpha(folder, config, ranks),
+        targets=tuple(target for target in possible_targets(model) if target in wanted),
+        rank_stabilised=bool(config.get("use_rslora")),
+        dropout=_dropout(folder, config),
+    )
     return AdapterFolder(lora, chosen, shapes)
 
 
@@ -280,6 +284,15 @@ def _number(folder: Path, config: Mapping[str, Any], key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise InputError(f"{folder / CONFIG}: {key} is {value!r}; it has to be a number above 0")
     return value
+
+
+def _dropout(folder: Path, config: Mapping[str, Any]) -> float:
+    rate = config.get("lora_dropout", 0.0)
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise InputError(
+            f"{folder / CONFIG}: lora_dropout is {rate!r}; it has to be a number from 0 to below 1"
+        )
+    return rate
 
 
 def _alpha(folder: Path, config: Mapping[str, Any], ranks: Mapping[str, int]) -> float:

@@ -135,14 +135,18 @@ def _alike(model: Any, ours: Tensor, theirs: Tensor) -> bool:
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
-    "llama-stabilised": {"rank_stabilised": True, "targets": ["q_proj", "down_proj"]},
+    "llama-stabilised": {
+        "rank_stabilised": True,
+        "targets": ["q_proj", "down_proj"],
+        "dropout": 0.1,
+    },
     "gpt2": {},  # three of its matrices are one module, and modules are [in, out]
     "gpt2-some": {"targets": ["q_proj", "v_proj", "o_proj"], "alpha": 3.0},
     "phi3": {"rank_stabilised": True},  # queries, keys and values are one module
     "gpt-neox": {},  # and head by head
     "glm4": {},  # rows of queries and keys are in another order
     "mixtral": {},  # of attention alone
-    "glm4-moe": {},  # its first block is dense, and others have shared experts
+    "glm4-moe": {"dropout": 0.1},  # its first block is dense, and others have shared experts
     "qwen3-moe-experts": {"targets": [*EXPERTS, "q_proj"]},
     "gpt-oss-experts": {"targets": EXPERTS},  # gate and up take turns in columns of one parameter
     "lfm2-moe": {},  # what a convolution reads is one module
@@ -199,6 +203,8 @@ def test_adapters_and_the_merged_model_give_the_same(case: str, tmp_path: Path) 
         "LORA",
         str(tmp_path / "in"),
     )
+    of_modules = "target_parameters" not in config  # of others peft takes no dropout
+    assert config["lora_dropout"] == of_modules * CASES[case].get("dropout", 0.0)
     tensors = load_file(tmp_path / "adapters" / WEIGHTS)
     modules, adapted = dict(theirs.named_modules()), set()
     told = [*config["target_modules"], *config.get("target_parameters", ())]

@@ -1,7 +1,8 @@
 """Preference training as plain torch: every response alone, autograd, and the paper's formula.
 
 No packing, no chunks, no second pass: a pair is two sequences, of which the model's log-probability
-is a sum of log_softmax. `losses_of` is what TRL's DPOTrainer computes for loss_type "sigmoid".
+is a sum of log_softmax. `losses_of` is what TRL's DPOTrainer computes for loss_type "sigmoid", and
+`losses_of_means` what its CPOTrainer does for "simpo", and its ORPOTrainer of responses alone.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from bigplan.plan import Plan
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.layers import blocks
 from bigplan.runtime.weights.first_values import first_values, whole_values
+from bigplan.spec.preference import Preference
 from bigplan.spec.training import Training, ValidationSpec
 from tests.data.texts import documents, write_rows
 from tests.runtime.handing import hidden_states
 from tests.runtime.plans import tiny_training
 
 LENGTH = 32
+DPO: dict[str, object] = {"method": "dpo", "beta": 0.5, "label_smoothing": 0.1}
 PAIRS = [
     {"prompt": f"{i}? " * (i % 3), "chosen": f"yes {i}", "rejected": "no" * (1 + i % 4)}
     for i in range(15)
@@ -45,7 +48,7 @@ def pair_training(data: object, batch: int = 4, **changes: object) -> Training:
         "data": str(data),
         "sequence_length": LENGTH,
         "isolate_documents": True,
-        "preference": {"method": "dpo", "beta": 0.5, "label_smoothing": 0.1},
+        "preference": DPO,
         "validation": ValidationSpec(data=str(data), every=1, batches=2),
         "optimizer": {"name": "sgd", "learning_rate": 0.5, "momentum": 0.0, "weight_decay": 0.0},
     }
@@ -57,6 +60,19 @@ def losses_of(policy: Tensor, reference: Tensor, beta: float, smoothing: float) 
     logits = (policy[:, 0] - policy[:, 1]) - (reference[:, 0] - reference[:, 1])
     right, wrong = F.logsigmoid(beta * logits), F.logsigmoid(-beta * logits)
     return -right * (1 - smoothing) - wrong * smoothing
+
+
+def losses_of_means(means: Tensor, wanted: Preference) -> Tensor:
+    """Of pairs by log-probabilities [n, 2] of a token on average, chosen and rejected."""
+    kept, wrong, beta = 1 - wanted.label_smoothing, wanted.label_smoothing, wanted.beta
+    if wanted.method == "simpo":
+        assert wanted.gamma is not None
+        logits = means[:, 0] - means[:, 1] - wanted.gamma / beta
+        return -kept * F.logsigmoid(beta * logits) - wrong * F.logsigmoid(-beta * logits)
+    odds = means.exp() / (1 - means.exp())
+    ratio = odds[:, 0] / odds[:, 1]
+    right = kept * (ratio / (1 + ratio)).log() + wrong * (1 / (1 + ratio)).log()
+    return -means[:, 0] - beta * right
 
 
 @dataclass
@@ -84,6 +100,12 @@ class PairLoop:
         self._pairs = list(zip(each[::2], each[1::2], strict=True))
         with torch.no_grad():
             self.reference = self._likely(range(len(self._pairs)))
+
+    @property
+    def refers(self) -> bool:
+        """Whether the method compares with the starting model."""
+        wanted = self.plan.training.preference
+        return wanted is not None and wanted.refers
 
     def step(self) -> float:
         """One step of SGD without momentum; its loss."""
@@ -114,6 +136,10 @@ class PairLoop:
         wanted = self.plan.training.preference
         assert wanted is not None
         likely, reference = self._likely(numbers), self.reference[numbers]
+        if not wanted.refers:
+            means = likely / self._lengths(numbers)
+            self.accuracy = float((means[:, 0] > means[:, 1]).double().mean())
+            return losses_of_means(means, wanted).mean()
         rewards = likely.detach() - reference
         self.accuracy = float((rewards[:, 0] > rewards[:, 1]).double().mean())
         return losses_of(likely, reference, wanted.beta, wanted.label_smoothing).mean()
@@ -128,6 +154,11 @@ class PairLoop:
     def _numbers(self, source: BatchSource | None, step: int) -> list[int]:
         found = (source or self._source(None)).pairs(step).flatten().tolist()
         return [number for number in found if number != ABSENT]
+
+    def _lengths(self, numbers: list[int]) -> Tensor:
+        """Tokens of responses, [n, 2]; 1 of one without."""
+        each = [[max(1, sum(d.counts[1:])) for d in self._pairs[number]] for number in numbers]
+        return torch.tensor(each)
 
     def _likely(self, numbers: object) -> Tensor:
         """Log-probabilities [n, 2] of responses, each alone."""

@@ -9,7 +9,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
-from tests.runtime.layers.pair_loop import LENGTH, pair_training, prepare_pairs
+from tests.runtime.layers.pair_loop import DPO, LENGTH, pair_training, prepare_pairs
 from tests.runtime.linear.lora_ranks import UNLIKE
 from tests.runtime.parallel.sharded_ranks import all_resident, placed_everywhere
 from tests.runtime.plans import SHORT, plan_of, tiny_model
@@ -23,11 +23,17 @@ LAYOUTS: dict[int, dict[str, Strategy]] = {
         "pp": Strategy(dp=1, pp=2, accumulation_group=2),
         "cp": Strategy(dp=1, cp=2, micro_batch=2),
         "unlike": Strategy(dp=2, micro_batch=3, replicas=UNLIKE),
+        "unlike-simpo": Strategy(dp=2, micro_batch=3, replicas=UNLIKE),
+        "cp-orpo": Strategy(dp=1, cp=2, micro_batch=2),
     },
     4: {
         "cp-tp": Strategy(dp=1, cp=2, tp=2),
         "cp-pp": Strategy(dp=1, cp=2, pp=2, zero=3),
     },
+}
+METHODS: dict[str, dict[str, object]] = {
+    "unlike-simpo": {"method": "simpo", "gamma": 0.3},
+    "cp-orpo": {"method": "orpo", "beta": 0.5},
 }
 CAPPED: dict[str, object] = {"logit_cap": 2.0, "logit_scale": 0.5, "vocab": 257}
 PARTS: dict[str, dict[str, object]] = {
@@ -48,9 +54,9 @@ def pair_plan(model: ModelSpec, training: Training, strategy: Strategy) -> Plan:
 
 def plans(ranks: int, folder: Path) -> dict[str, Plan]:
     """One training under every layout."""
-    training = pair_training(prepare_pairs(folder))
-    assert training.sequence_length == LENGTH
-    return {
-        name: pair_plan(tiny_model(layers=3, **PARTS.get(name, {})), training, strategy)
-        for name, strategy in LAYOUTS[ranks].items()
-    }
+    data, found = prepare_pairs(folder), {}
+    for name, strategy in LAYOUTS[ranks].items():
+        training = pair_training(data, preference=METHODS.get(name, DPO))
+        assert training.sequence_length == LENGTH
+        found[name] = pair_plan(tiny_model(layers=3, **PARTS.get(name, {})), training, strategy)
+    return found

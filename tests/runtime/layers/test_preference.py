@@ -15,10 +15,17 @@ import torch
 from bigplan.errors import InputError
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
-from bigplan.runtime.layers.preference import pair_losses
+from bigplan.runtime.layers.preference import losses_of as pair_losses
+from bigplan.spec.preference import Preference
 from tests.runtime.checkpoints import on_device, running
 from tests.runtime.harness import Run, execute, references_of, together
-from tests.runtime.layers.pair_loop import PairLoop, losses_of, pair_training, prepare_pairs
+from tests.runtime.layers.pair_loop import (
+    PairLoop,
+    losses_of,
+    losses_of_means,
+    pair_training,
+    prepare_pairs,
+)
 from tests.runtime.layers.pair_ranks import LAYOUTS, pair_plan, plans
 from tests.runtime.parallel.sharded_ranks import GEMMA4_E, MASKED, results, run_rank, write_plans
 from tests.runtime.plans import tiny_model
@@ -43,7 +50,9 @@ def check(plan: Plan, run: Run, apart: float = APART) -> None:
         loss = loop.step()
         assert result.loss == pytest.approx(loss, rel=apart)
         assert result.rewards is not None
-        if number:  # before the first step both are the same model, and rounding tells them apart
+        if (
+            number or not loop.refers
+        ):  # before the first step both are the same model, and rounding tells them apart
             assert result.rewards["accuracy"] == pytest.approx(loop.accuracy)
             assert result.rewards["margin"] != 0
         else:
@@ -70,13 +79,27 @@ def test_losses_and_slopes_are_the_formulas() -> None:
     generator = torch.Generator().manual_seed(1)
     policy, reference = (torch.randn(50, 2, generator=generator).double() for _ in range(2))
     for beta, smoothing in ((0.1, 0.0), (2.0, 0.3)):
-        rewards = beta * (policy - reference)
-        margins = (rewards[:, 0] - rewards[:, 1]).requires_grad_()
-        loss, slope = pair_losses(torch.stack((margins, torch.zeros(50)), -1), smoothing)
-        wanted = losses_of(policy, reference, beta, smoothing)
-        torch.testing.assert_close(loss, wanted)
-        (derivative,) = torch.autograd.grad(loss.sum(), margins)
-        torch.testing.assert_close(slope, derivative)
+        asked = Preference(method="dpo", beta=beta, label_smoothing=smoothing)
+        scores = (policy - reference).requires_grad_()
+        wanted = losses_of(scores, torch.zeros(50, 2), beta, smoothing)
+        check_slopes(asked, scores, wanted)
+        means = (-policy.abs()).requires_grad_()
+        others = ({"method": "simpo", "gamma": 0.7}, {"method": "orpo"})
+        for other in others:
+            asked = Preference(beta=beta, label_smoothing=smoothing, **other)
+            check_slopes(asked, means, losses_of_means(means, asked))
+
+
+def check_slopes(asked: Preference, scores: torch.Tensor, wanted: torch.Tensor) -> None:
+    loss, slopes = pair_losses(asked, scores.detach())
+    torch.testing.assert_close(loss, wanted.detach())
+    torch.testing.assert_close(slopes, torch.autograd.grad(wanted.sum(), scores)[0])
+
+
+def test_a_certain_response_has_finite_odds() -> None:
+    loss, slopes = pair_losses(Preference(method="orpo"), torch.zeros(3, 2).double())
+    assert torch.isfinite(loss).all()
+    assert torch.isfinite(slopes).all()
 
 
 @pytest.mark.parametrize(
@@ -96,10 +119,20 @@ def test_one_rank_trains_as_the_plain_loop_does(data: Path, changes: dict[str, o
     check(plan, execute(plan, validates=True))
 
 
+@pytest.mark.parametrize("method", ["orpo", "simpo"])
+def test_methods_without_a_starting_model_train_as_the_plain_loop_does(
+    data: Path, method: str
+) -> None:
+    training = pair_training(data, preference={"method": method, "label_smoothing": 0.1})
+    plan = pair_plan(tiny_model(), training, ONE)
+    check(plan, execute(plan, validates=True))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernels", ["generated", "torch"])
-def test_a_gpu_trains_as_the_plain_loop_does(data: Path, kernels: str) -> None:
-    training = pair_training(data, kernels=kernels)
+@pytest.mark.parametrize("method", ["dpo", "orpo", "simpo"])
+def test_a_gpu_trains_as_the_plain_loop_does(data: Path, kernels: str, method: str) -> None:
+    training = pair_training(data, kernels=kernels, preference={"method": method})
     plan = pair_plan(tiny_model(logit_cap=2.0), training, ONE)
     check(plan, execute(on_device(plan, "cuda"), steps=2, validates=True), apart=1e-4)
 
@@ -161,10 +194,11 @@ def test_a_run_that_goes_on_has_the_same_bits(data: Path, tmp_path: Path) -> Non
         assert worker.finish().digest == ended
 
 
-def test_adapters_start_from_the_frozen_model(data: Path) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_adapters_start_from_the_frozen_model(data: Path, dropout: float) -> None:
     """New adapters change nothing, so the reference is the model without them."""
     full = pair_plan(tiny_model(), pair_training(data), ONE)
-    adapted = pair_training(data, lora={"rank": 4})
+    adapted = pair_training(data, lora={"rank": 4, "dropout": dropout})
     plan = pair_plan(tiny_model(), adapted, ONE)
     with running(full) as (one, _), running(plan) as (other, _):
         expected, found = references_of(one), references_of(other)
@@ -174,6 +208,7 @@ def test_adapters_start_from_the_frozen_model(data: Path) -> None:
         assert before.loss == pytest.approx(math.log(2))
         assert after.rewards is not None
         assert after.rewards["margin"] > 0
+        assert other.evaluate_pairs() == other.evaluate_pairs()
 
 
 def test_data_without_pairs_is_refused(data: Path) -> None:

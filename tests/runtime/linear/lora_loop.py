@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +25,21 @@ from bigplan.spec.layers import first_block
 from bigplan.spec.lora import Lora, stored
 from bigplan.spec.step import Parameter
 from tests.runtime.handing import Handing, tables_of
+from tests.runtime.linear.masks import Drawn
 
 
-def plain_ways(scale: float, balance: float = 0.0) -> Ways:
+def all_of_it(name: str, x: Tensor) -> Tensor:
+    """What an adapter without dropout reads."""
+    return x
+
+
+def plain_ways(
+    scale: float, balance: float = 0.0, read: Callable[[str, Tensor], Tensor] = all_of_it
+) -> Ways:
     """Products as the formula has them, differentiated by autograd.
 
-    `balance`: what that of a block's experts weighs, over all tokens of a pass.
+    `balance`: what that of a block's experts weighs, over all tokens of a pass. `read`: what a
+    target's adapter reads of x.
     """
 
     def linears(p: Mapping[str, Tensor], names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
@@ -37,7 +47,8 @@ def plain_ways(scale: float, balance: float = 0.0) -> Ways:
         for name in names:
             y = F.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias"))
             if f"{name}.lora_A" in p:
-                y = y + scale * F.linear(F.linear(x, p[f"{name}.lora_A"]), p[f"{name}.lora_B"])
+                narrow = F.linear(read(name, x), p[f"{name}.lora_A"])
+                y = y + scale * F.linear(narrow, p[f"{name}.lora_B"])
             outputs.append(y)
         return tuple(outputs)
 
@@ -105,7 +116,7 @@ class LoraLoop:
     def step(self) -> float:
         """One step; its loss."""
         batch, clip_norm = self._source.batch(self._step, 0), self.plan.training.clip_norm
-        total = self._sum(batch.tokens, batch.targets) / batch.counted
+        total = self._sum(batch.tokens, batch.targets, self._read) / batch.counted
         self._optimizer.zero_grad()
         torch.autograd.backward(total)
         self.gradients = {n: a.grad.clone() for n, a in self.adapters.items() if a.grad is not None}
@@ -127,11 +138,27 @@ class LoraLoop:
         with torch.no_grad():
             return float(sum(self._sum(one.tokens, one.targets) / one.counted for one in every))
 
-    def _sum(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def _read(self, layer: int, target: str, x: Tensor) -> Tensor:
+        """What an adapter reads of x [sequences, s, in] in this step, by masks.py."""
+        training = self.plan.training
+        assert training.lora is not None
+        if not (rate := training.lora.dropout):
+            return x
+        first, (batch, length, width) = self._step * training.global_batch, x.shape
+        drawn = Drawn(training.seed, layer, target)
+        kept = drawn.kept(rate, range(first, first + batch), range(length), range(width))
+        return x * torch.from_numpy(kept).view(x.shape) / (1 - rate)
+
+    def _sum(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        read: Callable[[int, str, Tensor], Tensor] = lambda _, __, x: x,
+    ) -> Tensor:
         """The losses of all targets."""
         model, lora = self.plan.model, self.plan.training.lora
         assert lora is not None
-        ways = plain_ways(lora.scale, model.router_loss / max(1, model.routed_blocks))
+        balance = model.router_loss / max(1, model.routed_blocks)
         length = tokens.shape[1]
         x = blocks.embedding(self.frozen[0], tokens, model)
         x = blocks.embedding_norm(self.frozen[0], x, model)
@@ -150,6 +177,7 @@ class LoraLoop:
             )
             p = merged_experts({**self.frozen[start + number], **own}, seen.experts, lora)
             p |= handing.found(number)
+            ways = plain_ways(lora.scale, balance, partial(read, start + number))
             x = blocks.block(p, x, seen, at, handing.ways(number, ways))
         head = self.frozen[-1]
         if model.tied_embeddings:

@@ -109,11 +109,16 @@ def layouts(ranks: int) -> dict[str, Strategy]:
 
 
 def plans(
-    ranks: int, *, clip_norm: float | None, parts: Mapping[str, object] | None = None
+    ranks: int,
+    *,
+    clip_norm: float | None,
+    parts: Mapping[str, object] | None = None,
+    dropout: float = 0.0,
 ) -> dict[str, Plan]:
     """One training under every layout: frozen blocks on the GPU, in host memory or on a drive.
 
-    `parts`: of a model in place of the usual one; with a state space, some layouts.
+    `parts`: of a model in place of the usual one; with a state space, some layouts. With `dropout`
+    experts have no adapters.
     """
     found = {}
     ways = list(Recompute)
@@ -126,8 +131,9 @@ def plans(
         if "state_space" in several and name not in OF_STATES:
             continue
         model = tiny_model(layers=4, tied_embeddings=ranks == 4, **several)
-        every = {"targets": possible_targets(model)} if several else {}
-        training = tiny_training(4, clip_norm=clip_norm, lora=LORA | every)
+        every = {"targets": possible_targets(model)} if several and not dropout else {}
+        lora = {**LORA, **every, "dropout": dropout}
+        training = tiny_training(4, clip_norm=clip_norm, lora=lora)
         placement = alike(model, strategy, tier, recompute)
         found[name] = plan_of(model, training, strategy, placement)
     return found

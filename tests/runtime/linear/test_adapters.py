@@ -17,11 +17,13 @@ from torch import Tensor
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy_space import splits_over_tensor_parallel
 from bigplan.runtime.layers import blocks
+from bigplan.runtime.layers.carried import Turn
 from bigplan.runtime.layers.kept import KeptActivations
 from bigplan.runtime.layers.kinds import Block
 from bigplan.runtime.layers.products import Products
 from bigplan.runtime.layers.sums import Sums
-from bigplan.runtime.linear.adapters import side_by_side
+from bigplan.runtime.linear.adapters import Adapters, side_by_side
+from bigplan.runtime.linear.dropout import Drops
 from bigplan.runtime.mixers.positions import Sharing, position_tables
 from bigplan.runtime.parallel.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.lora import Lora, adapted_steps, adapters, targets_of
@@ -29,6 +31,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from tests.examples import examples
 from tests.runtime.linear.lora_loop import plain_ways
+from tests.runtime.linear.masks import Drawn
 from tests.runtime.neighbours import side_by_side as on_threads
 from tests.runtime.plans import models, shape_on, tiny_model
 
@@ -62,14 +65,25 @@ class _Case:
         generator = torch.Generator().manual_seed(3)
         self.x, self.gradient = torch.randn(2, 1, LENGTH, model.hidden, generator=generator)
 
+    @property
+    def turn(self) -> Turn:
+        """What is dropped: of layer 3 and of the training's sequence 5."""
+        drops = Drops(self.lora.dropout, 9, 3, torch.tensor([5]), LENGTH)
+        return Turn(drops=drops if self.lora.dropout else None)
+
+    def _read(self, target: str, x: Tensor) -> Tensor:
+        if not (rate := self.lora.dropout):
+            return x
+        kept = Drawn(9, 3, target).kept(rate, [5], range(LENGTH), range(x.shape[-1]))
+        return x * torch.from_numpy(kept).view(x.shape) / (1 - rate)
+
     def expected(self, times: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Output, gradient by the input, and the sums of the adapters' over so many passes."""
         tables = position_tables(self.model, LENGTH, "cpu", torch.float32)
         leaves = {name: value.clone().requires_grad_() for name, value in self.trained.items()}
         x = self.x.clone().requires_grad_()
-        output = blocks.block(
-            {**self.frozen, **leaves}, x, self.model, tables, plain_ways(self.lora.scale)
-        )
+        ways = plain_ways(self.lora.scale, read=self._read)
+        output = blocks.block({**self.frozen, **leaves}, x, self.model, tables, ways)
         by_x, *others = torch.autograd.grad(output, [x, *leaves.values()], self.gradient)
         sums = {name: times * by for name, by in zip(leaves, others, strict=True)}
         return output.detach(), by_x, sums
@@ -100,7 +114,7 @@ def _passes(
     output = by_input = case.x
     for number in range(times):
         kept = KeptActivations(weights=flat.view(torch.uint8))
-        output = block.record({**frozen, **trained}, case.x, kept, recompute)
+        output = block.record({**frozen, **trained}, case.x, kept, recompute, case.turn)
         assert not kept.parameters
         kept.sums.open(totals, fresh=number == 0)
         by_input, by_parameters = kept.gradients(case.gradient)
@@ -129,6 +143,7 @@ def _cases(draw: st.DrawFn) -> _Case:
     targets = draw(st.none() | st.lists(st.sampled_from(known), min_size=1, unique=True))
     lora = Lora.model_validate(
         {"rank": draw(st.sampled_from((1, 3, 8))), "targets": targets, "alpha": 5.0}
+        | {"dropout": draw(st.sampled_from((0.0, 0.3)))}
         | ({"rank_stabilised": True} if draw(st.booleans()) else {})
     )
     return _Case(model.model_copy(update={"max_sequence_length": LENGTH}), lora)
@@ -155,7 +170,7 @@ def test_a_block_with_adapters_computes_what_the_formula_says(
 @settings(max_examples=examples(10), derandomize=True, deadline=None)
 def test_a_forward_alone_adds_what_adapters_give(case: _Case) -> None:
     tables = position_tables(case.model, LENGTH, "cpu", torch.float32)
-    ways = Products(frozen=True, scale=case.lora.scale).ways
+    ways = Products(frozen=True, scale=case.lora.scale, drops=case.turn.drops).ways
     with torch.no_grad():
         found = blocks.block({**case.frozen, **case.trained}, case.x, case.model, tables, ways)
     assert _apart(found, case.expected(1)[0]) < CLOSE
@@ -168,7 +183,7 @@ def test_products_of_one_input_read_it_once() -> None:
     found = Products(sums=Sums(), frozen=True, scale=lora.scale).adapters(
         views, ("q_proj", "k_proj", "v_proj")
     )
-    assert found is not None
+    assert isinstance(found, Adapters)
     assert found.down.data_ptr() == views["q_proj.lora_A"].data_ptr()
     assert torch.equal(found.down[4:], views["v_proj.lora_A"])
     assert set(found.up) == {0, 2}
@@ -205,14 +220,18 @@ def test_inputs_are_kept_for_targets_alone(targets: tuple[str, ...]) -> None:
     st.sampled_from((2, 4)),
     st.booleans(),
     st.sampled_from(ALL),
+    st.sampled_from((0.0, 0.3)),
 )
-@settings(max_examples=examples(20), derandomize=True, deadline=None)
+@settings(max_examples=examples(30), derandomize=True, deadline=None)
 def test_ranks_give_parts_of_the_gradients(
-    model: ModelSpec, tp: int, parts: bool, recompute: Recompute
+    model: ModelSpec, tp: int, parts: bool, recompute: Recompute, dropout: float
 ) -> None:
     """What a rank has alone is whole; what several have is the sum of theirs."""
+    model = model.seen_by("block")
     assume(splits_over_tensor_parallel(model, tp))
-    case = _Case(model.model_copy(update={"max_sequence_length": LENGTH}), Lora(rank=4))
+    case = _Case(
+        model.model_copy(update={"max_sequence_length": LENGTH}), Lora(rank=4, dropout=dropout)
+    )
     described = {p.name: p for p in adapters(model, case.lora)}
     whole = {p.name: p for p in model.kinds()["block"]}
 
@@ -238,7 +257,7 @@ def test_ranks_give_parts_of_the_gradients(
         kept = KeptActivations(weights=flat.view(torch.uint8))
         hidden = ranks.hidden(1, LENGTH, model.hidden)
         mine, gradient = (ranks.own(t.flatten(0, -2)).view(hidden) for t in (case.x, case.gradient))
-        block.record({**frozen, **trained}, mine, kept, recompute)
+        block.record({**frozen, **trained}, mine, kept, recompute, case.turn)
         kept.sums.open(totals, fresh=True)
         by_input, _ = kept.gradients(gradient)
         kept.sums.close(ranks.counted_elsewhere(adapted_steps(model, "block", case.lora)))

@@ -18,8 +18,10 @@ from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.operators import Gemm, Operator
 from bigplan.graph.strategy import Strategy
 from bigplan.graph.strategy_space import splits_over_tensor_parallel
+from bigplan.runtime.layers.carried import Turn
 from bigplan.runtime.layers.kept import KeptActivations
 from bigplan.runtime.layers.kinds import Block
+from bigplan.runtime.linear.dropout import Drops
 from bigplan.runtime.mixers.positions import Sharing, position_tables
 from bigplan.runtime.parallel.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.lora import Lora, adapters, possible_targets
@@ -71,7 +73,10 @@ class _Case:
         block.lora = self.lora
         kept = KeptActivations(weights=flat.view(torch.uint8))
         hidden = ranks.hidden(1, self.length, self.model.hidden)
-        block.record({**views, **trained}, torch.randn(hidden).to(self.dtype), kept, recompute)
+        x = torch.randn(hidden).to(self.dtype)
+        drops = Drops(self.lora.dropout, 0, 1, torch.tensor([0]), self.length)
+        turn = Turn(drops=drops if self.lora.dropout else None)
+        block.record({**views, **trained}, x, kept, recompute, turn)
         kept.sums.open({n: torch.empty(t.shape) for n, t in trained.items()}, fresh=True)
         return kept
 
@@ -122,7 +127,10 @@ def _cases(draw: st.DrawFn) -> _Case:
     tp = draw(st.sampled_from((1, 2, 4)))
     assume(splits_over_tensor_parallel(model, tp))
     some = st.lists(st.sampled_from(possible_targets(model)), min_size=1, unique=True)
-    lora = Lora(rank=draw(st.sampled_from((1, 4))), targets=draw(st.none() | some.map(tuple)))
+    targets, dropout = draw(st.none() | some.map(tuple)), draw(st.sampled_from((0.0, 0.3)))
+    if any(target.startswith("experts.") for target in targets or ()):
+        dropout = 0.0
+    lora = Lora(rank=draw(st.sampled_from((1, 4))), targets=targets, dropout=dropout)
     return _Case(model, lora, tp, draw(st.sampled_from(tuple(DTYPES))))
 
 

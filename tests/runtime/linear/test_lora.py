@@ -169,16 +169,24 @@ def test_any_plan_trains_adapters_as_a_plain_loop_does(found: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "clip_norm", "parts"), [(2, None, {}), (4, 1e-3, {}), (2, 1e-3, STATES)]
+    ("ranks", "clip_norm", "parts", "dropout"),
+    [
+        (2, None, {}, 0.0),
+        (4, 1e-3, {}, 0.0),
+        (2, 1e-3, STATES, 0.0),
+        (2, None, {}, 0.3),
+        (2, 1e-3, STATES, 0.3),
+    ],
 )
 def test_ranks_train_as_one_does_and_go_on_under_another_split(
     ranks: int,
     clip_norm: float | None,
     parts: dict[str, object],
+    dropout: float,
     tmp_path: Path,
     subtests: pytest.Subtests,
 ) -> None:
-    every = plans(ranks, clip_norm=clip_norm, parts=parts)
+    every = plans(ranks, clip_norm=clip_norm, parts=parts, dropout=dropout)
     (tmp_path / "plans").write_bytes(pickle.dumps(every))
     start(run_rank, tmp_path, ranks)
     loop = LoraLoop(next(iter(every.values())))

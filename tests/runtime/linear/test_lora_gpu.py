@@ -25,6 +25,7 @@ from tests.runtime.rounding import BF16_LOSS
 pytestmark = pytest.mark.gpu
 
 BLOCKS, STEPS = 3, 5
+DROPS = {**LORA, "dropout": 0.3}
 CLOSE = 1e-5  # fp32, sums in another order
 
 
@@ -69,8 +70,11 @@ def _run(plan: Plan) -> tuple[list[float], Tensor, int]:
 
 @pytest.mark.parametrize("kernels", ["generated", "torch"])
 @pytest.mark.parametrize("recompute", list(Recompute), ids=str)
-def test_an_fp32_run_is_the_plain_loop(recompute: Recompute, kernels: str) -> None:
-    plan = _plan(recompute, Tier.HOST, precision="fp32", kernels=kernels)
+@pytest.mark.parametrize("lora", [LORA, DROPS], ids=["all", "dropout"])
+def test_an_fp32_run_is_the_plain_loop(
+    recompute: Recompute, kernels: str, lora: dict[str, object]
+) -> None:
+    plan = _plan(recompute, Tier.HOST, precision="fp32", kernels=kernels, lora=lora)
     loop = LoraLoop(plan)
     losses, _, _ = _run(plan)
     assert losses == pytest.approx([loop.step() for _ in losses], rel=CLOSE)
@@ -101,9 +105,11 @@ def test_frozen_experts_stay_near_the_plain_loop(recompute: Recompute, *, packed
 
 
 @pytest.mark.parametrize("recompute", list(Recompute), ids=str)
-def test_graphs_repeat_the_bits(recompute: Recompute) -> None:
-    losses, adapters, _ = _run(_plan(recompute))
-    again, same, graphs = _run(_plan(recompute, captured=True))
+@pytest.mark.parametrize("lora", [LORA, DROPS], ids=["all", "dropout"])
+def test_graphs_repeat_the_bits(recompute: Recompute, lora: dict[str, object]) -> None:
+    """And have the masks of the step under way, where something is dropped."""
+    losses, adapters, _ = _run(_plan(recompute, lora=lora))
+    again, same, graphs = _run(_plan(recompute, captured=True, lora=lora))
     assert graphs == 2 * 2 * BLOCKS
     assert (losses, torch.equal(adapters, same)) == (again, True)
 

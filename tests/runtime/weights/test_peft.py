@@ -147,6 +147,8 @@ def test_what_peft_writes_is_what_training_starts_from(
     theirs = peft.get_peft_model(_loaded(tmp_path / "in"), config)
     theirs.save_pretrained(tmp_path / "adapters")
     again = _resumed(plan, tmp_path / "adapters")
+    assert again.training.lora is not None
+    assert again.training.lora.dropout == told.get("lora_dropout", 0.0)
     with started(again) as worker:
         worker.save(tmp_path / "run")
     export_merged(latest(tmp_path / "run"), tmp_path / "whole", "fp32")
@@ -226,6 +228,13 @@ def test_what_is_stated_besides_has_to_agree(
         _resumed(plan, adapters, **stated)
 
 
+def test_dropout_may_be_stated_besides(tmp_path: Path) -> None:
+    plan, adapters = _exported("llama", tmp_path)
+    _changed(adapters, lora_dropout=0.1)
+    found = [_resumed(plan, adapters, **told).training.lora for told in ({}, {"dropout": 0.0})]
+    assert [lora and lora.dropout for lora in found] == [0.1, 0.0]
+
+
 def test_folders_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
     plan, adapters = _exported("llama", tmp_path)
     config, tensors = (adapters / CONFIG).read_text(), load_file(adapters / WEIGHTS)
@@ -234,6 +243,7 @@ def test_folders_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) -> 
         "DoRA": ({"use_dora": True}, {}),
         "peft_type IA3": ({"peft_type": "IA3"}, {}),
         "has to be a number above 0": ({"r": 0}, {}),
+        "lora_dropout is 1": ({"lora_dropout": 1}, {}),
         "all count alike": ({"alpha_pattern": {"q_proj": 3}}, {}),
         "is no adapter of a product": ({}, {"base_model.model.lm_head.lora_A.weight": 1}),
         "has the shape": ({}, {first: torch.zeros(4, 5)}),
