@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bigplan.cost.host import UpdateLaunch
 from bigplan.cost.rates import Rates
-from bigplan.graph.graph import Recompute
+from bigplan.graph.graph import Graph, Recompute
 from bigplan.placement import Tier
 from bigplan.spec.sharing import NodeSharing
 
@@ -28,7 +28,27 @@ class Slowed(NamedTuple):
     backward: float = 0.0
 
 
+class Taken(NamedTuple):
+    """Seconds that compute loses beside one gather, and beside one reduction."""
+
+    gather: float = 0.0
+    reduction: float = 0.0
+
+    def in_step(self, graph: Graph) -> Slowed:
+        """What a micro-batch's passes lose of them in a step.
+
+        ZeRO 3 gathers for every group of micro-batches and pass, ZeRO 1 and 2 once a step. ZeRO 2
+        and 3 reduce for every group, others once a step.
+        """
+        zero, once = graph.strategy.zero, 1 / graph.micro_batches
+        each = graph.units / graph.micro_batches
+        forward, backward = {0: (0.0, 0.0), 3: (each, each)}.get(zero, (once, 0.0))
+        reductions = each if zero >= 2 else once
+        return Slowed(forward * self.gather, backward * self.gather + reductions * self.reduction)
+
+
 NO_WAITS = GpuWaits()
+NOTHING_TAKEN = Taken()
 NOT_SLOWED = Slowed()
 NO_LAUNCH = UpdateLaunch()
 
@@ -45,7 +65,8 @@ class KindCost:
     forward_waits: GpuWaits = NO_WAITS  # included in the seconds above
     backward_waits: GpuWaits = NO_WAITS
     rerun_waits: Mapping[Recompute, GpuWaits] = field(default_factory=dict)
-    slowed: Slowed = NOT_SLOWED  # included in forward and backward
+    taken: Taken = NOTHING_TAKEN
+    slowed: Slowed = NOT_SLOWED  # by these in a step; included in forward and backward
     tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
     sum_replicas: float = 0.0  # a rank's part of the gradients over zero groups
     update_launch: UpdateLaunch = NO_LAUNCH  # the least that an update on the GPU takes
@@ -60,17 +81,19 @@ class KindCost:
         """Waits of the operators that run a second time before the backward."""
         return self.rerun_waits.get(recompute, NO_WAITS)
 
-    def exchanging(self, other: KindCost) -> KindCost:
-        """This computation with what another's ranks exchange."""
-        launched = None if self.launched is None else self.launched.exchanging(other)
+    def exchanging(self, other: KindCost, graph: Graph | None = None) -> KindCost:
+        """This computation with what another's ranks exchange, in another step if `graph` is."""
+        launched = None if self.launched is None else self.launched.exchanging(other, graph)
+        slowed = other.slowed if graph is None else other.taken.in_step(graph)
         return replace(
             self,
-            forward=self.forward - self.slowed.forward + other.slowed.forward,
-            backward=self.backward - self.slowed.backward + other.slowed.backward,
+            forward=self.forward - self.slowed.forward + slowed.forward,
+            backward=self.backward - self.slowed.backward + slowed.backward,
             reduce=other.reduce,
             gather=other.gather,
             sum_replicas=other.sum_replicas,
-            slowed=other.slowed,
+            taken=other.taken,
+            slowed=slowed,
             orthogonalise=other.orthogonalise,
             launched=launched,
         )

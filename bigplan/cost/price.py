@@ -25,7 +25,7 @@ from bigplan.cost.collective import (
     taken_from_compute,
 )
 from bigplan.cost.compute import Device, norm, operator_seconds
-from bigplan.cost.costs import Costs, GpuWaits, KindCost, Slowed
+from bigplan.cost.costs import Costs, GpuWaits, KindCost, Taken
 from bigplan.cost.framework import NATIVE, Framework
 from bigplan.cost.host import host_seconds, update_launch
 from bigplan.cost.muon import orthogonalise_seconds
@@ -211,25 +211,20 @@ def _exchanges(
     part = sum(all_reduce(n * reduced, copies) for n in parts)
     summing = 0.0 if kind.frozen else beside_compute(part, copies)
     kept = nodes.gpu.compute_beside_collectives if framework.loses_beside else None
-    taken = taken_from_compute(reducing, sharing, kept) + taken_from_compute(summing, copies, kept)
-    slowed = _slowed(graph, taken_from_compute(gathering, sharing, kept), taken)
+    taken = Taken(
+        taken_from_compute(gathering, sharing, kept),
+        taken_from_compute(reducing, sharing, kept) + taken_from_compute(summing, copies, kept),
+    )
+    slowed = taken.in_step(graph)
     return KindCost(
         *slowed,
         reduce=reducing,
         gather=gathering,
         sum_replicas=summing,
+        taken=taken,
         slowed=slowed,
         orthogonalise=orthogonalise_seconds(graph, kind, training, device, nodes),
     )
-
-
-def _slowed(graph: Graph, gather: float, reduction: float) -> Slowed:
-    """What a micro-batch's passes lose, for what they lose beside one gather and one reduction."""
-    zero, once = graph.strategy.zero, 1 / graph.micro_batches
-    each = graph.units / graph.micro_batches  # ZeRO 3 gathers for a group, ZeRO 2 and 3 reduce
-    gathers = {0: (0.0, 0.0), 3: (each, each)}.get(zero, (once, 0.0))
-    reductions = each if zero >= 2 else once
-    return Slowed(gathers[0] * gather, gathers[1] * gather + reductions * reduction)
 
 
 def _bucketed(graph: Graph, kind: LayerKind) -> float:

@@ -111,6 +111,7 @@ class Pricing:
         self._idling: dict[tuple[int | bool, ...], Graph] = {}
         self._computing: dict[tuple[int | bool, ...], Costs] = {}
         self._losses: dict[tuple[int | bool, ...], LossLayer] = {}
+        self._exchanges: dict[tuple[int | bool, ...], Costs] = {}  # of layers that compute nothing
         self._costs: dict[tuple[int | bool, ...], Costs] = {}
 
     def on(self, workload: Workload) -> Pricing:
@@ -174,14 +175,19 @@ class Pricing:
     def _priced(self, graph: Graph) -> Costs:
         strategy = graph.strategy
         split = strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep
-        sharing = strategy.zero, strategy.zero_group, graph.units
+        sharing = strategy.zero > 0, strategy.zero_group
         # Virtual stages have more communicators, which leave less memory.
-        key = (*split, strategy.micro_batch, strategy.vpp > 1, *sharing)
+        exchanges = (*split, strategy.micro_batch, strategy.vpp > 1, *sharing)
+        key = (*exchanges, strategy.zero, graph.units)
         if key not in self._costs:
             workload, (_, compute) = self._workload, self.alike(strategy)
-            costs = price(self._idle(graph), workload.training, workload.nodes)
+            if exchanges not in self._exchanges:
+                idle = self._idle(graph)
+                self._exchanges[exchanges] = price(idle, workload.training, workload.nodes)
+            costs = self._exchanges[exchanges]
             kinds = {
-                name: compute.kinds[name].exchanging(cost) for name, cost in costs.kinds.items()
+                name: compute.kinds[name].exchanging(cost, graph)
+                for name, cost in costs.kinds.items()
             }
             self._costs[key] = replace(costs, kinds=kinds)
         return self._costs[key]
