@@ -185,7 +185,7 @@ def test_a_search_spreads_experts_within_groups_where_that_is_faster() -> None:
     fixed = {"dp": 32, "tp": 1, "pp": 1, "ep": 8}
     found = search(workload, Scope(fixed)).best
     assert found.candidate.strategy.zero_group == 16
-    assert found.expected < 0.95 * search(workload, Scope({**fixed, "zero_group": 0})).best.expected
+    assert found.expected < 0.99 * search(workload, Scope({**fixed, "zero_group": 0})).best.expected
 
 
 @pytest.mark.parametrize(("gigabits", "group"), [(100, 8), (3200, 0)])
