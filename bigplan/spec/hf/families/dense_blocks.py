@@ -40,15 +40,14 @@ def dense_fields(
     return fields | {"expert_pattern": compact_words([DENSE if one else ROUTED for one in dense])}
 
 
-def read_dense(reader: ConfigReader) -> dict[str, Any]:
+def _read_listed(reader: ConfigReader) -> dict[str, Any]:
     """As Qwen's files say it: each so-many-th block has experts, and listed ones have not."""
     blocks, every = reader.count("num_hidden_layers"), reader.count("decoder_sparse_step")
     listed = reader.places("mlp_only_layers", blocks)
     return dense_fields(reader, [n in listed or (n + 1) % every > 0 for n in range(blocks)])
 
 
-def write_dense(model: ModelSpec) -> dict[str, Any]:
-    """The same."""
+def _write_listed(model: ModelSpec) -> dict[str, Any]:
     return {
         "intermediate_size": model.dense_ffn or model.ffn,
         "decoder_sparse_step": 1,
@@ -58,12 +57,11 @@ def write_dense(model: ModelSpec) -> dict[str, Any]:
 
 _WIDTH = {"dense_ffn": ("intermediate_size",)}
 _LISTED = ("mlp_only_layers",)
-DENSE_KEYS = {
-    "dense_blocks": _LISTED,
-    "expert_pattern": (*_LISTED, "decoder_sparse_step"),
-    **_WIDTH,
-}
-DENSE_BLOCKS = Part(read_dense, write_dense, DENSE_KEYS)
+DENSE_BLOCKS = Part(
+    _read_listed,
+    _write_listed,
+    {"dense_blocks": _LISTED, "expert_pattern": (*_LISTED, "decoder_sparse_step"), **_WIDTH},
+)
 
 
 def by_types(reader: ConfigReader, otherwise: Dense) -> Dense:

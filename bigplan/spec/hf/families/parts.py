@@ -99,6 +99,11 @@ def on(key: str, supported: str) -> Part:
     return only(key, supported, lambda reader: reader.flag(key))
 
 
+def words(key: str, *known: str) -> Part:
+    """A text that must be one of these."""
+    return only(key, " or ".join(known), lambda reader: reader.text(key) in known)
+
+
 def unset(key: str, supported: str) -> Part:
     """A value that must be null."""
     return only(key, supported, lambda reader: reader.get(key) is None)
