@@ -1238,6 +1238,26 @@ def test_rope_scaling(key: str) -> None:
             ":9: `first_k_dense_replace` 3 of `num_hidden_layers` 3 leaves no block with experts",
         ),
         ("glm4_moe", {"n_shared_experts": -1}, ":9: `n_shared_experts` is -1, which must be a wh"),
+        # Lists of so many blocks, heads of 0 columns, a width that is no number.
+        ("qwen2", {"num_hidden_layers": 10**12}, ":4: `num_hidden_layers` is 1000000000000, whi"),
+        (
+            "dots1",
+            _DOTS1 | {"first_k_dense_replace": 10**12},
+            ":12: `first_k_dense_replace` is 1000000000000, which must be at most 1000",
+        ),
+        ("hyperclovax", {"hidden_size": 3}, ":2: `hidden_size` 3 is not a multiple of"),
+        (
+            "falcon_h1",
+            _FALCON_H1 | {"hidden_size": 3, "key_multiplier": 0.5},
+            ":2: `hidden_size` 3 is not a multiple of",
+        ),
+        ("lfm2", {"block_ffn_dim_multiplier": 1e308}, ":3: `intermediate_size` is"),
+        # DeepSeek's keys by other names.
+        (
+            "afmoe",
+            {"num_dense_layers": "x"},
+            ":9: `num_dense_layers` is 'x', which must be a whole",
+        ),
     ],
 )
 def test_problems_have_the_names_and_lines_of_the_file(

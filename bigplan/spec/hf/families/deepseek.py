@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.dense_blocks import FIRST, Dense, by_frequency
+from bigplan.spec.hf.families.dense_blocks import FIRST, Dense, by_frequency, dense_fields
 from bigplan.spec.hf.families.llama import LLAMA_LIKE
 from bigplan.spec.hf.families.parts import Part, joined, off, words, written
 from bigplan.spec.hf.families.shared_experts import (
@@ -79,7 +79,9 @@ def experts_but(dense: Callable[[ConfigReader], Dense]) -> Part:
 
     def read(reader: ConfigReader) -> dict[str, Any]:
         blocks = dense(reader)
-        return {} if all(blocks) else read_deepseek_experts(reader, blocks)
+        if all(blocks):
+            return {}
+        return read_deepseek_experts(reader) | dense_fields(reader, blocks)
 
     def write(model: ModelSpec) -> dict[str, Any]:
         return DEEPSEEK_EXPERTS.write(model) if model.experts else {FIRST: model.layers}

@@ -24,6 +24,13 @@ def first_ones(count: int, blocks: int) -> Dense:
     return [block < count for block in range(blocks)]
 
 
+def first_fields(
+    reader: ConfigReader, count: int, width: str = "intermediate_size"
+) -> dict[str, Any]:
+    """Fields of ModelSpec where so many first blocks are; `width`: as below."""
+    return {"dense_ffn": reader.count(width), "dense_blocks": count} if count else {}
+
+
 def dense_fields(
     reader: ConfigReader, dense: Dense, width: str = "intermediate_size"
 ) -> dict[str, Any]:
@@ -32,12 +39,11 @@ def dense_fields(
     First blocks are a number, any others a pattern.
     """
     count = sum(dense)
-    if not count:
-        return {}
-    fields: dict[str, Any] = {"dense_ffn": reader.count(width)}
+    fields = first_fields(reader, count, width)
     if all(dense[:count]):
-        return fields | {"dense_blocks": count}
-    return fields | {"expert_pattern": compact_words([DENSE if one else ROUTED for one in dense])}
+        return fields
+    pattern = compact_words([DENSE if one else ROUTED for one in dense])
+    return {"dense_ffn": fields["dense_ffn"], "expert_pattern": pattern}
 
 
 def _read_listed(reader: ConfigReader) -> dict[str, Any]:

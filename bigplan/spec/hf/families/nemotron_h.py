@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.spec.expert_steps import ROUTER_BIAS
-from bigplan.spec.hf.families.dense_blocks import FIRST
+from bigplan.spec.hf.families.dense_blocks import FIRST, dense_fields
 from bigplan.spec.hf.families.family import NO_TOKENS, Tensors, family
 from bigplan.spec.hf.families.llama import HEADS
 from bigplan.spec.hf.families.mamba import (
@@ -69,7 +69,8 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
             reader.refuse("mlp_bias", "false: experts have no biases")
         shared = reader.count("moe_shared_expert_intermediate_size")
         latent = reader.optional_count("moe_latent_size") or 0
-        fields = read_deepseek_experts(reader, [block == MLP for block in blocks])
+        fields = read_deepseek_experts(reader)
+        fields |= dense_fields(reader, [block == MLP for block in blocks])
         fields |= {"shared_ffn": shared, "expert_latent": latent}
     elif MLP in blocks:
         fields = {"ffn": reader.count("intermediate_size"), "mlp_bias": reader.flag("mlp_bias")}

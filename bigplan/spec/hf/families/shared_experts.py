@@ -9,13 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bigplan.spec.expert_steps import ROUTER_BIAS
-from bigplan.spec.hf.families.dense_blocks import (
-    DENSE_BLOCKS,
-    FIRST,
-    Dense,
-    dense_fields,
-    first_ones,
-)
+from bigplan.spec.hf.families.dense_blocks import DENSE_BLOCKS, FIRST, first_fields
 from bigplan.spec.hf.families.experts import (
     EACH,
     EXPERTS,
@@ -74,8 +68,8 @@ QWEN2_MOE = LLAMA_LIKE.like(
 DEEPSEEK_TENSORS = _tensors("shared_experts", {ROUTER_BIAS: "gate.e_score_correction_bias"})
 
 
-def read_deepseek_experts(reader: ConfigReader, dense: Dense) -> dict[str, Any]:
-    """Experts, shared ones and routing by DeepSeek-V3's keys; `dense`: blocks without experts."""
+def read_deepseek_experts(reader: ConfigReader) -> dict[str, Any]:
+    """Experts, shared ones and routing by DeepSeek-V3's keys, but not which blocks have them."""
     each = reader.count("moe_intermediate_size")
     shared = reader.optional_count("n_shared_experts", least=0) or 0
     return {
@@ -84,7 +78,6 @@ def read_deepseek_experts(reader: ConfigReader, dense: Dense) -> dict[str, Any]:
         "experts_per_token": reader.count("num_experts_per_tok"),
         "router_normalised": reader.flag("norm_topk_prob"),
         "shared_ffn": shared * each,
-        **dense_fields(reader, dense),
         "routing": {
             "scores": "sigmoid",
             "bias": True,
@@ -97,7 +90,7 @@ def read_deepseek_experts(reader: ConfigReader, dense: Dense) -> dict[str, Any]:
 
 def _read_behind_first(reader: ConfigReader) -> dict[str, Any]:
     first = reader.optional_count(FIRST, least=0) or 0
-    return read_deepseek_experts(reader, first_ones(first, first))  # all others have experts
+    return read_deepseek_experts(reader) | first_fields(reader, first)
 
 
 def _write_deepseek_experts(model: ModelSpec) -> dict[str, Any]:
