@@ -78,12 +78,12 @@ def _read_heads(reader: ConfigReader) -> dict[str, Any]:
     return {"global_heads": far | {"keys_as_values": keys_as_values}}
 
 
-def _by_block(reader: ConfigReader, pattern: Sequence[bool | int]) -> dict[str, Any]:
+def _by_block(reader: ConfigReader, pattern: Sequence[str]) -> dict[str, Any]:
     """Heads of global blocks by `per_layer_config`, which has the same for each of them."""
     names = {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}
     found = dict(reader.mapping("per_layer_config"))
     blocks = reader.count("num_hidden_layers")
-    local = expanded(tuple(pattern), blocks) or (False,) * blocks
+    local = expanded(pattern, blocks) or (False,) * blocks
     wanted = {block for block, one in enumerate(local) if not one}
     told = {int(key) if str(key).isdecimal() else -1 for key in found}  # "05" in some files
     first = next(iter(found.values()))
