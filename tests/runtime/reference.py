@@ -49,6 +49,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import isfinite, sqrt
 from typing import Any
 
@@ -66,6 +67,7 @@ from bigplan.runtime.experts.mixture import EXPERTS, Mixture
 from bigplan.runtime.layers import blocks, products
 from bigplan.runtime.mixers import positions
 from bigplan.runtime.mixers.ways import Linears, Ways, plain_linears
+from bigplan.runtime.optimizer.fused import VECTOR
 from bigplan.runtime.weights.first_values import first_values, whole_values
 from bigplan.spec.carried import TABLES
 from bigplan.spec.layers import first_block
@@ -324,7 +326,11 @@ class PlainLoop:
         return 1.0 if limit is None else max(1.0, (norm + CLIP_EPSILON) / limit)
 
     def _optimized(self, gradients: Sequence[Tensor], rate: float) -> State:
-        """torch's optimizer on every tensor, with the constants of its group."""
+        """torch's optimizer on every tensor, with the constants of its group.
+
+        On a CPU its kernels take the last `numel % 16` elements through other code, which rounds
+        otherwise, and the runtime lets no element be among them: tensors are filled up.
+        """
         state = []
         for layer, (parameters, old, gradient) in enumerate(
             zip(self._kinds(), self.state, gradients, strict=True)
@@ -332,11 +338,12 @@ class PlainLoop:
             new = old.clone()
             groups, moments = [], list[list[Tensor]]()
             views = [_split(tensor, parameters) for tensor in (new.weights, *new.moments)]
+            filled = [[_filled(view) for view in each] for each in views]
             for p, by, weight, *mine in zip(
-                parameters, _split(gradient, parameters), *views, strict=True
+                parameters, _split(gradient, parameters), *filled, strict=True
             ):
                 leaf = torch.nn.Parameter(weight)
-                leaf.grad = by
+                leaf.grad = _filled(by)
                 rule = self._rules[layer][p.name]
                 groups.append(
                     {
@@ -348,6 +355,8 @@ class PlainLoop:
                 moments.append(mine)
             if groups:  # a tied head without weights has none
                 self._torch_step(groups, moments)
+            for view, one in zip(chain(*views), chain(*filled), strict=True):
+                view.copy_(one[: view.numel()].view_as(view))
             state.append(new)
         return tuple(state)
 
@@ -569,6 +578,11 @@ def _split(flat: Tensor, parameters: Sequence[Parameter]) -> list[Tensor]:
     return [
         part.view(p.shape) for part, p in zip(torch.split(flat, sizes), parameters, strict=True)
     ]
+
+
+def _filled(tensor: Tensor) -> Tensor:
+    """A flat copy of whole vectors, with zeros behind."""
+    return F.pad(tensor.flatten(), (0, -tensor.numel() % VECTOR))
 
 
 def _tensors(

@@ -18,6 +18,7 @@ from bigplan.plan import Plan
 from bigplan.runtime.layers.sums import Sums
 from bigplan.runtime.layers.visit import Visit
 from bigplan.spec.carried import INPUTS
+from bigplan.spec.optimizer import Optimizer
 from tests.examples import examples
 from tests.runtime.harness import STEPS, Run, check, execute, loop_of, same
 from tests.runtime.plans import carrying, placed, plan_of, plans, tiny_model, tiny_training
@@ -96,6 +97,16 @@ def test_a_resident_plan_is_the_plain_loop_bit_by_bit() -> None:
     run, loop = execute(plan, steps=STEPS), loop_of(plan)
     assert run.losses == [loop.step().loss for _ in range(STEPS)]
     same("last state", loop.state, run.states[-1])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_tensor_of_four_elements_has_the_bits_of_longer_ones(optimizer: str) -> None:
+    """A gate's bias with a number for each head: no whole vector of the CPU's."""
+    placement = placed(embedding=kind_placement(1), block=kind_placement(2), head=kind_placement(1))
+    model = tiny_model(attention_gate=True, gate_of_heads=True, qkv_bias=True)
+    training = tiny_training(6, optimizer=Optimizer(name=optimizer, learning_rate=0.1))
+    plan = plan_of(model, training, Strategy(dp=1), placement)
+    assert check(plan, execute(plan)) == 8  # all four layers in both steps
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bigplan.errors import InputError, RefusedError, quoted
+from bigplan.spec.architecture import MOST_LAYERS
 from bigplan.spec.files.document import ProblemsError, validate
 from bigplan.spec.files.problems import DocumentProblem, KeyPath
 from bigplan.spec.files.reading import read_json
@@ -68,6 +69,8 @@ def from_hf_config(
     refuse_foreign(config, where)
     family = FAMILIES[model_type]
     reader = ConfigReader(config, family.defaults, where, lines)
+    for key in family.keys.get("layers", ()):  # families list them one by one
+        reader.at_most(key, MOST_LAYERS)
     fields = family.read(reader)
     name = reader.name() or Path(where).parent.name
     source = f"Hugging Face config.json ({model_type})"

@@ -22,6 +22,7 @@ class ConfigReader:
     defaults: Mapping[str, Any]
     where: str
     lines: Mapping[str, int] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)  # keys, and what the file calls them
 
     def saying(self, keys: Mapping[str, Any]) -> ConfigReader:
         """As if the file said these, whatever it does."""
@@ -29,8 +30,13 @@ class ConfigReader:
 
     def by_old_names(self, names: Mapping[str, str]) -> ConfigReader:
         """With today's names, by which `names` has older ones; where both are there, they count."""
-        told = {new: self.config[old] for new, old in names.items() if old in self.config}
-        return replace(self, config={**told, **self.config})
+        there = {new: old for new, old in names.items() if {new, old} & {*self.config} == {old}}
+        return self.renamed(there)
+
+    def renamed(self, names: Mapping[str, str]) -> ConfigReader:
+        """With `names` of keys for what the file calls otherwise."""
+        told = {key: self.get(own) for key, own in names.items()}
+        return replace(self.saying(told), names={**self.names, **names})
 
     def get(self, key: str) -> Any:
         """The key's value, or its default; InputError where neither exists.
@@ -56,6 +62,12 @@ class ConfigReader:
     def optional_count(self, key: str, least: int = 1) -> int | None:
         """As `count`, or None where the key is null or absent."""
         return None if self._value(key) is None else self.count(key, least)
+
+    def at_most(self, key: str, most: int) -> None:
+        """Refuse a number above `most`."""
+        value = self._value(key)
+        if isinstance(value, int) and value > most:
+            raise self._wrong(key, value, f"at most {most}")
 
     def number(self, key: str) -> float:
         """A number above 0."""
@@ -114,7 +126,7 @@ class ConfigReader:
     def refuse(self, key: str, supported: str) -> None:
         """Stop: `key` has a value that cannot be represented."""
         raise RefusedError(
-            f"{self._place(key)}: `{key}` is {quoted(self.get(key))}, which is not supported "
+            f"{self._place(key)} is {quoted(self.get(key))}, which is not supported "
             f"for model_type {quoted(self.config['model_type'])}; supported: {supported}"
         )
 
@@ -123,8 +135,10 @@ class ConfigReader:
 
     def _wrong(self, key: str, value: object, wanted: str) -> InputError:
         return InputError(
-            f"{self._place(key)}: `{key}` is {quoted(value)}, which must be {wanted}; correct it"
+            f"{self._place(key)} is {quoted(value)}, which must be {wanted}; correct it"
         )
 
     def _place(self, key: str) -> str:
-        return f"{self.where}:{self.lines[key]}" if key in self.lines else self.where
+        name = self.names.get(key, key)
+        line = f":{self.lines[name]}" if name in self.lines else ""
+        return f"{self.where}{line}: `{name}`"

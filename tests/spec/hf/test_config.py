@@ -10,7 +10,7 @@ from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.hf.config import SUPPORTED_MODEL_TYPES, from_hf_config, load_hf_config
 from bigplan.spec.hf.families.layer_types import write_layer_types
 from bigplan.spec.hf.families.rope import write_scaling
-from bigplan.spec.hf.families.shared_experts import read_deepseek_experts, write_deepseek_experts
+from bigplan.spec.hf.families.shared_experts import DEEPSEEK_EXPERTS
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.rope_scaling import RopeScaling
@@ -69,6 +69,7 @@ _FLASH = {
     "mlp_layer_types": ["dense", "dense", "sparse"],
     "q_lora_rank": None,
 }
+_ALIKE = {"num_key_value_heads": _SMALL["num_attention_heads"]}
 _NEOX = {key: value for key, value in _SMALL.items() if key != "num_key_value_heads"}
 _OPT = {key: value for key, value in _NEOX.items() if key != "intermediate_size"} | {
     "ffn_dim": 160,
@@ -938,9 +939,9 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
             "`mlp_layer_types` is",
         ),
         ("cwm", {"mlp_bias": True}, "`mlp_bias` is True"),
-        ("deepseek_v3", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
-        ("deepseek_v2", {"topk_method": "noaux_tc"}, "`topk_method` is 'noaux_tc'"),
-        ("deepseek_v3", {"attention_bias": True}, "`attention_bias` is True"),
+        ("deepseek_v3", _ALIKE | {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
+        ("deepseek_v2", _ALIKE | {"topk_method": "noaux_tc"}, "`topk_method` is 'noaux_tc'"),
+        ("deepseek_v3", _ALIKE | {"attention_bias": True}, "`attention_bias` is True"),
         ("kimi_k2", {"num_key_value_heads": 1}, "`num_key_value_heads` is 1"),
         ("deepseek_v32", {}, "is not supported: its attention sees those tokens alone"),
         ("llama", {"kv_lora_rank": 8}, "`kv_lora_rank` is 8: this changes the architecture"),
@@ -1237,6 +1238,26 @@ def test_rope_scaling(key: str) -> None:
             ":9: `first_k_dense_replace` 3 of `num_hidden_layers` 3 leaves no block with experts",
         ),
         ("glm4_moe", {"n_shared_experts": -1}, ":9: `n_shared_experts` is -1, which must be a wh"),
+        # Lists of so many blocks, heads of 0 columns, a width that is no number.
+        ("qwen2", {"num_hidden_layers": 10**12}, ":4: `num_hidden_layers` is 1000000000000, whi"),
+        (
+            "dots1",
+            _DOTS1 | {"first_k_dense_replace": 10**12},
+            ":12: `first_k_dense_replace` is 1000000000000, which must be at most 1000",
+        ),
+        ("hyperclovax", {"hidden_size": 3}, ":2: `hidden_size` 3 is not a multiple of"),
+        (
+            "falcon_h1",
+            _FALCON_H1 | {"hidden_size": 3, "key_multiplier": 0.5},
+            ":2: `hidden_size` 3 is not a multiple of",
+        ),
+        ("lfm2", {"block_ffn_dim_multiplier": 1e308}, ":3: `intermediate_size` is"),
+        # DeepSeek's keys by other names.
+        (
+            "afmoe",
+            {"num_dense_layers": "x"},
+            ":9: `num_dense_layers` is 'x', which must be a whole",
+        ),
     ],
 )
 def test_problems_have_the_names_and_lines_of_the_file(
@@ -1267,7 +1288,7 @@ def test_what_deepseek_v3_says_of_experts_is_a_model() -> None:
         "first_k_dense_replace": 3,
         "intermediate_size": 18432,
     }
-    fields = read_deepseek_experts(ConfigReader(config, {}, "config.json"))
+    fields = DEEPSEEK_EXPERTS.read(ConfigReader(config, {}, "config.json"))
     usual = find_model("llama-3-8b").model_dump() | {"hidden": 7168, "layers": 61}
     model = ModelSpec.model_validate(usual | fields)
     assert (model.dense_blocks, model.dense_ffn, model.shared_ffn) == (3, 18432, 2048)
@@ -1285,7 +1306,7 @@ def test_what_deepseek_v3_says_of_experts_is_a_model() -> None:
         "scale": 2.5,
         "weighs": "outputs",
     }
-    assert write_deepseek_experts(model).items() <= config.items()
+    assert DEEPSEEK_EXPERTS.write(model).items() <= config.items()
 
 
 def test_gelus() -> None:

@@ -24,6 +24,8 @@ def test_a_part_by_other_names_is_read_and_written_by_these() -> None:
     model = find_model("tiny-llama-test")
     part = renamed(counts(heads="theirs", layers="same"), {"theirs": "ours"})
     assert part.read(_reader({"ours": 4, "same": 2, "theirs": 9})) == {"heads": 4, "layers": 2}
+    with pytest.raises(InputError, match=r"config\.json: `ours` is 'x', which must be a whole"):
+        part.read(_reader({"ours": "x", "same": 2}))
     assert part.write(model) == {"ours": model.heads, "same": model.layers}
     assert part.keys == {"heads": ("ours",), "layers": ("same",)}
 

@@ -24,6 +24,13 @@ def first_ones(count: int, blocks: int) -> Dense:
     return [block < count for block in range(blocks)]
 
 
+def first_fields(
+    reader: ConfigReader, count: int, width: str = "intermediate_size"
+) -> dict[str, Any]:
+    """Fields of ModelSpec where so many first blocks are; `width`: as below."""
+    return {"dense_ffn": reader.count(width), "dense_blocks": count} if count else {}
+
+
 def dense_fields(
     reader: ConfigReader, dense: Dense, width: str = "intermediate_size"
 ) -> dict[str, Any]:
@@ -32,23 +39,21 @@ def dense_fields(
     First blocks are a number, any others a pattern.
     """
     count = sum(dense)
-    if not count:
-        return {}
-    fields: dict[str, Any] = {"dense_ffn": reader.count(width)}
+    fields = first_fields(reader, count, width)
     if all(dense[:count]):
-        return fields | {"dense_blocks": count}
-    return fields | {"expert_pattern": compact_words([DENSE if one else ROUTED for one in dense])}
+        return fields
+    pattern = compact_words([DENSE if one else ROUTED for one in dense])
+    return {"dense_ffn": fields["dense_ffn"], "expert_pattern": pattern}
 
 
-def read_dense(reader: ConfigReader) -> dict[str, Any]:
+def _read_listed(reader: ConfigReader) -> dict[str, Any]:
     """As Qwen's files say it: each so-many-th block has experts, and listed ones have not."""
     blocks, every = reader.count("num_hidden_layers"), reader.count("decoder_sparse_step")
     listed = reader.places("mlp_only_layers", blocks)
     return dense_fields(reader, [n in listed or (n + 1) % every > 0 for n in range(blocks)])
 
 
-def write_dense(model: ModelSpec) -> dict[str, Any]:
-    """The same."""
+def _write_listed(model: ModelSpec) -> dict[str, Any]:
     return {
         "intermediate_size": model.dense_ffn or model.ffn,
         "decoder_sparse_step": 1,
@@ -58,12 +63,11 @@ def write_dense(model: ModelSpec) -> dict[str, Any]:
 
 _WIDTH = {"dense_ffn": ("intermediate_size",)}
 _LISTED = ("mlp_only_layers",)
-DENSE_KEYS = {
-    "dense_blocks": _LISTED,
-    "expert_pattern": (*_LISTED, "decoder_sparse_step"),
-    **_WIDTH,
-}
-DENSE_BLOCKS = Part(read_dense, write_dense, DENSE_KEYS)
+DENSE_BLOCKS = Part(
+    _read_listed,
+    _write_listed,
+    {"dense_blocks": _LISTED, "expert_pattern": (*_LISTED, "decoder_sparse_step"), **_WIDTH},
+)
 
 
 def by_types(reader: ConfigReader, otherwise: Dense) -> Dense:

@@ -11,7 +11,7 @@ from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.families.dense_blocks import Dense, dense_fields
 from bigplan.spec.hf.families.ernie import ERNIE
 from bigplan.spec.hf.families.experts import EACH, routed_tensors, shared_names
-from bigplan.spec.hf.families.parts import Part, values
+from bigplan.spec.hf.families.parts import Part, values, words
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
@@ -21,8 +21,6 @@ _EVERY = "moe_layer_interval"
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
     """Files of transformers 5 have other names for two keys, as its attributes do."""
-    if reader.text("moe_gate") != "topk":
-        reader.refuse("moe_gate", "topk")
     shared = reader.optional_count("moe_num_shared_experts", least=0) or 0
     return {
         "experts": reader.optional_count("num_experts") or reader.count("moe_num_experts"),
@@ -92,6 +90,7 @@ ERNIE_MOE = ERNIE.like(
         **dict.fromkeys(("moe_capacity", "moe_use_aux_free", "moe_norm_min")),
         "router_aux_loss_coef": 0.001,
     },
+    words("moe_gate", "topk"),
     EACH,
     values(router_loss="router_aux_loss_coef"),
     Part(_read, _write, _KEYS),

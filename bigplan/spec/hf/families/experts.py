@@ -8,7 +8,6 @@ from bigplan.spec.hf.families.dense_blocks import DENSE_BLOCKS
 from bigplan.spec.hf.families.family import Tensors
 from bigplan.spec.hf.families.llama import (
     ATTENTION_BIAS,
-    LLAMA_KEYS,
     LLAMA_LIKE,
     LLAMA_TENSORS,
     WINDOW,
@@ -58,7 +57,6 @@ ROUTER = joined(
     values(router_loss="router_aux_loss_coef"),
     Part(write=lambda model: {"output_router_logits": model.router_loss > 0}),
 )
-ROUTER_KEYS = {**LLAMA_KEYS, **ROUTER.keys}
 # transformers 5 writes one name, and 4 the other.
 EXPERTS = Part(
     lambda reader: {
@@ -70,16 +68,6 @@ EXPERTS = Part(
 LOCAL_EXPERTS = counts(experts="num_local_experts")
 EACH = counts(ffn="moe_intermediate_size")  # an expert's width
 NORMALISED = flags(router_normalised="norm_topk_prob")
-
-
-def read_router(reader: ConfigReader) -> dict[str, Any]:
-    """How many experts a token passes, and the coefficient of their balance."""
-    return ROUTER.read(reader)
-
-
-def write_router(model: ModelSpec) -> dict[str, Any]:
-    """The same."""
-    return ROUTER.write(model)
 
 
 def _read_window(reader: ConfigReader) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def _read_factors(reader: ConfigReader) -> dict[str, Any]:
             "attention_scale": read * reader.number("attention_out_multiplier"),
             "other_scale": reader.number("ssm_out_multiplier"),
         },
-        "score_scale": None if scores == 1 else scores / sqrt(head_dim),
+        "score_scale": None if scores == 1 else scores / sqrt(max(1, head_dim)),  # 0: no model
         "gate_scale": gate,
         "mlp_scale": mlp,
         "embedding_scale": reader.number("embedding_multiplier"),

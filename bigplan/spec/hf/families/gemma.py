@@ -10,7 +10,6 @@ from bigplan.spec.hf.families.layer_types import layer_types, ropes_by_kind
 from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_BUT_MLP, LLAMA_TENSORS
 from bigplan.spec.hf.families.parts import Part, activation, always, off, unset, values, written
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
 
 _TANH = "gelu_pytorch_tanh"
 # All of these name the tanh approximation here: transformers takes it for the first, too.
@@ -33,19 +32,15 @@ _GEGLU = LLAMA_BUT_MLP.like(
 )
 
 
-def read_geglu(reader: ConfigReader) -> dict[str, Any]:
-    """What all have: `hidden_activation` is the name that counts where a file has both."""
+def _read_geglu(reader: ConfigReader) -> dict[str, Any]:
+    """`hidden_activation` is the name that counts where a file has both."""
     newer = reader.config.get("hidden_activation")
     named = reader.saying({"hidden_act": newer}) if newer else reader
     return _GEGLU.read(named)
 
 
-def write_gemma(model: ModelSpec, model_type: str, architecture: str) -> dict[str, Any]:
-    """Keys that all of their config.json files have."""
-    return _GEGLU.write(model) | {"model_type": model_type, "architectures": [architecture]}
-
-
-GEMMA = replace(_GEGLU, read=read_geglu).like(
+GEGLU = replace(_GEGLU, read=_read_geglu)  # what all have
+GEMMA = GEGLU.like(
     "gemma",
     "GemmaForCausalLM",
     {

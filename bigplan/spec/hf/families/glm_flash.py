@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, LATENT, experts_but
+from bigplan.spec.hf.families.dense_blocks import FIRST, by_frequency, by_types, write_types
+from bigplan.spec.hf.families.parts import Part
 
-from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, read_deepseek, write_deepseek
-from bigplan.spec.hf.families.dense_blocks import by_frequency, by_types, write_types
-from bigplan.spec.hf.families.family import ModelFamily
-from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
-
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    """Files say of each block whether it has experts, or as DeepSeek's how many first ones not."""
-    return read_deepseek(reader, by_types(reader, by_frequency(reader)))
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return write_deepseek(model, "glm4_moe_lite", "Glm4MoeLiteForCausalLM") | {
-        "mlp_layer_types": write_types(model)
-    }
-
-
-GLM4_MOE_LITE = ModelFamily(
-    _read,
+_TYPES = "mlp_layer_types"
+# Files say of each block whether it has experts, or as DeepSeek's how many first ones have not.
+GLM4_MOE_LITE = LATENT.like(
+    "glm4_moe_lite",
+    "Glm4MoeLiteForCausalLM",
     {
         **DEEPSEEK_V3.defaults,
         "vocab_size": 154880,
@@ -41,16 +28,14 @@ GLM4_MOE_LITE = ModelFamily(
         "q_lora_rank": 768,
         "qk_nope_head_dim": 192,
         "v_head_dim": 256,
-        "first_k_dense_replace": 1,
+        FIRST: 1,
         "max_position_embeddings": 202752,
         "rms_norm_eps": 1e-5,
-        "mlp_layer_types": None,
+        _TYPES: None,
     },
-    _write,
-    DEEPSEEK_V3.tensors,
-    {
-        **DEEPSEEK_V3.keys,
-        "dense_blocks": ("mlp_layer_types", "first_k_dense_replace"),
-        "expert_pattern": ("mlp_layer_types", "moe_layer_freq"),
-    },
+    experts_but(lambda reader: by_types(reader, by_frequency(reader))),
+    Part(
+        write=lambda model: {_TYPES: write_types(model)},
+        keys={"dense_blocks": (_TYPES, FIRST), "expert_pattern": (_TYPES, "moe_layer_freq")},
+    ),
 )

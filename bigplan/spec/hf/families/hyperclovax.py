@@ -34,8 +34,9 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
     told = reader.config.get("attention_multiplier")
     usual = {} if told is not None else {"attention_multiplier": 1.0}
     fields = _HYPERCLOVAX.read(reader.saying(usual))
-    head_dim = fields.get("head_dim") or fields["hidden"] // fields["heads"]
-    return fields | {"score_scale": None if told == head_dim**-0.5 else told}
+    head_dim = fields.get("head_dim") or fields["hidden"] // fields["heads"]  # 0: no model
+    usual = head_dim and told == head_dim**-0.5
+    return fields | {"score_scale": None if usual else told}
 
 
 HYPERCLOVAX = replace(_HYPERCLOVAX, read=_read)

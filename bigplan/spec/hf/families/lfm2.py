@@ -56,7 +56,8 @@ def _inner_width(reader: ConfigReader) -> dict[str, Any]:
     if not reader.flag("block_auto_adjust_ff_dim"):
         return {"ffn": width}
     multiple = reader.count("block_multiple_of")
-    width = int(reader.number("block_ffn_dim_multiplier") * int(2 * width / 3))
+    scale = min(reader.number("block_ffn_dim_multiplier"), 1e6)  # no model has as wide a one
+    width = int(scale * int(2 * width / 3))
     return {"ffn": -(-width // multiple) * multiple}
 
 

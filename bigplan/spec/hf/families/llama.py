@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import ModelFamily, Tensors
+from bigplan.spec.hf.families.family import Tensors, family
 from bigplan.spec.hf.families.parts import (
     Part,
     activation,
@@ -75,7 +75,16 @@ def _write_rope(model: ModelSpec) -> dict[str, Any]:
 
 
 ROPE = Part(read_rope, _write_rope, ROPE_KEYS)
-_SHARED = joined(
+HEADS = Part(
+    _read_heads,
+    _write_heads,
+    {"heads": ("num_attention_heads",), "kv_heads": ("num_key_value_heads",)},
+)
+# What Llama and its relatives share, and that but for the activation of their MLPs.
+LLAMA_BUT_MLP = family(
+    "llama",
+    "LlamaForCausalLM",
+    LLAMA_DEFAULTS,
     counts(
         layers="num_hidden_layers",
         hidden="hidden_size",
@@ -83,20 +92,14 @@ _SHARED = joined(
         vocab="vocab_size",
         max_sequence_length="max_position_embeddings",
     ),
-    Part(
-        _read_heads,
-        _write_heads,
-        {"heads": ("num_attention_heads",), "kv_heads": ("num_key_value_heads",)},
-    ),
+    HEADS,
     values(norm_epsilon="rms_norm_eps"),
     flags(tied_embeddings="tie_word_embeddings"),
     always(norm="rmsnorm", positions="rope"),
     ROPE,
     written({"attention_dropout": 0.0}),
+    tensors=LLAMA_TENSORS,
 )
-LLAMA_KEYS = dict(_SHARED.keys)
-# What Llama and its relatives share, and that but for the activation of their MLPs.
-LLAMA_BUT_MLP = ModelFamily(_SHARED.read, LLAMA_DEFAULTS, _SHARED.write, LLAMA_TENSORS, LLAMA_KEYS)
 LLAMA_LIKE = LLAMA_BUT_MLP.like(
     "llama",
     "LlamaForCausalLM",
@@ -111,22 +114,6 @@ WINDOW = optional_counts(sliding_window="sliding_window")
 # Layer norms in place of others, and the key that files with them do not have.
 LAYER_NORM = joined(always(norm="layernorm"), values(norm_epsilon="layer_norm_eps"))
 OF_RMSNORM = ("rms_norm_eps",)
-
-
-def read_llama_like(reader: ConfigReader) -> dict[str, Any]:
-    """Fields that Llama and its relatives share."""
-    return LLAMA_LIKE.read(reader)
-
-
-def read_attention_bias(reader: ConfigReader) -> dict[str, Any]:
-    """One key says whether all products of attention have biases."""
-    return ATTENTION_BIAS.read(reader)
-
-
-def write_llama_like(model: ModelSpec, model_type: str, architecture: str) -> dict[str, Any]:
-    """Keys that their config.json files share."""
-    named = {"architectures": [architecture], "model_type": model_type}
-    return LLAMA_LIKE.write(model) | named
 
 
 LLAMA = LLAMA_LIKE.like(

@@ -6,21 +6,20 @@ their queries grow with their position.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.dense_blocks import dense_fields
-from bigplan.spec.hf.families.experts import DENSE
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
-from bigplan.spec.hf.families.layer_types import kinds_of_blocks, turned_blocks, write_turned
-from bigplan.spec.hf.families.llama import (
-    LLAMA_DEFAULTS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    read_attention_bias,
-    read_llama_like,
-    write_llama_like,
+from bigplan.spec.hf.families.experts import (
+    DENSE,
+    FIRST,
+    LOCAL_EXPERTS,
+    shared_names,
+    stacked_names,
 )
+from bigplan.spec.hf.families.family import NO_TOKENS
+from bigplan.spec.hf.families.layer_types import kinds_of_blocks, turned_blocks, write_turned
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE, LLAMA_TENSORS
+from bigplan.spec.hf.families.parts import Part, always, counts, optional_counts, written
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.pattern import compact
@@ -29,8 +28,7 @@ _KINDS = {"chunked_attention": True, "full_attention": False}
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:
-    fields = read_llama_like(reader) | read_attention_bias(reader) | _read_experts(reader)
-    fields["attention_chunk"] = reader.optional_count("attention_chunk_size")
+    fields = _read_experts(reader)
     if reader.flag("use_qk_norm"):
         fields |= {"qk_norm": True, "qk_norm_turned": True, "weightless_norms": "heads"}
     turned = turned_blocks(reader)
@@ -54,49 +52,36 @@ def _read_experts(reader: ConfigReader) -> dict[str, Any]:
         routed = list(range(every - 1, blocks, every))
     if not routed:
         reader.refuse("moe_layers", "numbers of blocks with experts, one at least")
-    found = {
-        "experts": reader.count("num_local_experts"),
-        "experts_per_token": reader.count("num_experts_per_tok"),
-        "router_normalised": False,
-        "routing": {"scores": "sigmoid", "weighs": "inputs"},
-        "shared_ffn": each,
-    }
     dense = [block not in routed for block in range(blocks)]
-    return found | dense_fields(reader, dense, "intermediate_size_mlp")
+    return {"shared_ffn": each, **dense_fields(reader, dense, "intermediate_size_mlp")}
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
     growth = model.global_query_growth
     grown = {} if growth is None else {"attn_scale": growth.factor, "floor_scale": growth.length}
-    return write_llama_like(model, "llama4_text", "Llama4ForCausalLM") | {
-        "attention_bias": model.qkv_bias,
+    return {
         "intermediate_size_mlp": model.dense_ffn or model.ffn,
-        "num_local_experts": model.experts,
-        "num_experts_per_tok": model.experts_per_token,
         "moe_layers": [block for block, dense in enumerate(model.dense) if not dense],
         "use_qk_norm": model.qk_norm,
         "no_rope_layers": write_turned(model),
-        "attention_chunk_size": model.attention_chunk,
         "attn_temperature_tuning": growth is not None,
         **grown,
-        **NO_TOKENS,
     }
 
 
-_WITHIN = "model.layers.{}.feed_forward"
-_FIRST = ("experts.gate_proj", "experts.up_proj")
-_NAMES = {
-    **LLAMA_TENSORS.names,
-    **{name: f"{_WITHIN}.{name}" for name in DENSE},
-    **{f"shared.{name}": f"{_WITHIN}.shared_expert.{name}" for name in DENSE},
-    "router": f"{_WITHIN}.router",
-    **{f"{name}.weight": f"{_WITHIN}.experts.gate_up_proj" for name in _FIRST},
-    "experts.down_proj.weight": f"{_WITHIN}.experts.down_proj",
+_KEYS = {
+    "expert_pattern": ("moe_layers", "interleave_moe_layer_step"),
+    "dense_ffn": ("intermediate_size_mlp",),
+    "attention_pattern": ("no_rope_layers",),
+    "qk_norm": ("use_qk_norm",),
+    "global_query_growth.factor": ("attn_scale",),
+    "global_query_growth.length": ("floor_scale",),
 }
-LLAMA4 = ModelFamily(
-    _read,
-    LLAMA_DEFAULTS
-    | {
+_WITHIN = "model.layers.{}.feed_forward"
+LLAMA4 = LLAMA_LIKE.like(
+    "llama4_text",
+    "Llama4ForCausalLM",
+    {
         "vocab_size": 202048,
         "hidden_size": 5120,
         "intermediate_size": 8192,
@@ -121,24 +106,22 @@ LLAMA4 = ModelFamily(
         "floor_scale": 8192,
         "attn_scale": 0.1,
     },
-    _write,
-    replace(
-        LLAMA_TENSORS,
-        names=_NAMES,
-        transposed=tuple(f"{name}.weight" for name in _FIRST),
-        fused=(_FIRST,),
+    ATTENTION_BIAS,
+    optional_counts(attention_chunk="attention_chunk_size"),
+    LOCAL_EXPERTS,
+    counts(experts_per_token="num_experts_per_tok"),
+    always(router_normalised=False, routing={"scores": "sigmoid", "weighs": "inputs"}),
+    Part(_read, _write, _KEYS),
+    written(NO_TOKENS),
+    tensors=LLAMA_TENSORS.but(
+        {
+            **{name: f"{_WITHIN}.{name}" for name in DENSE},
+            **shared_names(f"{_WITHIN}.shared_expert"),
+            "router": f"{_WITHIN}.router",
+            **stacked_names(f"{_WITHIN}.experts.gate_up_proj", f"{_WITHIN}.experts.down_proj"),
+        },
+        transposed=tuple(f"{name}.weight" for name in FIRST),
+        fused=(FIRST,),
         paired=("q_proj", "k_proj"),
     ),
-    LLAMA_KEYS
-    | {
-        "experts": ("num_local_experts",),
-        "experts_per_token": ("num_experts_per_tok",),
-        "expert_pattern": ("moe_layers", "interleave_moe_layer_step"),
-        "dense_ffn": ("intermediate_size_mlp",),
-        "attention_pattern": ("no_rope_layers",),
-        "attention_chunk": ("attention_chunk_size",),
-        "qk_norm": ("use_qk_norm",),
-        "global_query_growth.factor": ("attn_scale",),
-        "global_query_growth.length": ("floor_scale",),
-    },
 )

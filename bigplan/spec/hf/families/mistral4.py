@@ -5,46 +5,25 @@ Routers take a softmax. A group of experts counts by the sum of its two best sha
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isclose
 from typing import Any
 
 from bigplan.spec.expert_steps import ROUTER_BIAS
-from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, read_deepseek, write_deepseek
+from bigplan.spec.hf.families.deepseek import DEEPSEEK_V3, EXPERTS, LATENT
 from bigplan.spec.hf.families.experts import DENSE, FIRST, stacked_names
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily
+from bigplan.spec.hf.families.family import NO_TOKENS
 from bigplan.spec.hf.families.ministral3 import GROWTH, grown_rope
+from bigplan.spec.hf.families.parts import Part, written
 from bigplan.spec.hf.families.rope import BESIDE_PARAMETERS
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import ModelSpec
 
 _ROPE = "rope_parameters"
 _PART = "partial_rotary_factor"  # of a head's columns: rope's
-_EXPERTS = "model.layers.{}.mlp.experts"
-
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    rope = dict(reader.mapping(_ROPE) or MISTRAL4.defaults[_ROPE])
-    growth = rope.pop(GROWTH, None)
-    of_rope, plain = (reader.count(f"qk_{part}_head_dim") for part in ("rope", "nope"))
-    part = of_rope / (of_rope + plain)
-    if not isclose(rope.pop(_PART, part), part):
-        reader.refuse(_ROPE, f"{_PART} {part:g}: rope turns qk_rope_head_dim columns")
-    fields = read_deepseek(reader.saying({_ROPE: rope}))
-    if growth and fields["rope_scaling"]:
-        fields["rope_scaling"] |= {"query_growth": growth}
-    if "routing" in fields:
-        fields["routing"] |= {"scores": "softmax", "bias": False}
-    return fields
-
-
-def _write(model: ModelSpec) -> dict[str, Any]:
-    config = write_deepseek(model, "mistral4", "Mistral4ForCausalLM")
-    others = {key: value for key, value in config.items() if key not in BESIDE_PARAMETERS}
-    return {**others, **grown_rope(model), "head_dim": model.head_dim, **NO_TOKENS}
-
-
-MISTRAL4 = ModelFamily(
-    _read,
+_WITHIN = "model.layers.{}.mlp.experts"
+_MISTRAL4 = LATENT.like(
+    "mistral4",
+    "Mistral4ForCausalLM",
     {
         **DEEPSEEK_V3.defaults,
         "vocab_size": 131072,
@@ -76,12 +55,33 @@ MISTRAL4 = ModelFamily(
             GROWTH: 0.1,
         },
     },
-    _write,
-    DEEPSEEK_V3.tensors.but(
-        stacked_names(f"{_EXPERTS}.gate_up_proj", f"{_EXPERTS}.down_proj"),
+    EXPERTS,
+    Part(write=grown_rope, keys={"rope_scaling.query_growth": (f"{_ROPE}.{GROWTH}",)}),
+    Part(write=lambda model: {"head_dim": model.head_dim}),
+    written(NO_TOKENS),
+    tensors=LATENT.tensors.but(
+        stacked_names(f"{_WITHIN}.gate_up_proj", f"{_WITHIN}.down_proj"),
         without=(ROUTER_BIAS, *(f"experts.{name}" for name in DENSE)),
-        fused=(*DEEPSEEK_V3.tensors.fused, FIRST),
+        fused=(*LATENT.tensors.fused, FIRST),
         transposed=("experts.down_proj.weight",),
     ),
-    {**DEEPSEEK_V3.keys, "rope_scaling.query_growth": (f"{_ROPE}.{GROWTH}",)},
+    without=BESIDE_PARAMETERS,
 )
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    rope = dict(reader.mapping(_ROPE) or reader.defaults[_ROPE])
+    growth = rope.pop(GROWTH, None)
+    of_rope, plain = (reader.count(f"qk_{part}_head_dim") for part in ("rope", "nope"))
+    part = of_rope / (of_rope + plain)
+    if not isclose(rope.pop(_PART, part), part):
+        reader.refuse(_ROPE, f"{_PART} {part:g}: rope turns qk_rope_head_dim columns")
+    fields = _MISTRAL4.read(reader.saying({_ROPE: rope}))
+    if growth and fields["rope_scaling"]:
+        fields["rope_scaling"] |= {"query_growth": growth}
+    if "routing" in fields:
+        fields["routing"] |= {"scores": "softmax", "bias": False}
+    return fields
+
+
+MISTRAL4 = replace(_MISTRAL4, read=_read)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.spec.expert_steps import ROUTER_BIAS
-from bigplan.spec.hf.families.dense_blocks import FIRST
-from bigplan.spec.hf.families.family import NO_TOKENS, ModelFamily, Tensors
+from bigplan.spec.hf.families.dense_blocks import FIRST, dense_fields
+from bigplan.spec.hf.families.family import NO_TOKENS, Tensors, family
+from bigplan.spec.hf.families.llama import HEADS
 from bigplan.spec.hf.families.mamba import (
     ALONE_FLAGS,
     MAMBA_FUSED,
@@ -15,11 +16,8 @@ from bigplan.spec.hf.families.mamba import (
     read_alone,
     write_alone,
 )
-from bigplan.spec.hf.families.shared_experts import (
-    DEEPSEEK_KEYS,
-    read_deepseek_experts,
-    write_deepseek_experts,
-)
+from bigplan.spec.hf.families.parts import Part, always, counts, empty, values, words, written
+from bigplan.spec.hf.families.shared_experts import DEEPSEEK_EXPERTS, read_deepseek_experts
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.layers import NARROWING, WIDENING
 from bigplan.spec.mixers import ATTENTION, MLP, STATE_SPACE, StateSpace
@@ -47,34 +45,6 @@ _WORDS = {
     "mlp": MLP,
     "moe": _EXPERTS,
 }
-_NONE = {  # keys with the only value that there is a block for
-    "attention_bias": "false: products of attention have no biases",
-    "tie_word_embeddings": "false: the head has a table of its own",
-}
-
-
-def _read(reader: ConfigReader) -> dict[str, Any]:
-    for key, told in _NONE.items():
-        if reader.get(key):
-            reader.refuse(key, told)
-    for key, word in (("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")):
-        if reader.text(key) != word:
-            reader.refuse(key, word)
-    blocks = _read_blocks(reader)
-    heads = reader.count("num_attention_heads")
-    return {
-        "layers": len(blocks),
-        "hidden": reader.count("hidden_size"),
-        "heads": heads,
-        "kv_heads": reader.optional_count("num_key_value_heads") or heads,
-        "head_dim": reader.count("head_dim"),
-        "vocab": reader.count("vocab_size"),
-        "max_sequence_length": reader.count("max_position_embeddings"),
-        "norm_epsilon": reader.get("layer_norm_epsilon"),
-        "positions": "none",
-        "mlp": "relu2",
-        **_read_parts(reader, blocks),
-    }
 
 
 def _read_blocks(reader: ConfigReader) -> list[str]:
@@ -90,22 +60,25 @@ def _read_blocks(reader: ConfigReader) -> list[str]:
     return blocks
 
 
-def _read_parts(reader: ConfigReader, blocks: list[str]) -> dict[str, Any]:
+def _read(reader: ConfigReader) -> dict[str, Any]:
     """Which blocks have what, and its sizes."""
+    blocks = _read_blocks(reader)
     fields: dict[str, Any] = {"ffn": 0}
     if _EXPERTS in blocks:
         if reader.flag("mlp_bias"):
             reader.refuse("mlp_bias", "false: experts have no biases")
         shared = reader.count("moe_shared_expert_intermediate_size")
         latent = reader.optional_count("moe_latent_size") or 0
-        fields = read_deepseek_experts(reader, [block == MLP for block in blocks])
+        fields = read_deepseek_experts(reader)
+        fields |= dense_fields(reader, [block == MLP for block in blocks])
         fields |= {"shared_ffn": shared, "expert_latent": latent}
     elif MLP in blocks:
         fields = {"ffn": reader.count("intermediate_size"), "mlp_bias": reader.flag("mlp_bias")}
     if STATE_SPACE in blocks:
         fields["state_space"] = read_alone(reader, _COUNTS)
-    words = [MLP if block == _EXPERTS else block for block in blocks]
-    return fields | {"mixer_pattern": compact_words(words) if len({*words}) > 1 else []}
+    mixers = [MLP if block == _EXPERTS else block for block in blocks]
+    pattern = compact_words(mixers) if len({*mixers}) > 1 else []
+    return fields | {"layers": len(blocks), "mixer_pattern": pattern}
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
@@ -113,34 +86,31 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     routed = letters | ({MLP: letters[_EXPERTS]} if model.experts else {})
     blocks = zip(model.mixers, model.dense, strict=True)
     space = model.state_space or StateSpace(heads=1, head_dim=model.hidden)
-    return write_deepseek_experts(model) | {
-        "architectures": ["NemotronHForCausalLM"],
-        "model_type": "nemotron_h",
-        "mlp_hidden_act": "relu2",
-        "hidden_size": model.hidden,
+    return DEEPSEEK_EXPERTS.write(model) | {
         _PATTERN: "".join((letters if dense else routed).get(one, "*") for one, dense in blocks),
-        "intermediate_size": model.dense_ffn or model.ffn,
         "moe_shared_expert_intermediate_size": model.shared_ffn,
         "moe_latent_size": model.expert_latent or None,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "vocab_size": model.vocab,
-        "max_position_embeddings": model.max_sequence_length,
-        "layer_norm_epsilon": model.norm_epsilon,
         "mlp_bias": model.mlp_bias,
-        "tie_word_embeddings": False,
         **write_alone(space, _COUNTS),
         _LEAST: max(space.least_step, _NO_LEAST),
-        **NO_TOKENS,
     }
 
 
+_KEYS = {
+    **DEEPSEEK_EXPERTS.keys,
+    **keys_of(_COUNTS | ALONE_FLAGS),
+    "mixer_pattern": (_TYPES, _PATTERN),
+    "ffn": ("intermediate_size", "moe_intermediate_size"),
+    "shared_ffn": ("moe_shared_expert_intermediate_size",),
+    "expert_latent": ("moe_latent_size",),
+    "mlp": ("mlp_hidden_act",),
+}
 _WITHIN = "backbone.layers.{}"
 _MIXER = f"{_WITHIN}.mixer"
 _PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-NEMOTRON_H = ModelFamily(
-    _read,
+NEMOTRON_H = family(
+    "nemotron_h",
+    "NemotronHForCausalLM",
     {
         "vocab_size": 131072,
         "hidden_size": 4096,
@@ -177,8 +147,22 @@ NEMOTRON_H = ModelFamily(
         "topk_group": 1,
         "norm_topk_prob": True,
     },
-    _write,
-    Tensors(
+    empty("attention_bias", "false: products of attention have no biases"),
+    empty("tie_word_embeddings", "false: the head has a table of its own"),
+    words("mlp_hidden_act", "relu2"),
+    words("mamba_hidden_act", "silu"),
+    HEADS,
+    counts(
+        hidden="hidden_size",
+        head_dim="head_dim",
+        vocab="vocab_size",
+        max_sequence_length="max_position_embeddings",
+    ),
+    values(norm_epsilon="layer_norm_epsilon"),
+    always(positions="none", mlp="relu2"),
+    Part(_read, _write, _KEYS),
+    written({"mlp_hidden_act": "relu2", "tie_word_embeddings": False, **NO_TOKENS}),
+    tensors=Tensors(
         {
             "embed_tokens": "backbone.embeddings",
             "input_norm": f"{_WITHIN}.norm",
@@ -197,19 +181,4 @@ NEMOTRON_H = ModelFamily(
         fused=MAMBA_FUSED,
         renamed={"backbone.": "model."},
     ),
-    {
-        **DEEPSEEK_KEYS,
-        **keys_of(_COUNTS | ALONE_FLAGS),
-        "mixer_pattern": (_TYPES, _PATTERN),
-        "hidden": ("hidden_size",),
-        "ffn": ("intermediate_size", "moe_intermediate_size"),
-        "shared_ffn": ("moe_shared_expert_intermediate_size",),
-        "expert_latent": ("moe_latent_size",),
-        "heads": ("num_attention_heads",),
-        "kv_heads": ("num_key_value_heads",),
-        "vocab": ("vocab_size",),
-        "max_sequence_length": ("max_position_embeddings",),
-        "norm_epsilon": ("layer_norm_epsilon",),
-        "mlp": ("mlp_hidden_act",),
-    },
 )

@@ -99,6 +99,11 @@ def on(key: str, supported: str) -> Part:
     return only(key, supported, lambda reader: reader.flag(key))
 
 
+def words(key: str, *known: str) -> Part:
+    """A text that must be one of these."""
+    return only(key, " or ".join(known), lambda reader: reader.text(key) in known)
+
+
 def unset(key: str, supported: str) -> Part:
     """A value that must be null."""
     return only(key, supported, lambda reader: reader.get(key) is None)
@@ -138,12 +143,8 @@ BIASES = always(qkv_bias=True, attention_output_bias=True, mlp_bias=True)
 def renamed(part: Part, names: Mapping[str, str]) -> Part:
     """The part, with `names` of keys in a family's files by those that the part knows."""
 
-    def read(reader: ConfigReader) -> dict[str, Any]:
-        told = {theirs: reader.get(ours) for theirs, ours in names.items()}
-        return part.read(reader.saying(told))
-
     def write(model: ModelSpec) -> dict[str, Any]:
         return {names.get(key, key): value for key, value in part.write(model).items()}
 
     keys = {name: tuple(names.get(key, key) for key in of) for name, of in part.keys.items()}
-    return Part(read, write, keys)
+    return Part(lambda reader: part.read(reader.renamed(names)), write, keys)

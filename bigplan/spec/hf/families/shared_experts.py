@@ -6,35 +6,21 @@ What DeepSeek-V3's config.json says of experts, GLM-4.5's and dots.llm1's say by
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.expert_steps import ROUTER_BIAS
-from bigplan.spec.hf.families.dense_blocks import (
-    DENSE_KEYS,
-    FIRST,
-    Dense,
-    dense_fields,
-    first_ones,
-    read_dense,
-    write_dense,
-)
+from bigplan.spec.hf.families.dense_blocks import DENSE_BLOCKS, FIRST, first_fields
 from bigplan.spec.hf.families.experts import (
-    DENSE,
-    ROUTER_KEYS,
-    read_router,
+    EACH,
+    EXPERTS,
+    NORMALISED,
+    ROUTER,
     routed_tensors,
-    write_router,
+    shared_names,
 )
-from bigplan.spec.hf.families.family import ModelFamily, Tensors
-from bigplan.spec.hf.families.llama import (
-    ATTENTION_BIAS,
-    LLAMA_DEFAULTS,
-    LLAMA_LIKE,
-    read_llama_like,
-    write_llama_like,
-)
-from bigplan.spec.hf.families.parts import Part, always, flags, written
+from bigplan.spec.hf.families.family import Tensors
+from bigplan.spec.hf.families.llama import ATTENTION_BIAS, LLAMA_LIKE
+from bigplan.spec.hf.families.parts import Part, always, counts, flags, off, written
 from bigplan.spec.hf.families.rope import PARTLY_TURNED
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
@@ -42,50 +28,16 @@ from bigplan.spec.model import ModelSpec
 
 def _tensors(shared: str, others: Mapping[str, str]) -> Tensors:
     """Those of routed experts and dense blocks, with the shared experts' module, and others."""
-    routed, within = routed_tensors("mlp"), "model.layers.{}.mlp"
-    beside = {f"shared.{name}": f"{within}.{shared}.{name}" for name in DENSE}
+    within = "model.layers.{}.mlp"
+    beside = shared_names(f"{within}.{shared}")
     more = {name: f"{within}.{place}" for name, place in others.items()}
-    return replace(routed, names={**routed.names, **beside, **more})
+    return routed_tensors("mlp").but({**beside, **more})
 
 
-def _read_qwen2(reader: ConfigReader) -> dict[str, Any]:
-    if reader.flag("use_sliding_window"):
-        reader.refuse("use_sliding_window", "false")
-    return (
-        read_llama_like(reader)
-        | read_router(reader)
-        | read_dense(reader)
-        | {
-            "ffn": reader.count("moe_intermediate_size"),
-            "experts": reader.optional_count("num_local_experts") or reader.count("num_experts"),
-            "router_normalised": reader.flag("norm_topk_prob"),
-            "shared_ffn": reader.count("shared_expert_intermediate_size"),
-            "shared_gate": True,
-            "qkv_bias": reader.flag("qkv_bias"),
-        }
-    )
-
-
-def _write_qwen2(model: ModelSpec) -> dict[str, Any]:
-    return (
-        write_llama_like(model, "qwen2_moe", "Qwen2MoeForCausalLM")
-        | write_router(model)
-        | write_dense(model)
-        | {
-            "moe_intermediate_size": model.ffn,
-            "num_experts": model.experts,
-            "norm_topk_prob": model.router_normalised,
-            "shared_expert_intermediate_size": model.shared_ffn,
-            "qkv_bias": model.qkv_bias,
-            "use_sliding_window": False,
-        }
-    )
-
-
-QWEN2_MOE = ModelFamily(
-    _read_qwen2,
-    LLAMA_DEFAULTS
-    | {
+QWEN2_MOE = LLAMA_LIKE.like(
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    {
         "num_key_value_heads": 16,
         "max_position_embeddings": 32768,
         "use_sliding_window": False,
@@ -100,51 +52,32 @@ QWEN2_MOE = ModelFamily(
         "mlp_only_layers": None,
         "qkv_bias": True,
     },
-    _write_qwen2,
-    _tensors("shared_expert", {"shared_gate": "shared_expert_gate"}),
-    ROUTER_KEYS
-    | DENSE_KEYS
-    | {
-        "experts": ("num_experts", "num_local_experts"),
-        "ffn": ("moe_intermediate_size",),
-        "router_normalised": ("norm_topk_prob",),
-        "shared_ffn": ("shared_expert_intermediate_size",),
-    },
+    off("use_sliding_window"),
+    ROUTER,
+    DENSE_BLOCKS,
+    EACH,
+    EXPERTS,
+    NORMALISED,
+    counts(shared_ffn="shared_expert_intermediate_size"),
+    flags(qkv_bias="qkv_bias"),
+    always(shared_gate=True),
+    written({"use_sliding_window": False}),
+    tensors=_tensors("shared_expert", {"shared_gate": "shared_expert_gate"}),
 )
 
-# DeepSeek-V3's keys; layers that predict further tokens are left out, as transformers does.
-DEEPSEEK_KEYS = {
-    "experts": ("n_routed_experts",),
-    "experts_per_token": ("num_experts_per_tok",),
-    "ffn": ("moe_intermediate_size",),
-    "router_normalised": ("norm_topk_prob",),
-    "shared_ffn": ("n_shared_experts",),
-    "dense_blocks": ("first_k_dense_replace",),
-    "dense_ffn": ("intermediate_size",),
-    "routing.groups": ("n_group",),
-    "routing.groups_per_token": ("topk_group",),
-    "routing.scale": ("routed_scaling_factor",),
-}
 DEEPSEEK_TENSORS = _tensors("shared_experts", {ROUTER_BIAS: "gate.e_score_correction_bias"})
 
 
-def read_deepseek_experts(reader: ConfigReader, dense: Dense | None = None) -> dict[str, Any]:
-    """Experts, shared ones, first blocks and routing by DeepSeek-V3's keys.
-
-    `dense`: blocks without experts; None: so many first ones as a key says.
-    """
+def read_deepseek_experts(reader: ConfigReader) -> dict[str, Any]:
+    """Experts, shared ones and routing by DeepSeek-V3's keys, but not which blocks have them."""
     each = reader.count("moe_intermediate_size")
     shared = reader.optional_count("n_shared_experts", least=0) or 0
-    if dense is None:
-        first = reader.optional_count(FIRST, least=0) or 0
-        dense = first_ones(first, first)  # of all blocks, others have experts
     return {
         "ffn": each,
         "experts": reader.count("n_routed_experts"),
         "experts_per_token": reader.count("num_experts_per_tok"),
         "router_normalised": reader.flag("norm_topk_prob"),
         "shared_ffn": shared * each,
-        **dense_fields(reader, dense),
         "routing": {
             "scores": "sigmoid",
             "bias": True,
@@ -155,8 +88,13 @@ def read_deepseek_experts(reader: ConfigReader, dense: Dense | None = None) -> d
     }
 
 
-def write_deepseek_experts(model: ModelSpec) -> dict[str, Any]:
-    """The same; a model whose shared experts are not as wide as others reads back differently."""
+def _read_behind_first(reader: ConfigReader) -> dict[str, Any]:
+    first = reader.optional_count(FIRST, least=0) or 0
+    return read_deepseek_experts(reader) | first_fields(reader, first)
+
+
+def _write_deepseek_experts(model: ModelSpec) -> dict[str, Any]:
+    """A model whose shared experts are not as wide as others reads back differently."""
     return {
         "intermediate_size": model.dense_ffn or model.ffn,
         "moe_intermediate_size": model.ffn,
@@ -164,14 +102,30 @@ def write_deepseek_experts(model: ModelSpec) -> dict[str, Any]:
         "num_experts_per_tok": model.experts_per_token,
         "norm_topk_prob": model.router_normalised,
         "n_shared_experts": model.shared_ffn // max(1, model.ffn),
-        "first_k_dense_replace": model.dense_blocks,
+        FIRST: model.dense_blocks,
         "n_group": model.routed_by.groups,
         "topk_group": model.routed_by.groups_per_token,
         "routed_scaling_factor": model.routed_by.scale,
     }
 
 
-DEEPSEEK_EXPERTS = Part(read_deepseek_experts, write_deepseek_experts, DEEPSEEK_KEYS)
+# DeepSeek-V3's keys; layers that predict further tokens are left out, as transformers does.
+DEEPSEEK_EXPERTS = Part(
+    _read_behind_first,
+    _write_deepseek_experts,
+    {
+        "experts": ("n_routed_experts",),
+        "experts_per_token": ("num_experts_per_tok",),
+        "ffn": ("moe_intermediate_size",),
+        "router_normalised": ("norm_topk_prob",),
+        "shared_ffn": ("n_shared_experts",),
+        "dense_blocks": (FIRST,),
+        "dense_ffn": ("intermediate_size",),
+        "routing.groups": ("n_group",),
+        "routing.groups_per_token": ("topk_group",),
+        "routing.scale": ("routed_scaling_factor",),
+    },
+)
 # Files may have the coefficient, of which nothing is made.
 UNUSED_LOSS = Part(keys={"router_loss": ("router_aux_loss_coef",)})
 GLM4_MOE = LLAMA_LIKE.like(
@@ -190,7 +144,7 @@ GLM4_MOE = LLAMA_LIKE.like(
         "routed_scaling_factor": 1.0,
         "n_group": 1,
         "topk_group": 1,
-        "first_k_dense_replace": 1,
+        FIRST: 1,
         "norm_topk_prob": True,
         "use_qk_norm": False,
     },
@@ -227,7 +181,7 @@ DOTS1 = LLAMA_LIKE.like(
         "routed_scaling_factor": 1.0,
         "n_group": 1,
         "topk_group": 1,
-        "first_k_dense_replace": 0,
+        FIRST: 0,
         "norm_topk_prob": False,
         "sliding_window": 4096,
         "max_window_layers": 62,
