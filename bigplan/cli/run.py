@@ -75,7 +75,9 @@ def launch(
             raise InputError(f"--run-dir: a resumed run stays in its folder, {run.folder}")
         plan, how, asked = _wanted(what, options, run, console)
         if how.address in (None, "local"):
-            require_inputs(plan.model, plan.training, weights=run is None)
+            note = require_inputs(plan.model, plan.training, weights=run is None)
+            if note:
+                console.print(note, markup=False)
         offer(console)
     record = read_record(driver.launch(plan, driver.LaunchOptions(how, run, asked), console))
     if as_json:
