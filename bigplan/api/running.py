@@ -85,10 +85,13 @@ def launch(
         if run is None:
             raise InputError("bigplan.launch: name a plan, its file, or a run to resume")
         plan = run.plan
+    console = Console(quiet=quiet)
     before = {} if run is None else run.how.model_dump()
     how = validate({**before, **keys}, LaunchSpec, "bigplan.launch")
     if how.address in (None, "local"):
-        require_inputs(plan.model, plan.training, weights=run is None)
+        note = require_inputs(plan.model, plan.training, weights=run is None)
+        if note:
+            console.print(note, markup=False)
     asked = None if run is None else run.asked
-    folder = launch_plan(plan, LaunchOptions(how, run, asked), Console(quiet=quiet))
+    folder = launch_plan(plan, LaunchOptions(how, run, asked), console)
     return Run.load(folder)

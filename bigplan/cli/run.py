@@ -75,13 +75,19 @@ def launch(
             raise InputError(f"--run-dir: a resumed run stays in its folder, {run.folder}")
         plan, how, asked = _wanted(what, options, run, console)
         if how.address in (None, "local"):
-            require_inputs(plan.model, plan.training, weights=run is None)
+            _look_at_inputs(plan, console, weights=run is None)
         offer(console)
     record = read_record(driver.launch(plan, driver.LaunchOptions(how, run, asked), console))
     if as_json:
         print_json(run_json(record))
     else:
         console.print(run_report(record))
+
+
+def _look_at_inputs(plan: Plan, console: Console, *, weights: bool) -> None:
+    note = require_inputs(plan.model, plan.training, weights=weights)
+    if note:
+        console.print(note, markup=False)
 
 
 def _wanted(

@@ -312,11 +312,19 @@ def send(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
 
 
 def hop(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
-    """So many bytes from each rank of a pipeline stage to one of another."""
-    if strategy.shards * strategy.tp < nodes.gpus_per_node or nodes.inter_node is None:
-        return message(nbytes, nodes.intra_node.among(2))
+    """So many bytes from each rank of a pipeline stage to one of another, by the stage that waits.
+
+    Where a node has several stages, but not all, its last one sends forward to another node and
+    back inside its own, the first one the other way round: the mean of both. A step goes at their
+    pace: on 10 Gb/s a GPU's 67 MB take 0.49 s between nodes, and 0.2 ms inside one.
+    """
+    inside = message(nbytes, nodes.intra_node.among(2))
+    if strategy.ranks <= nodes.gpus_per_node or nodes.inter_node is None:
+        return inside
     rate = NodeSharing(nodes.gpus_per_node).rate_of_rank(nodes.inter_node.reached("send"))
-    return nbytes / _sized(rate, nbytes, nodes.inter_node) + nodes.inter_node.latency
+    across = nbytes / _sized(rate, nbytes, nodes.inter_node) + nodes.inter_node.latency
+    several = 2 * strategy.shards * strategy.tp <= nodes.gpus_per_node
+    return (inside + across) / 2 if several else across
 
 
 def message(nbytes: int, link: GpuLink) -> float:

@@ -106,6 +106,30 @@ def require_ray(address: str, seconds: float = CONNECT_SECONDS) -> None:
     _require_version(address, reply.ray_version)
 
 
+def require_cluster(address: str) -> None:
+    """`require_ray` of what a user names, and of the address that Ray makes of it.
+
+    Ray looks for `auto`, and replaces a loopback host by this machine's outward address. A head
+    that listens on loopback alone, or behind an SSH tunnel, is not there, and Ray asks for ever.
+    Raises InputError; ValueError and ConnectionError are Ray's, where it can make nothing of it.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    require_ray(address)
+    if "://" in address:
+        return
+    used = canonicalize_bootstrap_address(address) or address
+    if used == address:
+        return
+    try:
+        require_ray(used)
+    except InputError as error:
+        raise InputError(
+            f"Ray makes {used} of {address}, and {error}. Name the head as other machines reach "
+            "it: Ray takes no tunnel, and no head that listens on loopback alone"
+        ) from None
+
+
 def _token() -> tuple[tuple[str, str], ...]:
     """The token by which this process identifies itself; empty unless RAY_AUTH_MODE=token."""
     from ray import _raylet

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bigplan.errors import InputError
 from bigplan.spec.files.reading import user_path
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
+from bigplan.units import be, counted
 
 
 def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError]:
@@ -50,19 +51,34 @@ def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError
                 yield InputError(f"{key}: {error}")
 
 
-def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> None:
-    """What the workers of a launch check too, seconds earlier.
+def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> str:
+    """What the workers of a launch check too, seconds earlier; a note for the user, or nothing.
 
     `weights`: they are read as well. Frozen ones always are.
     Raises InputError, and RefusedError for weights that are not read.
     """
+    note = ""
     for error in unreadable_data(model, training):
         raise error
     if training.weights is not None and (weights or training.lora is not None):
         from bigplan.runtime.weights.hf import HfFolder
 
-        HfFolder.open(user_path(training.weights), model)
+        note = _left_out(
+            training.weights, HfFolder.open(user_path(training.weights), model).left_out
+        )
     if weights and training.lora is not None and training.lora.weights is not None:
         from bigplan.runtime.weights.peft import PeftFolder
 
         PeftFolder.open(model, training)
+    return note
+
+
+def _left_out(folder: str, names: Sequence[str]) -> str:
+    """That files hold what their config.json has no place for, such as biases that it denies."""
+    if not names:
+        return ""
+    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return (
+        f"Note: {counted(len(names), 'tensor')} of {folder} {be(len(names))} left out, as the "
+        f"model has no such parameter: {some}"
+    )

@@ -133,9 +133,16 @@ def place(layout: Layout) -> Any:
     need = ", ".join(f"{amount:g} {name}s" for name, amount in layout.bundle().items())
     raise NoRoomError(
         f"the plan needs {counted(layout.nodes, 'node')} with {need} each, free{_whose(layout)}; "
-        f"Ray has nodes with: {have}. Plan for the machines there are, "
+        f"Ray has nodes with: {have}{_taken(layout, found)}. Plan for the machines there are, "
         "wait until they are free, or name the head of another cluster with --address"
     )
+
+
+def _taken(layout: Layout, found: Sequence[Node]) -> str:
+    """That others hold what would be enough, which no other plan for these nodes mends."""
+    if len(found) < layout.nodes:
+        return ""
+    return f", which others still used after {PLACEMENT_SECONDS:.0f} s"
 
 
 def _whose(layout: Layout) -> str:

@@ -41,6 +41,7 @@ PREDICTED, MEASURED = "predicted.json", "measured.json"
 LAUNCH, REQUEST = "launch.json", "request.json"
 
 _TIMELINE = TypeAdapter(Timeline)
+_OF_A_JOB = "working_dir_files"  # where Ray unpacks the --working-dir of jobs
 # What to do about a file of a record that cannot be read, and what it costs.
 _WITHOUT = {
     METRICS: "or remove that line: the run needs none of its steps on record",
@@ -190,6 +191,11 @@ class Record:
 
 def new_folder(parent: Path, name: str) -> Path:
     """`parent/name-N` with the first free N, created. Raises InputError."""
+    if _OF_A_JOB in parent.parts:
+        raise InputError(
+            f"the run folder would be in {parent}, which Ray made for this job and removes after "
+            "it, with all checkpoints; name another in full with --run-dir"
+        )
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
     try:
         parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from bigplan.errors import InputError, RefusedError, WorkerError
 from bigplan.installed import LAUNCH, missing
-from bigplan.launcher.head import RayHead, require_ray
+from bigplan.launcher.head import RayHead, require_cluster
 from bigplan.launcher.leftovers import end_processes
 
 OBJECT_STORE = 128 << 20  # bytes: plans and timelines only, no tensors
@@ -113,7 +113,7 @@ def _start(session: Session) -> None:
             _start_local(session.cpus, session.cuda)
             session.head = RayHead(None)
         else:
-            require_ray(session.address)
+            require_cluster(session.address)
             ray.init(address=session.address, log_to_driver=False, logging_level="ERROR")
             session.head = RayHead(ray.get_runtime_context().gcs_address)  # of `auto`, too
     except InputError:

@@ -41,11 +41,15 @@ def state_is_away(plan: Plan) -> bool:
     return away and ours and (optimizer.name, optimizer.moments) == ("adamw", "fp32")
 
 
+def held_up(plan: Plan) -> float:
+    """Seconds of the step's critical path that pass with moves and updates off the GPU."""
+    return sum(plan.predicted.critical_path.get(lane, 0.0) for lane in OF_STATE)
+
+
 def moments_advice(plan: Plan, least: float) -> Iterator[tuple[float, str]]:
     """Share of the step saved, above `least`, and the words; the plan is played again for both."""
-    step, path = plan.predicted.step_seconds, plan.predicted.critical_path
-    held_up = sum(path.get(lane, 0.0) for lane in OF_STATE)
-    if not state_is_away(plan) or held_up <= least * step:
+    step = plan.predicted.step_seconds
+    if not state_is_away(plan) or held_up(plan) <= least * step:
         return
     try:
         seconds = {m: with_moments(plan, m).predicted.step_seconds for m in FEWER}

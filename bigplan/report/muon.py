@@ -8,8 +8,9 @@ from bigplan.capabilities.native import native_refusal
 from bigplan.cost import price
 from bigplan.errors import InputError
 from bigplan.graph.build import element_sizes
+from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
-from bigplan.report.moments import state_is_away
+from bigplan.report.moments import held_up, state_is_away
 from bigplan.report.text import seconds_text
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, orthogonalised
@@ -22,7 +23,9 @@ MOMENT = 4  # bytes
 def muon_advice(plan: Plan) -> Iterator[str]:
     """Bytes of the model's state that Muon has not, and a GPU's seconds for its directions.
 
-    How fast training goes then depends on what a new plan does with the room.
+    Nothing where these take longer than all that state could hold up, or where GPUs and host have
+    no room for Muon's state. How fast training goes then depends on what a new plan does with the
+    room.
     """
     if not state_is_away(plan) or plan.training.lora is not None:
         return
@@ -33,15 +36,32 @@ def muon_advice(plan: Plan) -> Iterator[str]:
         seconds = directions_seconds(plan, by_muon)
     except InputError:  # of a GPU without bf16
         return
+    if seconds >= held_up(plan) or not _has_room(plan, by_muon):
+        return
     saved = MOMENT * matrix_elements(plan.model, by_muon.optimizer)
     old, new = (element_sizes(each).state for each in (plan.training, by_muon))
     yield (
         f"Muon (`--optimizer muon`) has no second moment of the blocks' matrices: "
         f"{format_bytes(saved)} less of the model's optimizer state, which then takes {new} bytes "
         f"a parameter there in place of {old}. Its products take {seconds_text(seconds)} of a GPU "
-        f"a step ({seconds / plan.predicted.step_seconds:.0%} of this one). It is another "
-        "training: plan with it, and compare losses."
+        f"a step, which moves and updates off the GPU hold up for {seconds_text(held_up(plan))}. "
+        "It is another training: plan with it, and compare losses."
     )
+
+
+def _has_room(plan: Plan, by_muon: Training) -> bool:
+    """Whether GPUs and host hold Muon's state, which is never on a drive, beside all else there."""
+    old, new = (element_sizes(each).state for each in (plan.training, by_muon))
+    matrices = matrix_elements(plan.model, by_muon.optimizer) / plan.model.parameter_count
+    sharing = plan.cluster.group.shared_by(plan.strategy.ranks)
+    state, room = 0.0, 0.0  # bytes of a rank of every stage
+    for use in plan.predicted.memory:
+        ranks = sharing.counted(1, use.scope)
+        there = use.by_purpose.get("optimizer", 0)
+        state += there / ranks
+        if use.tier is not Tier.NVME:
+            room += (use.capacity_bytes - use.used_bytes + there) / ranks
+    return state * matrices * new / old <= room
 
 
 def with_muon(training: Training) -> Training:

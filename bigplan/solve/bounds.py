@@ -35,13 +35,24 @@ def family_bound(graph: Graph, costs: Costs, micro_batches: int, stages: int) ->
 
 def cheap_bound(graph: Graph, costs: Costs) -> float:
     """Seconds that every plan of the strategy takes at least, nothing recomputed or moved."""
-    bound = 0.0
+    bound = sent_seconds(graph, costs)
     for times, before in _classes(graph, costs):
         bound = max(bound, before + graph.units * _compute(times))
         if graph.strategy.shards > 1:
             reduces = sum(count * times.final_reduce(kind) for kind, count in times.stage.kinds)
             bound = max(bound, reduces)
     return bound
+
+
+def sent_seconds(graph: Graph, costs: Costs) -> float:
+    """Seconds in which the busiest stage sends, as its messages both ways take turns.
+
+    A chunk sends each micro-batch's hidden state on, but for the last one, and its gradient back,
+    but for the first one.
+    """
+    strategy = graph.strategy
+    messages = 2 * strategy.vpp - (strategy.pp == 2)
+    return graph.micro_batches * messages * costs.send if strategy.pp > 1 else 0.0
 
 
 def saved_by_groups(graph: Graph, costs: Costs, hybrid: Costs) -> float:

@@ -261,6 +261,18 @@ def test_messages_between_stages() -> None:
     assert 0 < inside < across
 
 
+def test_messages_of_a_nodes_last_stage_leave_it() -> None:
+    """With several stages on a node one of two messages of its first and last stage crosses."""
+    alone = NODES.model_copy(update={"nodes": 1})
+    for strategy, share in ((Strategy(dp=4, pp=8), 0.5), (Strategy(dp=8, pp=4), 1.0)):
+        inside = send(10**8, Strategy(dp=4, pp=2), alone)
+        network = NODES.inter_node
+        assert network is not None
+        rate = network.bandwidth / 8 * 1e8 / (1e8 + network.half_size)
+        across = 1e8 / rate + network.latency
+        assert send(10**8, strategy, NODES) == pytest.approx((1 - share) * inside + share * across)
+
+
 def test_tensor_parallel_ranks_send_their_share() -> None:
     """With sequence parallelism the bytes are a rank's share already; else they are split now."""
     network = NODES.inter_node

@@ -12,7 +12,7 @@ import pytest
 
 from bigplan.errors import InputError, WorkerError
 from bigplan.launcher import head
-from bigplan.launcher.head import EVERY, GONE, RayHead, require_ray
+from bigplan.launcher.head import EVERY, GONE, RayHead, require_cluster, require_ray
 
 pytest.importorskip("ray")
 
@@ -49,6 +49,28 @@ def test_nobody_listens() -> None:
 @pytest.mark.parametrize("address", ["auto", "ray://somewhere:10001", "somewhere"])
 def test_other_kinds_of_addresses_are_rays_to_judge(address: str) -> None:
     require_ray(address)
+
+
+def test_the_address_that_ray_makes_of_it_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head behind a tunnel: Ray itself would ask this machine's outward address, and for ever."""
+    asked = []
+
+    def ask(address: str) -> None:
+        asked.append(address)
+        if address == "127.0.0.9:6379":
+            raise InputError("nothing listens at 127.0.0.9:6379")
+
+    monkeypatch.setattr(head, "require_ray", ask)
+    monkeypatch.setattr("ray._private.services.get_node_ip_address", lambda: "127.0.0.9")
+    with pytest.raises(InputError, match=r"Ray makes 127\.0\.0\.9:6379 of localhost:6379"):
+        require_cluster("localhost:6379")
+    asked.clear()
+    for address in ("10.0.0.1:6379", "ray://somewhere:10001"):
+        require_cluster(address)
+    assert asked == ["10.0.0.1:6379", "ray://somewhere:10001"]
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.9:6379")
+    with pytest.raises(InputError, match=r"Ray makes 127\.0\.0\.9:6379 of auto"):
+        require_cluster("auto")
 
 
 def test_a_clusters_head_is_given_up_before_ray_ends_this_process(

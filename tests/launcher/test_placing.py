@@ -88,3 +88,11 @@ def test_groups_with_work_of_their_own_get_their_nodes_in_turn(there: list[Node]
     there.pop()
     assert len(layout.fitting()) < layout.nodes  # another node of the slow kind does not do
     assert "of 2 fast and 1 other (a node says so" in placing._whose(layout)
+
+
+def test_nodes_that_others_use_are_told_from_nodes_that_are_too_small(there: list[Node]) -> None:
+    layout = Layout.of(mixed_plan(slow=False))
+    there += [node("a"), node("b")]
+    assert placing._taken(layout, layout.fitting()) == ""
+    there.append(node("c"))
+    assert "others still used" in placing._taken(layout, layout.fitting())

@@ -110,6 +110,13 @@ def test_a_run_folder_that_cannot_be_made(tmp_path: Path) -> None:
         new_folder(tmp_path / "file", "m")
 
 
+def test_a_run_folder_that_ray_would_remove(tmp_path: Path) -> None:
+    job = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    with pytest.raises(InputError, match=r"which Ray made for this job.*in full with --run-dir"):
+        new_folder(job / "runs", "m")
+    assert not job.exists()
+
+
 @given(
     st.integers(1, 12),
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6), st.integers(0, 40)), max_size=5),

@@ -11,7 +11,7 @@ from bigplan.cost import Costs
 from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
-from bigplan.solve.bounds import cheap_bound, family_bound, lacks_room
+from bigplan.solve.bounds import cheap_bound, family_bound, lacks_room, sent_seconds
 from bigplan.solve.candidate import Workload
 from bigplan.solve.choice import Choice, Scope
 from bigplan.solve.formulation import formulate
@@ -19,6 +19,7 @@ from bigplan.solve.ilp import shortages, solve
 from bigplan.solve.pins import parse_pins, rings_tried
 from bigplan.solve.resolve import bounding_problem, fits, problem_of
 from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.link import find_network
 from bigplan.spec.training import Training
 from tests.examples import examples
 from tests.toys import COSTS, ROOMY, enlarged, graphs, prices, quickened, toy_graph, with_capacity
@@ -53,6 +54,25 @@ def test_cheaper_bounds_are_below_dearer_ones() -> None:
             if placed is not None:
                 assert relaxed is not None
                 assert relaxed.step_seconds <= placed.step_seconds * SOLVER
+
+
+def test_messages_over_a_slow_network_bound_a_step() -> None:
+    """Two stages on each of two nodes on 10 Gb/s: the model, too, has messages take turns."""
+    slow = {"inter_node": find_network("ethernet-10g"), "nodes": 2}
+    group = find_cluster("dgx-h100").group.model_copy(update=slow)
+    training = Training(sequence_length=256, global_batch=64)
+    workload = Workload(find_model("tiny-llama-demo"), training, group)
+    found = [c for c in Choice.of(workload, Scope()).candidates() if c.strategy.pp == 4][::29]
+    assert found
+    for candidate in found:
+        graph, costs = candidate.graph, candidate.costs
+        sent = sent_seconds(graph, costs)
+        messages = 2 * candidate.strategy.vpp * graph.micro_batches
+        assert sent == messages * costs.send
+        cheap = cheap_bound(graph, costs)
+        relaxed = solve(bounding_problem(candidate, ()), relaxed=True)
+        assert relaxed is not None
+        assert sent <= cheap <= relaxed.step_seconds * SOLVER
 
 
 def test_what_fits_is_what_a_linear_program_with_times_places() -> None:

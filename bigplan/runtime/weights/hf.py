@@ -39,6 +39,8 @@ INDEX = "model.safetensors.index.json"
 BLOCKS, SCALES = "_blocks", "_scales"  # ends of names of what is in MXFP4
 ENDS = 1024  # elements of a tensor's beginning and end that are in a fingerprint
 FLOATS = ("F32", "F16", "BF16", "F64")  # safetensors' names of the dtypes that are read
+# Ends of names of what older files keep and transformers works out: masks and rope's frequencies.
+BUFFERS = (".attn.bias", ".attention.bias", ".masked_bias", ".inv_freq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class HfFolder:
     parts: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # of those in several tensors
+    left_out: tuple[str, ...] = ()  # the files' other tensors, which the model has no place for
     _mapped: dict[Path, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -108,7 +111,10 @@ class HfFolder:
                 )
             names[tensor.name] = found[0]
         files = {name: in_files[own] for name, own in names.items()}
-        return cls(family, model, files, names, layout, parts)
+        ends = (*BUFFERS, "lm_head.weight") if model.tied_embeddings else BUFFERS
+        others = sorted(set(in_files) - set(names.values()))
+        left_out = tuple(name for name in others if not name.endswith(ends))
+        return cls(family, model, files, names, layout, parts, left_out)
 
     def _check_shapes(self) -> None:
         model = self.model

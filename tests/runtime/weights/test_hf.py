@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from bigplan.errors import InputError, RefusedError
+from bigplan.launcher.inputs import require_inputs
 from bigplan.rectangle import Rectangle, all_of
 from bigplan.runtime.export.hf import joined, write_folder
 from bigplan.runtime.weights.hf import HfFolder
@@ -28,6 +29,7 @@ from bigplan.spec.hf.config import load_hf_config
 from bigplan.spec.hf.weights import hf_tensors
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
+from bigplan.spec.training import Training
 from tests.examples import examples
 from tests.rectangles import parts_of
 from tests.runtime.weights.hf_models import (
@@ -55,6 +57,7 @@ def _tokens(model: ModelSpec) -> torch.Tensor:
 
 def _read(folder: Path, model: ModelSpec) -> Layers:
     opened = HfFolder.open(folder, model)
+    assert opened.left_out == ()
     return [
         {p.name: opened.values(layer, p, all_of(p)).view(p.shape) for p in model.kinds()[kind]}
         for layer, kind in enumerate(model.layer_sequence())
@@ -352,3 +355,19 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="layer 0 is damaged"):
         write_folder(model, broken, tmp_path / "out", torch.float32)
     assert not list(tmp_path.iterdir())
+
+
+def test_tensors_that_the_model_has_no_place_for_are_named(tmp_path: Path) -> None:
+    """Such as biases that a config.json denies; masks that older files keep are not."""
+    folder, model = _folder(tmp_path)
+    assert HfFolder.open(folder, model).left_out == ()
+    tensors = load_file(folder / "model.safetensors")
+    bias = "model.layers.1.self_attn.q_proj.bias"
+    tensors |= {bias: torch.ones(model.hidden), "model.rotary_emb.inv_freq": torch.ones(2)}
+    save_file(tensors, folder / "model.safetensors")
+    assert HfFolder.open(folder, model).left_out == (bias,)
+    training = Training(sequence_length=8, global_batch=1, weights=str(folder))
+    note = require_inputs(model, training, weights=True)
+    assert note.startswith("Note: 1 tensor of ")
+    assert note.endswith(f"is left out, as the model has no such parameter: {bias}")
+    assert require_inputs(model, training, weights=False) == ""
