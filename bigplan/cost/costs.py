@@ -129,7 +129,16 @@ class Costs:
     def without_sharing(self) -> Costs:
         """The same if data-parallel ranks exchanged nothing."""
         kinds = {
-            name: kind.exchanging(KindCost(0.0, 0.0, orthogonalise=kind.orthogonalise))
+            name: replace(
+                kind,
+                forward=kind.forward - kind.slowed.forward,
+                backward=kind.backward - kind.slowed.backward,
+                reduce=0.0,
+                gather=0.0,
+                sum_replicas=0.0,
+                taken=NOTHING_TAKEN,
+                slowed=NOT_SLOWED,
+            )
             for name, kind in self.kinds.items()
         }
         return replace(self, kinds=kinds)

@@ -20,7 +20,7 @@ from bigplan.cost import Costs
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
 from bigplan.solve.alike import ROOMY
-from bigplan.solve.bounds import sent_seconds
+from bigplan.solve.bounds import round_trips, sent_seconds
 from bigplan.solve.ends import last_reduction, leading_seconds, trailing_seconds
 from bigplan.solve.interleaved import interleaved_rows
 from bigplan.solve.linear import EXACT, AtLeast, Linear, Problem, Rule, total, var
@@ -67,10 +67,17 @@ def formulate(
         times=(
             *_times(every, costs),
             *(row for times in every for row in lane_rows(times)),
-            *([AtLeast("step", Linear() + sent_seconds(graph, costs))] if costs.send else []),
+            *_messages(graph, costs),
         ),
         serial=total([_surcharged(lane_seconds(times)) + _waited_for(times) for times in every]),
     )
+
+
+def _messages(graph: Graph, costs: Costs) -> Iterator[AtLeast]:
+    """What messages between stages take at least, wherever tensors are."""
+    if costs.send:
+        least = max(sent_seconds(graph, costs), round_trips(graph, costs))
+        yield AtLeast("step", Linear() + least)
 
 
 def untimed(graph: Graph, costs: Costs, most: Rings = ROOMY, least: Rings | None = None) -> Problem:

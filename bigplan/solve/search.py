@@ -197,7 +197,7 @@ class _State:
                 self._open(entry, entry.of)
             elif isinstance(entry.of, Strategy) or entry.estimate is None:
                 heapq.heappush(self._queue, (self._refine(entry, entry.of), index))
-            elif not entry.of.strategy.zero_group or expected < before * (1 - WITHIN):
+            elif not entry.of.strategy.zero_group or expected < before:
                 self._resolve(entry.of)
                 progress = self.best < before * (1 - NOISE)
                 idle = 0 if progress else idle + bool(self.trials)
@@ -271,7 +271,10 @@ class _State:
         entry.bound = inf
 
     def _refine(self, entry: _Entry, of: Strategy | Candidate) -> float:
-        """Solve a strategy's linear programs; return the seconds to expect of it now."""
+        """Solve a strategy's linear programs; return the seconds to expect of it now.
+
+        Of zero groups a little more, as they must gain that to be chosen: others come first.
+        """
         pins = self.choice.scope.pins
         entry.of = candidate = (
             entry.choice.pricing.candidate(of) if isinstance(of, Strategy) else of
@@ -285,7 +288,7 @@ class _State:
         bounds = [found.bound, *self._hybrids(entry, candidate, found.bound)]
         entry.bound = max(entry.bound, min(bounds))
         entry.estimate = max(entry.bound, found.estimate)
-        return entry.estimate
+        return entry.estimate * (1 + WITHIN if candidate.strategy.zero_group else 1)
 
     def _hybrids(self, entry: _Entry, candidate: Candidate, bound: float) -> Iterator[float]:
         """Add what shards over zero groups; bounds of what gains next to nothing by them.

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Strategy
+from bigplan.lower import lower
 from bigplan.placement import Tier
-from bigplan.solve.bounds import cheap_bound, family_bound, lacks_room, sent_seconds
+from bigplan.simulate import step_seconds
+from bigplan.solve.bounds import (
+    cheap_bound,
+    family_bound,
+    lacks_room,
+    round_trips,
+    sent_seconds,
+)
 from bigplan.solve.candidate import Workload
 from bigplan.solve.choice import Choice, Scope
 from bigplan.solve.formulation import formulate
@@ -22,9 +32,22 @@ from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.link import find_network
 from bigplan.spec.training import Training
 from tests.examples import examples
-from tests.toys import COSTS, ROOMY, enlarged, graphs, prices, quickened, toy_graph, with_capacity
+from tests.toys import (
+    COSTS,
+    ROOMY,
+    Case,
+    cases,
+    enlarged,
+    graphs,
+    placed,
+    prices,
+    quickened,
+    toy_graph,
+    with_capacity,
+)
 
 MIB = 2**20
+ROUNDING = 1 + 1e-9
 SOLVER = 1 + 1e-5  # HiGHS accepts rows broken by 1e-7 of their scale
 
 
@@ -73,6 +96,23 @@ def test_messages_over_a_slow_network_bound_a_step() -> None:
         relaxed = solve(bounding_problem(candidate, ()), relaxed=True)
         assert relaxed is not None
         assert sent <= cheap <= relaxed.step_seconds * SOLVER
+
+
+@settings(max_examples=examples(60))
+@given(cases((2, 4), free=True), st.sampled_from((0.1, 2.0, 20.0)))
+def test_no_step_is_shorter_than_its_round_trips(case: Case, send: float) -> None:
+    costs = replace(case.costs, send=send)
+    played = step_seconds(lower(case.graph, case.placement), case.graph, costs)
+    assert 0 <= round_trips(case.graph, costs) <= played * ROUNDING
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_round_trips_are_what_binds_on_slow_networks(group: int) -> None:
+    """Two units are in flight; a micro-batch has 18 s of compute and two messages of 10 s."""
+    graph = toy_graph(Strategy(dp=1, pp=2, accumulation_group=group), blocks=4, units=8)
+    costs = replace(COSTS, send=10.0)
+    played = step_seconds(lower(graph, placed(graph)), graph, costs)
+    assert 0.85 * played <= round_trips(graph, costs) <= played
 
 
 def test_what_fits_is_what_a_linear_program_with_times_places() -> None:
