@@ -70,11 +70,9 @@ def _later_messages(graph: Graph, costs: Costs) -> float:
 
     It goes on to its second layer when it has run the first on all micro-batches.
     """
-    passes = [
-        (cost.forward, cost.backward + max(map(cost.again, graph.recomputes)))
-        for cost in costs.kinds.values()
-    ]
-    forward, backward = (max(seconds) for seconds in zip(*passes, strict=True))
+    kinds = costs.kinds.values()
+    forward = max(cost.forward for cost in kinds)
+    backward = max(cost.backward + max(map(cost.again, graph.recomputes)) for cost in kinds)
     held = max(0.0, costs.send - forward) + max(0.0, costs.send - backward)
     return (graph.strategy.accumulation_group - 1) * held
 
