@@ -264,7 +264,8 @@ def load_plan(path: Path) -> Plan:
     if int(written[1]) != FORMAT:
         raise InputError(
             f"{path}:1: the plan has format {written[1]}, this version of bigplan reads {FORMAT}; "
-            f"write it again with `bigplan plan ... --out {path}`"
+            "make a new one with `bigplan plan ... --out FILE`, or read it with the version that "
+            "wrote it"
         )
     plan = parse_document(text, Plan, str(path))
     for name in ("model", "training", "cluster"):

@@ -25,8 +25,9 @@ from bigplan.plan import Plan, graph_of
 from bigplan.planner import Request, make_plan
 from bigplan.program import Op, expand
 from bigplan.report.advice import advice_of
-from bigplan.report.moments import with_moments
+from bigplan.report.moments import moments_advice, with_moments
 from bigplan.report.operators import operator_rows
+from bigplan.report.text import seconds_text
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.moments import BLOCK, ELEMENT, Moments, blocks, places
 from bigplan.spec.optimizer import Optimizer
@@ -209,3 +210,19 @@ def test_nothing_is_advised_where_state_stays_on_the_gpu_or_has_few_bits() -> No
         update={"sequence_length": 1024}), find_cluster("h200-1x"), {}))  # fmt: skip
     for plan in (small, on_drives("int8")):
         assert "moments" not in {one.about for one in advice_of(plan, operator_rows(plan))}
+
+
+def test_moments_that_save_nothing_are_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = on_drives()
+    step = plan.predicted.step_seconds
+
+    def slower_in_8_bits(plan: Plan, moments: Moments) -> Plan:
+        seconds = step * (1.5 if moments == "int8" else 0.5)
+        predicted = plan.predicted.model_copy(update={"step_seconds": seconds})
+        return plan.model_copy(update={"predicted": predicted})
+
+    monkeypatch.setattr("bigplan.report.moments.with_moments", slower_in_8_bits)
+    ((gain, told),) = moments_advice(plan, 0.01)
+    assert gain == pytest.approx(0.5)
+    assert "--moments bf16" in told
+    assert f"as it is: bf16 {seconds_text(0.5 * step)} (50%)" in told

@@ -58,7 +58,8 @@ def moments_advice(plan: Plan, least: float) -> Iterator[tuple[float, str]]:
     best = min(FEWER, key=lambda moments: seconds[moments])
     gain = 1 - seconds[best] / step
     if gain > least:
-        saved = " and ".join(f"{m} {seconds_text(step - seconds[m])}" for m in FEWER)
+        faster = [moments for moments in FEWER if seconds[moments] < step]
+        saved = " and ".join(f"{m} {seconds_text(step - seconds[m])}" for m in faster)
         each = {m: _bytes(plan, m) for m in ("fp32", *FEWER)}
         bytes_each = f"{each['bf16']:.3g} or {each['int8']:.3g} bytes a parameter"
         yield (
