@@ -65,7 +65,7 @@ class KindCost:
     forward_waits: GpuWaits = NO_WAITS  # included in the seconds above
     backward_waits: GpuWaits = NO_WAITS
     rerun_waits: Mapping[Recompute, GpuWaits] = field(default_factory=dict)
-    taken: Taken = NOTHING_TAKEN
+    taken: Taken = NOTHING_TAKEN  # by what its ranks exchange
     slowed: Slowed = NOT_SLOWED  # by these in a step; included in forward and backward
     tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
     sum_replicas: float = 0.0  # a rank's part of the gradients over zero groups

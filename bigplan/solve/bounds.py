@@ -51,7 +51,8 @@ def round_trips(graph: Graph, costs: Costs) -> float:
     """Seconds in which units go through a pipeline and back, as many at a time as are in flight.
 
     A unit's forward begins once the backward of the unit that many before has left the first stage.
-    On slow networks most of that is messages: 8 B in two stages on 10 Gb/s takes 46 s, 32 without.
+    On slow networks most of a trip is messages: 8 B in two stages on 10 Gb/s takes 46 s, of which
+    other bounds know 32.
     """
     classes = _classes(graph, costs)
     return _round_trips(graph, classes, _ends(classes[0][0]))

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 256  # numbers of a program: one has all experts of most models
+BLOCK = 256  # numbers of a program: most models have no more experts, whose rows it copies
 
 
 @triton.jit

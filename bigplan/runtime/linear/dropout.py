@@ -23,8 +23,8 @@ from bigplan.runtime.linear.adapters import Adapters
 
 # Odd factors of a sequence's number, a position and a column, before they are mixed.
 OF_SEQUENCE, OF_POSITION, OF_COLUMN = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
-# Elements that have words of 64 bits at once: on a CPU as many as its caches hold (of 8 M elements
-# 11 ns each on two cores, 55 to 78 with more), on a GPU 8 MB for each operator's result.
+# Elements that have words of 64 bits at once. A CPU's caches hold those of 2^14: 8 M elements took
+# 11 ns each on two cores, and 55 to 78 with larger parts. On a GPU 2^20 of them take 8 MB.
 ON_CPU, ON_GPU = 1 << 14, 1 << 20
 
 
