@@ -29,7 +29,8 @@ _OF_OTHERS: Mapping[str, str] = {
     "moe_router_score_function router_scaling_factor route_scale router_jitter_noise",
     "expert_norms": "enable_moe_block",
     "shared_ffn": "n_shared_experts shared_intermediate_size shared_expert_intermediate_size "
-    "moe_shared_expert_intermediate_size moe_num_shared_experts num_shared_experts",
+    "moe_shared_expert_intermediate_size moe_num_shared_experts num_shared_experts shared_experts "
+    "shared_expert num_shared_expert",
     "dense_blocks": "first_k_dense_replace mlp_only_layers mlp_layer_types moe_layer_start_index "
     "num_dense_layers",
     "expert_pattern": "interleave_moe_layer_step moe_layers decoder_sparse_step moe_layer_freq "

@@ -26,6 +26,7 @@ from bigplan.spec.model import ModelSpec
         ("hidden_act activation_function", "mlp"),
         ("tie_word_embeddings", "tied_embeddings"),
         ("partial_rotary_factor rotary_pct", "rotary_fraction"),
+        ("shared_experts n_shared_experts num_shared_experts", "shared_ffn"),
         ("hiden", "hidden"),
     ],
 )
