@@ -129,16 +129,7 @@ class Costs:
     def without_sharing(self) -> Costs:
         """The same if data-parallel ranks exchanged nothing."""
         kinds = {
-            name: replace(
-                kind,
-                forward=kind.forward - kind.slowed.forward,
-                backward=kind.backward - kind.slowed.backward,
-                reduce=0.0,
-                gather=0.0,
-                sum_replicas=0.0,
-                taken=NOTHING_TAKEN,
-                slowed=NOT_SLOWED,
-            )
+            name: kind.exchanging(KindCost(0.0, 0.0, orthogonalise=kind.orthogonalise))
             for name, kind in self.kinds.items()
         }
         return replace(self, kinds=kinds)

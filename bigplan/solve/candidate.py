@@ -124,13 +124,14 @@ class Pricing:
         return other
 
     def alike(self, strategy: Strategy) -> tuple[Graph, Costs]:
-        """A graph and prices whose layers compute what the strategy's do."""
+        """A graph and prices whose layers compute what the strategy's do, and exchange nothing."""
         key, workload = _alike(strategy), self._workload
         graph = self._graph(strategy)
         if key not in self._computing:
             # The graph may be that of a strategy for more GPUs than these nodes have.
             mine = replace(graph, strategy=strategy)
-            self._computing[key] = price(mine, workload.training, workload.nodes)
+            costs = price(mine, workload.training, workload.nodes)
+            self._computing[key] = costs.without_sharing()
         return graph, self._computing[key]
 
     def _graph(self, strategy: Strategy) -> Graph:

@@ -22,7 +22,7 @@ from bigplan.solve.bounds import (
     round_trips,
     sent_seconds,
 )
-from bigplan.solve.candidate import Workload
+from bigplan.solve.candidate import Pricing, Workload
 from bigplan.solve.choice import Choice, Scope
 from bigplan.solve.formulation import formulate
 from bigplan.solve.ilp import shortages, solve
@@ -77,6 +77,18 @@ def test_cheaper_bounds_are_below_dearer_ones() -> None:
             if placed is not None:
                 assert relaxed is not None
                 assert relaxed.step_seconds <= placed.step_seconds * SOLVER
+
+
+def test_a_familys_bound_counts_no_exchanges_of_another_strategy() -> None:
+    """By ZeRO 3 these GPUs' compute loses to gathers, without ZeRO nearly nothing."""
+    nodes = find_cluster("dgx-h100").with_nodes(2).group
+    assert nodes.gpu.compute_beside_collectives is not None
+    training = Training(sequence_length=512, global_batch=64)
+    pricing = Pricing(Workload(find_model("llama-3.2-1b"), training, nodes))
+    graph, costs = pricing.alike(Strategy(dp=16, zero=3))
+    plain = pricing.candidate(Strategy(dp=16))
+    bound = family_bound(graph, costs, plain.graph.micro_batches, stages=1)
+    assert bound <= cheap_bound(plain.graph, plain.costs) * ROUNDING
 
 
 def test_messages_over_a_slow_network_bound_a_step() -> None:
