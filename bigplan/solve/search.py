@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from bigplan.effort import Effort
@@ -264,7 +264,9 @@ class _State:
             key = (*cut, strategy.accumulation_group, strategy.zero if groups == 0 else -1)
             if key not in bounds:
                 candidate = choice.pricing.candidate(strategy)
-                costs = candidate.costs.without_sharing() if groups else candidate.costs
+                costs = candidate.costs
+                if groups:
+                    costs = replace(costs, kinds=choice.pricing.alike(strategy)[1].kinds)
                 bounds[key] = cheap_bound(candidate.graph, costs)
             self._add(_Entry(choice, strategy, max(entry.bound, bounds[key])))
             self.strategies += 1 + groups
