@@ -337,7 +337,7 @@ def test_layer_sequence() -> None:
         ({"position_offset": 2}, "`position_offset` 2 counts rows of a learned table, but `pos"),
         ({"rotary_fraction": 1.5}, "must be at most 1"),
         ({"num_experts": 8}, "unknown key 'num_experts'; did you mean 'experts'?"),
-        ({"shared_experts": 1}, "`shared_experts`: experts of other kinds, or as other tools"),
+        ({"shared_experts": 1}, "unknown key 'shared_experts'; did you mean 'shared_ffn'"),
         ({"shared_norm": True}, "`shared_norm` without `parallel_residual`: MLPs that come after"),
         ({"gate_of_heads": True}, "`gate_of_heads` without `attention_gate`"),
         ({"attention_sinks": True, "score_cap": 5.0}, "`attention_sinks` with `score_cap`, whose"),
