@@ -27,6 +27,7 @@ from bigplan.launcher.places import (
     receive,
     remove_mark,
 )
+from bigplan.launcher.placing import gpus_here
 from bigplan.launcher.preflight import Facts, listen_on, look
 from bigplan.plan import Plan
 
@@ -123,6 +124,8 @@ class RankActor:
 
     def __init__(self, plan: Plan, rank: int, folders: Folders, worker: WorkerType | None) -> None:
         # Nothing here may fail: Ray says little about an actor that was never created.
+        if plan.strategy.ranks > 1 and plan.engine == "native":
+            see_peers()
         self._run, self._rank = folders.run, rank
         self._lock_file = rank_lock(own_run(folders.run), rank)
         scratch = folders.scratch
@@ -269,6 +272,18 @@ class PairActor(RankActor):
         worker = self._worker()
         assert isinstance(worker, PairWorker), "other engines refuse to learn from pairs"
         return worker
+
+
+def see_peers() -> None:
+    """Show CUDA the node's other GPUs behind this rank's own, which Ray alone shows.
+
+    Between GPUs that a process sees copy engines carry gathers (see runtime/parallel/engines). CUDA
+    reads the variable when it begins.
+    """
+    own = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if own.isdecimal():
+        others = (str(gpu) for gpu in range(gpus_here()) if str(gpu) != own)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join((own, *others))
 
 
 def _node() -> str:

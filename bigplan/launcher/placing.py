@@ -88,19 +88,27 @@ def whole_nodes(plan: Plan) -> Layout:
     return Layout(group.gpus, group.gpus_per_node, cores, cuda, _groups_of(plan), _nodes_of(plan))
 
 
+def gpus_here() -> int:
+    """GPUs of this node, seen by this process or not."""
+    found: int = _manager().get_current_node_num_accelerators()
+    return found
+
+
+def _manager() -> Any:
+    from ray._private.accelerators import get_accelerator_manager_for_resource
+
+    return get_accelerator_manager_for_resource("GPU")
+
+
 def require_gpus(layout: Layout) -> None:
     """Raise NoRoomError where a local Ray would find fewer GPUs than the plan needs.
 
     `place` would tell the same after Ray's start, and after complaints that matter less.
     """
-    from ray._private.accelerators import get_accelerator_manager_for_resource
-
     if not layout.cuda:
         return
-    manager = get_accelerator_manager_for_resource("GPU")
-    visible = manager.get_current_process_visible_accelerator_ids()
-    found = manager.get_current_node_num_accelerators()
-    found = found if visible is None else min(found, len(visible))
+    visible = _manager().get_current_process_visible_accelerator_ids()
+    found = gpus_here() if visible is None else min(gpus_here(), len(visible))
     if found < layout.ranks:
         raise NoRoomError(
             f"the plan needs {counted(layout.ranks, 'GPU')}, and this machine has {found or 'none'}"

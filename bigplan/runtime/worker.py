@@ -39,6 +39,7 @@ from bigplan.runtime.memory.buffers import Memory, check_machine, rounding, stat
 from bigplan.runtime.memory.host_memory import HostMemory, resident_bytes
 from bigplan.runtime.operators import has_triton
 from bigplan.runtime.parallel.apart import Apart
+from bigplan.runtime.parallel.engines import engines_between
 from bigplan.runtime.parallel.groups import Groups
 from bigplan.runtime.result import Evaluated, Finished, PairData, Progress, StepResult
 from bigplan.runtime.weights.digest import weights, weights_digest
@@ -171,7 +172,10 @@ class NativeWorker:
     def _allocated(self, groups: Groups, source: BatchSource) -> _RunningParts:
         """What runs the program, with all of its memory, which has no values yet."""
         plan, graph, program = self._plan, self._graph, self._program
-        memory = Memory(program, self._device, self._scratch / f"bigplan-rank{self._rank}.bin")
+        engines = engines_between(groups, self._device, repr(program.buffers))
+        file = self._scratch / f"bigplan-rank{self._rank}.bin"
+        memory = Memory(program, self._device, file, engines.pool)
+        groups = engines.carry(groups, memory.arena.buffer)
         if self._poison:
             memory.poison_all()
         rows = layer_rows(plan.model, graph, program, self._at, plan.training.lora)

@@ -61,9 +61,11 @@ class Run:
 
 
 def take_gpu(rank: int) -> None:
-    """Of the GPUs that this process sees, let it see the one of its rank, before CUDA starts."""
+    """Of the GPUs that this process sees, put the one of its rank first, before CUDA starts."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[rank] if seen else str(rank)
+    every = seen.split(",") if seen else [str(gpu) for gpu in range(torch.cuda.device_count())]
+    own = every.pop(rank)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join((own, *every))
 
 
 @contextmanager

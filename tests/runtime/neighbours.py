@@ -116,8 +116,8 @@ def in_two_ways(
         try:
             # By their own thread: autograd's one for a device would wait for itself.
             with torch.autograd.set_multithreading_enabled(False):
-                beside = Neighbour(wide, column, None, rows[row])
-                return work(beside, Neighbour(high, row, None, columns[column]))
+                beside = Neighbour(wide, column, meeting=rows[row])
+                return work(beside, Neighbour(high, row, meeting=columns[column]))
         except BaseException:
             for meeting in (*rows, *columns):
                 meeting.leave()

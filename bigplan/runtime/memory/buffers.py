@@ -105,13 +105,19 @@ def _check(what: str, needed: int, available: int, ranks: int) -> None:
 
 
 class Memory:
-    """Places of all buffers of one rank."""
+    """Places of all buffers of one rank; those of the device in `pool`, if there is one."""
 
-    def __init__(self, program: Program, device: torch.device, scratch: Path) -> None:
+    def __init__(
+        self,
+        program: Program,
+        device: torch.device,
+        scratch: Path,
+        pool: torch.cuda.MemPool | None = None,
+    ) -> None:
         self.device = device
         self.buffers: Mapping[str, Buffer] = program.buffers
         self.sizes = static_sizes(program)
-        self.arena = Arena(self.sizes.device, device)
+        self.arena = Arena(self.sizes.device, device, pool)
         self.slab = Slab(self.sizes.host, pinned=device.type == "cuda")
         self.disk = DiskFile(scratch, self.sizes.disk) if self.sizes.disk else None
         self.dynamic: dict[Key, object] = {}

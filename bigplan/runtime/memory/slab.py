@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -143,12 +143,17 @@ class Slab(_Bump):
 class Arena(_Bump):
     """`nbytes` on a torch device, in one allocation; on "cpu" it stands in for a GPU's memory.
 
-    Raises PreflightError when the device has no room.
+    `pool`: of a GPU's memory, where it shall come from. Raises PreflightError when the device has
+    no room.
     """
 
-    def __init__(self, nbytes: int, device: torch.device | str) -> None:
+    def __init__(
+        self, nbytes: int, device: torch.device | str, pool: torch.cuda.MemPool | None = None
+    ) -> None:
         self.device = torch.device(device)
-        super().__init__(_device_buffer(nbytes, self.device), f"arena on {self.device}")
+        with nullcontext() if pool is None else torch.cuda.use_mem_pool(pool, self.device):
+            buffer = _device_buffer(nbytes, self.device)
+        super().__init__(buffer, f"arena on {self.device}")
 
     def take(self, nbytes: int, align: int = ALIGNMENT) -> Tensor:
         """uint8 [nbytes] at the next multiple of `align`; AssertionError past the end."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,12 +24,51 @@ Begun = Callable[[], Tensor]  # waits for a collective that has begun; what came
 
 
 @dataclass(frozen=True, slots=True)
+class CopyEngines:
+    """A second communicator of a group, whose gathers within `memory` run no kernel.
+
+    `memory`: uint8 [n] of the pool, as long on all ranks.
+    """
+
+    made: dist.ProcessGroup
+    pool: torch.cuda.MemPool
+    memory: Tensor
+
+    def register(self) -> None:
+        """Let all ranks map the memory; all of them call it."""
+        self._backend.register_mem_pool(self.pool, symm=True)
+
+    def reach(self, values: Tensor) -> bool:
+        """Whether they lie in the memory."""
+        start = values.data_ptr() - self.memory.data_ptr()
+        return start >= 0 and start + values.nbytes <= self.memory.nbytes
+
+    def gather(self, values: Tensor, own: Tensor, mine: Tensor) -> None:
+        """Equal parts of [n], one from each rank, to all, once `mine` is in `own`, its place.
+
+        Not on CUDA's null stream, which takes no batches of copies.
+        """
+        if own.data_ptr() != mine.data_ptr():
+            own.copy_(mine)
+        _all_gather(values, own, group=self.made)
+
+    def close(self) -> None:
+        """Unmap the memory; the GPU must have finished with it."""
+        self._backend.deregister_mem_pool(self.pool)
+
+    @property
+    def _backend(self) -> Any:
+        return self.made._get_backend(self.memory.device)
+
+
+@dataclass(frozen=True, slots=True)
 class RankGroup:
     """Ranks that exchange tensors; one alone has nothing to exchange."""
 
     size: int = 1
     place: int = 0  # of this rank
     _made: dist.ProcessGroup | None = field(default=None, repr=False)
+    engines: CopyEngines | None = field(default=None, repr=False)
 
     def warm(self, device: torch.device, *, exchanges: bool = False) -> None:
         """Use each collective once; otherwise NCCL may connect it in the middle of a step.
@@ -53,7 +93,7 @@ class RankGroup:
         """Sum equal parts of [n] over the ranks; only this rank's own part is meaningful after."""
         if self._made is None:
             return
-        if self._is_gloo:
+        if self.is_gloo:
             # Its reduce-scatter took 14 times as long as its all-reduce of 64 MiB.
             self.all_reduce(values)
             return
@@ -61,6 +101,9 @@ class RankGroup:
 
     def all_gather(self, values: Tensor, mine: Tensor) -> None:
         """Equal parts of [n], one from each rank, to all; `mine` may be in its place already."""
+        if self.engines is not None and self.engines.reach(values):
+            self.engines.gather(values, self.own(values), mine)
+            return
         if self._made is None:
             if values.data_ptr() != mine.data_ptr():
                 values.copy_(mine)
@@ -75,7 +118,7 @@ class RankGroup:
         if self._made is None:
             return lambda: mine
         whole = mine.new_empty(self.size * mine.shape[0], *mine.shape[1:])
-        if self._is_gloo:
+        if self.is_gloo:
             self.all_gather(whole, mine.contiguous())
             return lambda: whole
         work = _all_gather(whole, mine.contiguous(), group=self._made, async_op=True)
@@ -88,7 +131,7 @@ class RankGroup:
         """
         if self._made is None:
             return lambda: values
-        if self._is_gloo:
+        if self.is_gloo:
             self.all_reduce(values)
             mine = self.own(values).clone()
             return lambda: mine
@@ -98,7 +141,7 @@ class RankGroup:
 
     def reduced(self, values: Tensor) -> Begun:
         """Begin to sum over the ranks, in place."""
-        if self._made is None or self._is_gloo:
+        if self._made is None or self.is_gloo:
             self.all_reduce(values)
             return lambda: values
         work = dist.all_reduce(values, group=self._made, async_op=True)
@@ -110,7 +153,7 @@ class RankGroup:
             return parts
         sent = parts.contiguous()
         into = torch.empty_like(sent)
-        if sent.is_cuda and self._is_gloo:
+        if sent.is_cuda and self.is_gloo:
             on_host = sent.cpu()
             received = torch.empty_like(on_host)
             dist.all_to_all_single(received, on_host, group=self._made)
@@ -127,7 +170,7 @@ class RankGroup:
             return lambda: rows
         sent, sizes = rows.contiguous(), (list(into), list(out))
         found = rows.new_empty(sum(into), *rows.shape[1:])
-        if self._is_gloo:
+        if self.is_gloo:
             received = found.cpu()
             dist.all_to_all_single(received, sent.cpu(), *sizes, group=self._made)
             return lambda: found.copy_(received)
@@ -140,13 +183,14 @@ class RankGroup:
         return values[self.place * part : (self.place + 1) * part]
 
     @property
-    def _is_gloo(self) -> bool:
+    def is_gloo(self) -> bool:
+        """Whether its collectives go by way of host memory."""
         return self._made is not None and dist.get_backend(self._made) == "gloo"
 
     @contextmanager
     def _reachable(self, values: Tensor) -> Iterator[Tensor]:
         """The values where the backend takes them: gloo does not on a GPU."""
-        if not (values.is_cuda and self._is_gloo):
+        if not (values.is_cuda and self.is_gloo):
             yield values
             return
         on_host = values.cpu()

@@ -191,6 +191,9 @@ class Groups:
 
     def close(self) -> None:
         """Leave."""
+        for group in (self.shard, self.expert_data):
+            if group.engines is not None:
+                group.engines.close()
         if self._control is not None and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -227,12 +230,17 @@ def _most_at_once(strategy: Strategy, names: Sequence[GroupName], every: Sequenc
     return tensors + max(messages.values(), default=0)
 
 
+def ranks_of_all(name: GroupName, strategy: Strategy) -> tuple[tuple[int, ...], ...]:
+    """The ranks of every group of that name, in one order on all ranks."""
+    every = (Coordinates.of(rank, strategy) for rank in range(strategy.ranks))
+    return tuple(dict.fromkeys(members(name, one, strategy) for one in every))
+
+
 def _group(name: GroupName, at: Coordinates, strategy: Strategy, make: _Make) -> RankGroup:
     """This rank's group of that name; for one rank none is made."""
-    every = (Coordinates.of(rank, strategy) for rank in range(strategy.ranks))
     mine = members(name, at, strategy)
     found = ALONE
-    for each in dict.fromkeys(members(name, one, strategy) for one in every):
+    for each in ranks_of_all(name, strategy):
         if len(each) > 1:
             made = make(each)
             if each == mine:
