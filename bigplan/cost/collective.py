@@ -31,6 +31,11 @@ class Group:
         return self.size > self.per_node
 
     @property
+    def by_engines(self) -> bool:
+        """Whether the native runtime's gathers run no kernel (runtime/parallel/engines)."""
+        return not self.crosses_nodes and self.intra.peer_access
+
+    @property
     def slowest(self) -> GpuLink | Network:
         """The link between nodes where the ranks are on several, else that inside one."""
         return self.inter if self.crosses_nodes and self.inter else self.intra

@@ -215,6 +215,9 @@ def _exchanges(
         taken_from_compute(gathering, sharing, kept),
         taken_from_compute(reducing, sharing, kept) + taken_from_compute(summing, copies, kept),
     )
+    if framework.loses_beside and all(group.by_engines for _, group in owners):
+        mine = sum(n * graph.sizes.parameter / group.size for n, group in owners)
+        taken = taken._replace(gather=2 * mine / device.stream_rate)  # read and written
     slowed = taken.in_step(graph)
     return KindCost(
         *slowed,

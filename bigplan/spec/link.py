@@ -57,6 +57,8 @@ class GpuLink(Link[RankBandwidth]):
 
     mesh: int | None = Field(default=None, ge=2, le=1024)
     """GPUs that are wired in pairs without a switch; absent: a switch or a bus connects them"""
+    peer_access: bool = False
+    """whether each GPU writes to the others' memory, so that copy engines can gather parameters"""
 
     def among(self, ranks: int) -> GpuLink:
         """The link as a group of `ranks` GPUs has it.

@@ -116,7 +116,8 @@ def worst(parts: Sequence[P], names: Sequence[str], only: Iterable[str] | None =
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for field in fields:
-        known = [(value, part) for part in parts if (value := _figure(part, field, parts))]
+        figures = [(_figure(part, field, parts), part) for part in parts]
+        known = [(value, part) for value, part in figures if value or value is False]
         if not known:
             continue
         pick = max if field in _COSTS else min

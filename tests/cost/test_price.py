@@ -298,7 +298,8 @@ def test_a_gpu_that_lacks_the_precision_is_refused() -> None:
 
 def test_compute_loses_to_kernels_of_collectives() -> None:
     gpu = DGX.gpu.model_copy(update={"compute_beside_collectives": 0.75})
-    nodes = DGX.model_copy(update={"nodes": 1, "gpu": gpu})
+    link = DGX.intra_node.model_copy(update={"peer_access": False})
+    nodes = DGX.model_copy(update={"nodes": 1, "gpu": gpu, "intra_node": link})
     alone = _price(Strategy(dp=1, micro_batch=2), nodes).kinds["block"]
 
     def slowed(**strategy: int) -> tuple[Slowed, float, float]:
@@ -320,6 +321,23 @@ def test_compute_loses_to_kernels_of_collectives() -> None:
     assert found == pytest.approx((gather, gather + reduction))
     found, gather, reduction = slowed(zero=3, accumulation_group=2)
     assert found == pytest.approx((gather / 2, (gather + reduction) / 2))
+
+
+def test_gathers_by_copy_engines_take_a_copy_of_the_own_part() -> None:
+    assert DGX.intra_node.peer_access
+    one = DGX.model_copy(update={"nodes": 1})
+    graph = build_graph(MODEL, TRAINING, Strategy(dp=8, micro_batch=2, zero=3))
+    block = graph.kinds["block"]
+    found = price(graph, TRAINING, one).kinds["block"]
+    copied = 2 * block.parameters * graph.sizes.parameter / 8  # read and written
+    gpu = one.gpu
+    assert found.taken.gather == pytest.approx(
+        copied / (gpu.memory_bandwidth * gpu.memory_efficiency)
+    )
+    # Between nodes kernels gather.
+    assert gpu.compute_beside_collectives == 0.78
+    across = _price(Strategy(dp=16, micro_batch=2, zero=3), DGX).kinds["block"]
+    assert across.taken.gather == pytest.approx(0.22 * across.gather)
 
 
 def test_where_the_gpu_says_nothing_its_link_does() -> None:
