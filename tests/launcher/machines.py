@@ -46,7 +46,7 @@ Act = Callable[[], object]
 def two_nodes(devices: int = CORES) -> Cluster:
     """Two of the small nodes, of so many devices each, beside each other."""
     group = small_cluster(devices).group
-    network = Network.model_validate(group.intra_node.model_dump())
+    network = Network.model_validate(group.intra_node.model_dump(exclude={"peer_access"}))
     wide = group.model_copy(update={"inter_node": network})
     return Cluster(name="two", node_groups=(wide,)).with_nodes(2)
 
