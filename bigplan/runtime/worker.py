@@ -33,10 +33,10 @@ from bigplan.runtime.execution.executor import Executor
 from bigplan.runtime.execution.forwards import Forwards, Part
 from bigplan.runtime.execution.update import Update
 from bigplan.runtime.execution.waiting import data_seconds
-from bigplan.runtime.generated import sized_as
 from bigplan.runtime.layers.preference import Scored
 from bigplan.runtime.memory.buffers import Memory, check_machine, rounding, static_sizes
-from bigplan.runtime.memory.host_memory import HostMemory, resident_bytes
+from bigplan.runtime.memory.host_memory import HostMemory
+from bigplan.runtime.notes import notes_of
 from bigplan.runtime.operators import has_triton
 from bigplan.runtime.parallel.apart import Apart
 from bigplan.runtime.parallel.engines import engines_between
@@ -328,7 +328,7 @@ class NativeWorker:
         ended = parts.background.ended(wait=True)
         small = trained_count(self._plan.model, self._plan.training.lora) <= DIGEST_LIMIT
         sha256 = weights_digest(parts.context) if small else ""
-        taken = _notes(self._device, parts.context)
+        taken = notes_of(self._device, parts.context, self._nodes)
         notes = (*taken, *(saved.message for saved in ended if saved.error))
         return Finished(self._measured_memory(parts.context.memory), notes, sha256)
 
@@ -384,17 +384,3 @@ def _limit_gpu(device: torch.device, nbytes: int) -> None:
     _, total = torch.cuda.mem_get_info(device)
     allowed = min(1.0, nbytes / total)
     torch.cuda.set_per_process_memory_fraction(allowed, device)
-
-
-def _notes(device: torch.device, context: Context) -> tuple[str, ...]:
-    if device.type == "cuda":
-        stand_in = sized_as(context.training, device)
-        return (stand_in,) if stand_in else ()
-    memory = context.memory
-    process = max(0, resident_bytes() - memory.arena.size - memory.slab.size) / 2**20
-    return (
-        f"beside its tensors a worker's process takes about {round(process, -2):.0f} MiB of host "
-        "memory here, for Python and torch; a plan leaves half of such a machine free for it",
-        "measured GPU memory is the arena of this CPU device; hidden states, saved "
-        "activations and workspace, which the promise includes, are not measured here",
-    )

@@ -90,23 +90,25 @@ def engines_between(groups: Groups, device: torch.device, layout: str) -> Engine
 
 def _alike(device: torch.device, layout: str) -> str:
     """What is equal on ranks whose memory engines can gather; "" where they cannot."""
-    if device.type != "cuda" or not (_nccl_can() and _sees_peers(device)):
+    if device.type != "cuda" or why_not(device):
         return ""
     digest = hashlib.sha256(layout.encode()).hexdigest()
     return f"{socket.gethostname()} {BOOT.read_text().strip()} {digest}"
 
 
-def _nccl_can() -> bool:
+def why_not(device: torch.device) -> str:
+    """What keeps copy engines from gathering on this CUDA device; "" where nothing does."""
     if torch.version.cuda is None or not dist.is_nccl_available():
-        return False
-    config = dist.ProcessGroupNCCL.Options().config
+        return "this torch has no NCCL"
     version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    return version >= FIRST_NCCL and hasattr(config, "cta_policy")
-
-
-def _sees_peers(device: torch.device) -> bool:
+    if version < FIRST_NCCL or not hasattr(dist.ProcessGroupNCCL.Options().config, "cta_policy"):
+        return f"NCCL is {'.'.join(map(str, version))} with torch {torch.__version__}"
     others = set(range(torch.cuda.device_count())) - {device.index}
-    return bool(others) and all(torch.cuda.can_device_access_peer(device, n) for n in others)
+    if not others:
+        return "a rank sees no GPU but its own"
+    if not all(torch.cuda.can_device_access_peer(device, other) for other in others):
+        return "its GPUs cannot write to each other's memory"
+    return ""
 
 
 def _communicator(ranks: Sequence[int]) -> dist.ProcessGroup:
