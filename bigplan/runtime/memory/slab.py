@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed import DistBackendError
 
 from bigplan.errors import PreflightError
 from bigplan.mechanics import ALIGNMENT, PAGE
@@ -165,7 +166,7 @@ def _device_buffer(nbytes: int, device: torch.device) -> Tensor:
         return aligned_empty(nbytes)
     try:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, DistBackendError) as error:  # torch's allocator, or NCCL's
         free, total = torch.cuda.mem_get_info(device)
         raise PreflightError(
             f"{device} has {free} of {total} bytes free, the plan needs an arena of {nbytes}: "

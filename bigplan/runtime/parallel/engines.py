@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigplan.ranks import GroupName, members
-from bigplan.runtime.parallel.group import CopyEngines
+from bigplan.runtime.parallel.group import CopyEngines, RankGroup
 from bigplan.runtime.parallel.groups import COLLECTIVE_TIMEOUT, Groups, ranks_of_all
 
 FIRST_NCCL: Final = (2, 28)
@@ -45,19 +46,21 @@ class Engines:
     def carry(self, groups: Groups, memory: Tensor) -> Groups:
         """The groups, with these for what lies in `memory` (uint8 [n] of the pool).
 
-        All ranks call it. Where one gets wrong values, all groups stay as they are.
+        All ranks call it. Where one cannot map the memory, or gets wrong values, all groups stay as
+        they are.
         """
         if self.pool is None:
             return groups
         found = {}
         for name, made in self.made.items():
             engines = CopyEngines(made, self.pool, memory)
-            engines.register()
             found[name] = replace(getattr(groups, name), engines=engines)
-        if groups.all_true(all(_right(group.engines, group.place) for group in found.values())):
+        gathered = [_gathers(group) for group in found.values()]  # all, whatever becomes of one
+        if groups.all_true(all(gathered)):
             return replace(groups, **found)
         for group in found.values():
-            group.engines.close()
+            with suppress(RuntimeError):  # what was never mapped
+                group.engines.close()
         return groups
 
 
@@ -121,12 +124,17 @@ def _communicator(ranks: Sequence[int]) -> dist.ProcessGroup:
     return made
 
 
-def _right(engines: CopyEngines, place: int) -> bool:
-    """Gather every rank's place in the memory's first bytes: whether they are as they should be."""
+def _gathers(group: RankGroup) -> bool:
+    """Map the memory, and gather every rank's place in its first bytes: whether that goes well."""
+    engines = group.engines
+    assert engines is not None, "it was made for this"
     stream = torch.cuda.Stream(engines.memory.device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        size = engines.made.size()
-        values = engines.memory[: 4 * size].view(torch.int32)
-        own = values[place : place + 1]
-        engines.gather(values, own, torch.full_like(own, place))
-        return values.tolist() == list(range(size))
+    values = engines.memory[: 4 * group.size].view(torch.int32)
+    own = group.own(values)
+    try:
+        engines.register()
+        with torch.cuda.stream(stream):
+            engines.gather(values, own, torch.full_like(own, group.place))
+            return values.tolist() == list(range(group.size))
+    except RuntimeError:  # of NCCL, or of CUDA below it
+        return False
