@@ -57,11 +57,11 @@ def _not_better(worst: NodeGroup, group: NodeGroup) -> None:
     assert worst.inter_node.latency >= group.inter_node.latency
     # A message's rate, from whichever number of a node's GPUs sends one.
     for senders in range(1, worst.gpus_per_node + 1):
-        ours, theirs = (
-            nodes.inter_node.reached("send") / nodes.inter_node.parts(senders, worst.gpus_per_node)
-            for nodes in (worst, group)
+        mine, its = (
+            network.reached("send") / network.parts(senders, worst.gpus_per_node)
+            for network in (worst.inter_node, group.inter_node)
         )
-        assert ours <= theirs
+        assert mine <= its
     if worst.nvme is not None:
         assert group.nvme is not None
         assert worst.nvme.node_read <= group.nvme.node_read
