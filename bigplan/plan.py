@@ -264,8 +264,8 @@ def load_plan(path: Path) -> Plan:
     if int(written[1]) != FORMAT:
         raise InputError(
             f"{path}:1: the plan has format {written[1]}, this version of bigplan reads {FORMAT}; "
-            "make a new one with `bigplan plan ... --out FILE`, or read it with the version that "
-            "wrote it"
+            "make a new one with `bigplan plan ... --out FILE`. A run that has it goes on, and is "
+            "reported, with the version that wrote it"
         )
     plan = parse_document(text, Plan, str(path))
     for name in ("model", "training", "cluster"):
