@@ -15,11 +15,13 @@ from typing import NamedTuple, TypeVar
 from bigplan.profile.bench import Bench, source
 from bigplan.profile.budget import ReadClock, TimeBudget, median_seconds
 from bigplan.profile.exchange import (
+    Beside,
     Work,
     begin,
     copying,
     end,
     form_groups,
+    multiplied,
     multiplying,
     rate_of_company,
     timed,
@@ -41,6 +43,10 @@ GPU_LAYER, CPU_LAYER = 256 * MiB, 2 * MiB
 MOST_PROCESSES = 8  # for CPU devices; every GPU has one
 SHARE_BESIDE = 1 / 3  # of the time, for exchanges beside compute and copies
 LEAST_SECONDS = 0.1  # of work beside exchanges: some tens of products
+# Products that are queued at once. A GPU's queue takes some 1,000 launches: a host that waits for
+# room in it would queue the exchanges too late.
+FEW_QUEUED, MOST_QUEUED = 10, 500
+TURNS = 2  # of products alone and beside exchanges, three times as long as the products together
 LEAST_SHARE = 0.01  # of a speed: a short measurement may count no run at all
 BACKENDS = {"cuda": "NCCL", "cpu": "gloo"}
 
@@ -103,8 +109,13 @@ def measure_link(link: L, asked: Exchanges, seconds: float) -> L:
     how = f"{backend}, {tried}{format_bytes(most)}, met to {fit.error:.0%} in the mean"
     told = dict.fromkeys(figures, source(how))
     layer = Exchange("all_reduce", len(peers), GPU_LAYER if asked.cuda else CPU_LAYER)
-    beside = _beside(layer, multiplying, peers, budget.left / (2 if asked.cuda else 1))
-    how = source(f"{backend}, all-reduces of {format_bytes(layer.nbytes)}, {beside}")
+    if asked.cuda:
+        gathered = layer._replace(traffic="all_gather")
+        beside = _beside_products(gathered, peers, budget.left / 2)
+    else:
+        beside = _beside(layer, multiplying, peers, budget.left)
+    kind = "all-gathers" if asked.cuda else "all-reduces"
+    how = source(f"{backend}, {kind} of {format_bytes(layer.nbytes)}, {beside}")
     for name, kept in (("beside_compute", beside.exchange), ("compute_beside", beside.work)):
         figures[name], told[name] = kept, how
     if asked.cuda:
@@ -181,9 +192,7 @@ def _beside(
 ) -> KeptSpeed:
     """Exchanges and work, each alone and then together, for about so many seconds in all."""
     part = max(seconds / 4, LEAST_SECONDS)
-    alone = max(peers.call(timed, exchange, 3)) / 3
-    runs = max(3, ceil(part / alone))
-    alone = max(peers.call(timed, exchange, runs)) / runs
+    runs, alone = _alone(exchange, peers, part)
     peers.call(begin, make)
     usual = statistics.mean(peers.call(rate_of_company, part))
     both = peers.call(timed_beside, exchange, runs)
@@ -191,6 +200,34 @@ def _beside(
     slower = max(one.exchange for one in both) / runs
     rate = statistics.mean(one.work for one in both)
     return KeptSpeed(_share(alone / slower), _share(rate / usual if usual else 1.0), rounded(alone))
+
+
+def _beside_products(exchange: Exchange, peers: Together, seconds: float) -> KeptSpeed:
+    """Exchanges and products of GPUs as `_beside`, with all products queued at once.
+
+    A thread that waits for each of its products leaves gaps between them, in which an exchange has
+    the GPU to itself: so seen, products lost nothing on H200s on which those of training lose a
+    fifth. Both are measured in turn, as the GPU's clock changes.
+    """
+    part = max(seconds / 8, LEAST_SECONDS)
+    _, alone = _alone(exchange, peers, part)
+    rate = statistics.mean(one.work for one in peers.call(multiplied, FEW_QUEUED, exchange, 0))
+    products = min(MOST_QUEUED, max(FEW_QUEUED, ceil(part * rate)))
+    exchanges = ceil(2 * products / rate / alone)  # longer than products, slow as those may be
+    usual, both = list[Beside](), list[Beside]()
+    for _ in range(TURNS):
+        usual += peers.call(multiplied, products, exchange, 0)
+        both += peers.call(multiplied, products, exchange, exchanges)
+    slower = max(one.exchange for one in both)
+    kept = statistics.mean(b.work for b in both) / statistics.mean(u.work for u in usual)
+    return KeptSpeed(_share(alone / slower), _share(kept), rounded(alone))
+
+
+def _alone(exchange: Exchange, peers: Together, seconds: float) -> tuple[int, float]:
+    """How many exchanges take about so long, and the seconds of one, with nothing beside them."""
+    alone = max(peers.call(timed, exchange, 3)) / 3
+    runs = max(3, ceil(seconds / alone))
+    return runs, max(peers.call(timed, exchange, runs)) / runs
 
 
 def _share(value: float) -> float:
