@@ -16,14 +16,13 @@ from bigplan.recheck import promised_again
 from bigplan.report.advice import (
     MUCH,
     Advice,
-    Rounding,
     advice_of,
     hiding_tokens,
     in_one_unit,
-    roundings,
 )
 from bigplan.report.muon import directions_seconds, muon_advice, with_muon
 from bigplan.report.operators import LAUNCHES, OperatorRow, operator_rows
+from bigplan.report.shapes import Rounding, roundings
 from bigplan.report.text import seconds_text
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
