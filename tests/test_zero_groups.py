@@ -195,6 +195,22 @@ def test_a_search_divides_experts_by_groups_where_all_ranks_have_no_equal_parts(
     assert best.candidate.strategy.zero_group == 8
 
 
+def test_such_groups_of_several_sizes_have_bounds_of_their_own() -> None:
+    """On ten nodes groups of 8 and 16 share out Mixtral's experts, which all 80 ranks cannot."""
+    training = TRAINING.model_copy(update={"global_batch": 80})
+    nodes = find_cluster("dgx-h100").with_nodes(10).group
+    assert nodes.inter_node is not None
+    network = nodes.inter_node.model_copy(update={"bandwidth": 400e9 / 8})
+    workload = Workload(MIXTURE, training, nodes.model_copy(update={"inter_node": network}))
+    found = search(workload, Scope({"dp": 80}))
+    whole = search(workload, Scope({"dp": 80, "ep": 1})).best.expected
+    assert found.best.expected < 0.9 * whole
+    fixed = {"dp": 80, "ep": 8}
+    ways = [search(workload, Scope({**fixed, "zero_group": n})).best.expected for n in (8, 16)]
+    assert found.bound * (1 - 1e-9) <= min(ways)
+    assert found.best.expected <= 1.01 * min(ways)
+
+
 def test_a_search_spreads_experts_within_groups_where_that_is_faster() -> None:
     workload = Workload(MIXTURE, TRAINING, _slow(400))
     fixed = {"dp": 32, "tp": 1, "pp": 1, "ep": 8}
