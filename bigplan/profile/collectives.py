@@ -108,21 +108,32 @@ def measure_link(link: L, asked: Exchanges, seconds: float) -> L:
     tried = f"groups of {', '.join(map(str, asked.sizes))}, {format_bytes(least)} to "
     how = f"{backend}, {tried}{format_bytes(most)}, met to {fit.error:.0%} in the mean"
     told = dict.fromkeys(figures, source(how))
+    kept, how_kept = _kept(asked, budget)
+    return link.replaced(figures | kept, told | how_kept)
+
+
+def _kept(asked: Exchanges, budget: TimeBudget) -> tuple[dict[str, float], dict[str, str]]:
+    """What exchanges and the work beside them keep of their speed, and how it was measured."""
+    peers, backend = asked.peers, BACKENDS["cuda" if asked.cuda else "cpu"]
     layer = Exchange("all_reduce", len(peers), GPU_LAYER if asked.cuda else CPU_LAYER)
-    if asked.cuda:
-        gathered = layer._replace(traffic="all_gather")
-        beside = _beside_products(gathered, peers, budget.left / 2)
-    else:
-        beside = _beside(layer, multiplying, peers, budget.left)
-    kind = "all-gathers" if asked.cuda else "all-reduces"
-    how = source(f"{backend}, {kind} of {format_bytes(layer.nbytes)}, {beside}")
-    for name, kept in (("beside_compute", beside.exchange), ("compute_beside", beside.work)):
-        figures[name], told[name] = kept, how
-    if asked.cuda:
-        beside = _beside(layer, copying, peers, budget.left)
-        figures["beside_copies"] = beside.exchange
-        told["beside_copies"] = source(f"{backend}, copies of 64 MiB both ways, {beside}")
-    return link.replaced(figures, told)
+    size = format_bytes(layer.nbytes)
+    found = _beside(layer, multiplying, peers, budget.left / (3 if asked.cuda else 1))
+    figures = {"beside_compute": found.exchange, "compute_beside": found.work}
+    told = dict.fromkeys(figures, source(f"{backend}, all-reduces of {size}, {found}"))
+    if not asked.cuda:
+        return figures, told
+    gather = layer._replace(traffic="all_gather")
+    found = _beside_products(gather, peers, budget.left / 2)
+    figures["compute_beside"] = found.work
+    alone, longer = map(format_seconds, (found.alone, rounded(found.alone / found.exchange)))
+    told["compute_beside"] = source(
+        f"{backend}, all-gathers of {size}, {alone} alone and {longer} beside products that were "
+        "all queued at once"
+    )
+    found = _beside(layer, copying, peers, budget.left)
+    figures["beside_copies"] = found.exchange
+    told["beside_copies"] = source(f"{backend}, copies of 64 MiB both ways, {found}")
+    return figures, told
 
 
 def group_sizes(world: int) -> tuple[int, ...]:
@@ -207,7 +218,7 @@ def _beside_products(exchange: Exchange, peers: Together, seconds: float) -> Kep
 
     A thread that waits for each of its products leaves gaps between them, in which an exchange has
     the GPU to itself: so seen, products lost nothing on H200s on which those of training lose a
-    fifth. Both are measured in turn, as the GPU's clock changes.
+    fifth. Products alone and beside exchanges take turns, as the GPU's clock changes.
     """
     part = max(seconds / 8, LEAST_SECONDS)
     _, alone = _alone(exchange, peers, part)

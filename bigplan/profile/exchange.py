@@ -57,7 +57,7 @@ def multiplied(peer: Peer, products: int, exchange: Exchange, exchanges: int) ->
     and should last longer than the products; those that end before the last product count. 0:
     there are none, and they take no seconds.
     """
-    multiply, once = multiplying(peer), _exchanging(peer, exchange)
+    multiply, once = _product(peer), _exchanging(peer, exchange)
     work, beside = (torch.cuda.Stream(peer.device) for _ in range(2))  # type: ignore[no-untyped-call]
     with torch.cuda.stream(work):
         multiply()  # loads the kernel and takes its workspace
@@ -101,6 +101,11 @@ def _exchanging(peer: Peer, exchange: Exchange) -> Work:
 
 
 def multiplying(peer: Peer) -> Work:
+    """A product as in training, which a GPU has on a stream of its own and is waited for."""
+    return _on_stream(peer, _product(peer))
+
+
+def _product(peer: Peer) -> Callable[[], Tensor]:
     """A product as in training, in its precision; a GPU has it on the current stream."""
     cuda = peer.device.type == "cuda"
     size = GPU_PRODUCT if cuda else CPU_PRODUCT

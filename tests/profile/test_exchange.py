@@ -14,9 +14,11 @@ pytest.importorskip("torch")
 import torch
 
 from bigplan.profile import exchange
-from bigplan.profile.collectives import MOST_QUEUED, _beside_products
+from bigplan.profile.budget import TimeBudget
+from bigplan.profile.collectives import MOST_QUEUED, Exchanges, _beside_products, _kept
 from bigplan.profile.fit import Exchange
 from bigplan.profile.peers import Together
+from tests.profile.clock import FakeClock
 
 PRODUCT, GATHER = 2e-3, 0.5e-3  # seconds alone
 PRODUCT_KEEPS, GATHER_KEEPS = 0.78, 0.25  # of their speed beside each other
@@ -94,11 +96,17 @@ class PlayedPeers:
     def call(self, work: Callable[..., Any], *args: Any) -> list[Any]:
         if work is exchange.timed:
             return [args[1] * GATHER] * 2
+        if work in (exchange.begin, exchange.end):
+            return []
+        if work is exchange.rate_of_company:
+            return [1 / PRODUCT] * 2
+        if work is exchange.timed_beside:  # with gaps between products nothing seems slower
+            return [exchange.Beside(args[1] * GATHER, 1 / PRODUCT)] * 2
         gpu = TwoStreams()
         self._patch.setattr(torch.cuda, "Stream", gpu.stream)
         self._patch.setattr(torch.cuda, "stream", gpu.on)
         self._patch.setattr(exchange, "event", lambda: Mark(gpu))
-        self._patch.setattr(exchange, "multiplying", lambda peer: peer.work(PRODUCT))
+        self._patch.setattr(exchange, "_product", lambda peer: peer.work(PRODUCT))
         self._patch.setattr(exchange, "_exchanging", lambda peer, _: peer.work(GATHER))
         found = [work(gpu, *args)] * 2
         self.asked.append((args[0], args[2]))
@@ -128,3 +136,13 @@ def test_an_exchange_that_outlasts_all_products_counts(monkeypatch: pytest.Monke
     monkeypatch.setattr("tests.profile.test_exchange.GATHER", 5e-3)
     beside, _ = peers.call(exchange.multiplied, 1, LAYER, 1)
     assert beside.exchange > PRODUCT / PRODUCT_KEEPS
+
+
+def test_a_link_says_what_queued_products_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = cast(Together, PlayedPeers(monkeypatch))
+    asked = Exchanges(peers, (2,), [], True, FakeClock())
+    figures, told = _kept(asked, TimeBudget(6.0, asked.clock))
+    assert figures["compute_beside"] == pytest.approx(PRODUCT_KEEPS, rel=0.01)
+    assert (figures["beside_compute"], figures["beside_copies"]) == (1.0, 1.0)
+    assert "500 us alone and 2 ms beside products" in told["compute_beside"]
+    assert figures.keys() == told.keys()
