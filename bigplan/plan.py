@@ -179,6 +179,11 @@ def digest(spec: Spec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def digests(model: ModelSpec, training: Training, cluster: Cluster) -> dict[str, str]:
+    """A plan's `inputs`."""
+    return {"model": digest(model), "training": digest(training), "cluster": digest(cluster)}
+
+
 def graph_of(plan: Plan) -> Graph:
     """The graph of the plan's model, training and strategy."""
     gpu, chunk = plan.cluster.group.gpu, plan.placement.loss_chunk
@@ -264,12 +269,12 @@ def load_plan(path: Path) -> Plan:
     if int(written[1]) != FORMAT:
         raise InputError(
             f"{path}:1: the plan has format {written[1]}, this version of bigplan reads {FORMAT}; "
-            "make a new one with `bigplan plan ... --out FILE`, or read it with the version that "
-            "wrote it"
+            "make a new one with `bigplan plan ... --out FILE`. A run that has it goes on, and is "
+            "reported, with the version that wrote it"
         )
     plan = parse_document(text, Plan, str(path))
-    for name in ("model", "training", "cluster"):
-        if plan.inputs.get(name) != digest(getattr(plan, name)):
+    for name, found in digests(plan.model, plan.training, plan.cluster).items():
+        if plan.inputs.get(name) != found:
             raise InputError(
                 f"{path}: `{name}` was changed after the plan was made (its digest differs), so "
                 "the plan's decisions do not belong to it; run `bigplan plan` again"

@@ -33,7 +33,7 @@ from bigplan.plan import (
     Plan,
     Predicted,
     SearchRecord,
-    digest,
+    digests,
     fullest,
     mfu,
 )
@@ -146,11 +146,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         workload = workload.on(strategy.ranks)
         cluster = cluster.model_copy(update={"node_groups": (workload.nodes,)})
     return Plan(
-        inputs={
-            "model": digest(request.model),
-            "training": digest(request.training),
-            "cluster": digest(cluster),
-        },
+        inputs=digests(request.model, request.training, cluster),
         predicted=predict(best, workload, found.bound, found.model_gap),
         strategy=strategy,
         placement=best.placement,

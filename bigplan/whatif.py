@@ -22,6 +22,7 @@ from bigplan.program import Lane
 from bigplan.recheck import promised_again
 from bigplan.solve.search import Watch, unwatched
 from bigplan.spec.cluster import MOST_NODES, Cluster, Member, NodeGroup
+from bigplan.spec.link import RATES
 from bigplan.spec.part import MachinePart
 
 B = TypeVar("B", bound=MachinePart)
@@ -256,7 +257,7 @@ def _twice_the_pcie(group: NodeGroup) -> NodeGroup:
 def _twice_the_network(group: NodeGroup) -> NodeGroup:
     network = group.inter_node
     assert network is not None, "several nodes have a network"
-    return _with(inter_node=_more(network, bandwidth=2 * network.bandwidth))(group)
+    return _with(inter_node=_twice(network, RATES))(group)
 
 
 def _twice(block: B, rates: Iterable[str]) -> B:

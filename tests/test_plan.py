@@ -78,7 +78,8 @@ def test_unknown_keys_and_impossible_placements_are_named_with_their_line(
         load_plan(path)
     path.write_text(text.replace(f"format: {FORMAT}", "format: 2"))
     with pytest.raises(
-        InputError, match=r"plan\.yaml:1: the plan has format 2, .* reads \d+; make a new one"
+        InputError,
+        match=r"plan\.yaml:1: the plan has format 2, .* reads \d+; make a new one.*A run",
     ):
         load_plan(path)
 

@@ -120,6 +120,19 @@ def test_each_change_changes_what_it_says(solved: list[Cluster]) -> None:
     assert more.gpu == before.gpu
 
 
+def test_every_rate_of_a_measured_network_is_twice_as_high(solved: list[Cluster]) -> None:
+    cluster = find_cluster("dgx-h100").with_nodes(2)
+    measured = {"send_bandwidth": 3e9, "all_gather_bandwidth": 5e9}
+    assert cluster.group.inter_node is not None
+    network = cluster.group.inter_node.replaced(measured, dict.fromkeys(measured, "test"))
+    group = cluster.group.model_copy(update={"inter_node": network})
+    asked(plan_with({Lane.COMM: 0.9}, {}), cluster.model_copy(update={"node_groups": (group,)}))
+    twice = solved[0].group.inter_node
+    assert twice is not None
+    assert (twice.reached("send"), twice.reached("all_gather")) == (6e9, 10e9)
+    assert twice.bandwidth == 2 * network.bandwidth
+
+
 def test_without_a_network_it_is_another_gpu(solved: list[Cluster]) -> None:
     changes = asked(plan_with({}, {}), find_cluster("rtx-4090-workstation"))
     assert changes == ["one more GPU in the node"]

@@ -180,6 +180,37 @@ def test_experts_divide_by_the_ranks_of_a_group_where_they_do_not_by_all() -> No
     require_legal_strategy(workload, strategy.model_copy(update={"zero_group": 8}))
 
 
+def test_a_search_divides_experts_by_groups_where_all_ranks_have_no_equal_parts() -> None:
+    training = TRAINING.model_copy(update={"global_batch": 40})
+    space = Space(MIXTURE, training, 40, 8, {"pp": 1, "tp": 1}, spreads=True, hybrid=True)
+    found = list(space.strategies())
+    assert {(one.zero > 0, one.zero_group) for one in found if one.ep > 1} == {(True, 8)}
+    assert {one.zero_group for one in found if one.ep == 1} == {0}
+    asked = [replace(space, fixed={"pp": 1, "ep": 8, "zero_group": ranks}) for ranks in (0, 8)]
+    assert [any(one.strategies()) for one in asked] == [False, True]
+    alone = replace(space, hybrid=False)
+    assert {one.ep for one in alone.strategies()} == {1}
+    workload = Workload(MIXTURE, training, find_cluster("dgx-h100").with_nodes(5).group)
+    best = search(workload, Scope({"dp": 40, "ep": 8, "tp": 1, "pp": 1})).best
+    assert best.candidate.strategy.zero_group == 8
+
+
+def test_such_groups_of_several_sizes_have_bounds_of_their_own() -> None:
+    """On ten nodes groups of 8 and 16 share out Mixtral's experts, which all 80 ranks cannot."""
+    training = TRAINING.model_copy(update={"global_batch": 80})
+    nodes = find_cluster("dgx-h100").with_nodes(10).group
+    assert nodes.inter_node is not None
+    network = nodes.inter_node.model_copy(update={"bandwidth": 400e9 / 8})
+    workload = Workload(MIXTURE, training, nodes.model_copy(update={"inter_node": network}))
+    found = search(workload, Scope({"dp": 80}))
+    whole = search(workload, Scope({"dp": 80, "ep": 1})).best.expected
+    assert found.best.expected < 0.9 * whole
+    fixed = {"dp": 80, "ep": 8}
+    ways = [search(workload, Scope({**fixed, "zero_group": n})).best.expected for n in (8, 16)]
+    assert found.bound * (1 - 1e-9) <= min(ways)
+    assert found.best.expected <= 1.01 * min(ways)
+
+
 def test_a_search_spreads_experts_within_groups_where_that_is_faster() -> None:
     workload = Workload(MIXTURE, TRAINING, _slow(400))
     fixed = {"dp": 32, "tp": 1, "pp": 1, "ep": 8}

@@ -93,6 +93,11 @@ def graph_of(run: PricedRun) -> Graph:
         graph = padding_products(graph)
     if run.framework.fused_norms:
         graph = fusing_norms(graph, model)
+    return _shared_out(run, graph)
+
+
+def _shared_out(run: PricedRun, graph: Graph) -> Graph:
+    """The graph with the ranks that share states, and what these are."""
     if run.context_parallel > 1:
         ranks = {"dp": run.strategy.dp * run.context_parallel, "zero": run.zero}
         graph = replace(graph, strategy=run.strategy.model_copy(update=ranks))

@@ -84,18 +84,15 @@ class _Stage:
         cls, graph: Graph, costs: Costs, framework: Framework, run: Execution, stage: int
     ) -> _Stage:
         """The stage's layers summed up."""
-        strategy, kinds = graph.strategy, costs.kinds
+        strategy = graph.strategy
+        counts = stage_counts(graph, stage, weighed=framework.weighs_stages)
         compute = communication = last_backward = reduces = gathers = sums = 0.0
-        parameters = trained = whole_experts = 0
-        for name, count in stage_counts(graph, stage, weighed=framework.weighs_stages).items():
-            kind, cost = graph.kinds[name], kinds[name]
+        for name, count in counts.items():
+            kind, cost = graph.kinds[name], costs.kinds[name]
             rerun = run.recomputed * cost.again(run.recompute) if kind.stores_activations else 0.0
             backward = cost.backward + rerun
             compute += count * (cost.forward + backward)
             last_backward += count * backward
-            parameters += count * kind.parameters
-            trained += count * kind.trained
-            whole_experts += count * kind.whole_experts
             # A rank's sum over zero groups takes turns with the scatter inside its group. Megatron
             # Core queues both on one stream. torch has a stream for each, but even there NVLink's
             # scatter is a few hundredths of the sum over a network.
@@ -120,15 +117,23 @@ class _Stage:
         if strategy.zero in (1, 2):
             exposed = framework.owned_exposed
             after += gathers * (framework.reduce_exposed if exposed is None else exposed)
-        held = owned = parameters
-        if strategy.zero:
-            held = -(-(parameters - whole_experts) // strategy.zero_ranks)
-            held += -(-whole_experts // strategy.expert_shards(folded=True))
-            owned = held
-        if graph.frozen:
-            owned = -(-trained // strategy.zero_ranks) if strategy.zero else trained
-            held += owned
-        return cls(compute, compute + communication, after, held, owned)
+        return cls(compute, compute + communication, after, *_elements(graph, counts))
+
+
+def _elements(graph: Graph, counts: Mapping[str, int]) -> tuple[int, int]:
+    """Elements of so many layers of each kind that a rank holds and owns, as in _Stage."""
+    strategy, layers = graph.strategy, [(graph.kinds[name], n) for name, n in counts.items()]
+    held = owned = sum(n * kind.parameters for kind, n in layers)
+    if strategy.zero:
+        experts = sum(n * kind.whole_experts for kind, n in layers)
+        held = -(-(held - experts) // strategy.zero_ranks)
+        held += -(-experts // strategy.expert_shards(folded=True))
+        owned = held
+    if graph.frozen:
+        trained = sum(n * kind.trained for kind, n in layers)
+        owned = -(-trained // strategy.zero_ranks)
+        held += owned
+    return held, owned
 
 
 def hidden_by(seconds: float, compute: float, exposed: float) -> float:

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from bigplan.capabilities.other_tools import other_tools_refusal
+from bigplan.capabilities.splits import expert_parallel_refusal
+from bigplan.errors import RefusedError
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan
 from bigplan.planner import Request
@@ -14,6 +17,18 @@ from bigplan.solve.search import Watch
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.timeline import Timeline
+
+
+def require_plannable(request: Request, engine: str, tool: str) -> None:
+    """Raise RefusedError for what is planned for our own runtime alone; `tool`: the engine's."""
+    if request.exact:
+        raise RefusedError(
+            f"--exact: with --engine {engine} every way is tried anyway; leave it out"
+        )
+    if why := other_tools_refusal(request.model, request.training, tool):
+        raise RefusedError(why)
+    if why := expert_parallel_refusal(request.settings.get("ep", 1), request.model, tool):
+        raise RefusedError(why)
 
 
 class Engine(Protocol):

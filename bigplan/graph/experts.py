@@ -14,7 +14,7 @@ from __future__ import annotations
 from bigplan.graph import spread
 from bigplan.graph.graph import Tensor
 from bigplan.graph.operators import Collective, Gemm, Stream
-from bigplan.graph.shape import RankShape
+from bigplan.graph.shape import RankShape, grouped_kernels
 from bigplan.spec.step import LayerStep, StepOp
 
 # Bytes a score, and kernels. Forward: scores in fp32, their softmax, the k largest of them; then
@@ -82,8 +82,8 @@ def grouped_product(shape: RankShape, step: LayerStep, *, fp8: bool = False) -> 
         fp8=fp8,
         count=len(step.gives),
         groups=shape.experts,
-        apart=not shape.grouped_kernels,
-        scaled_rows=fp8 and shape.grouped_kernels,
+        apart=not grouped_kernels(shape),
+        scaled_rows=fp8 and grouped_kernels(shape),
     )
 
 
@@ -288,12 +288,12 @@ def gradient_bytes(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
         return shape.element * max(made, default=0)
     if not shape.sums_in_products:
         return shape.element * sum(made)
-    return shape.element * max(made, default=0) if shape.grouped_kernels else 0
+    return shape.element * max(made, default=0) if grouped_kernels(shape) else 0
 
 
 def largest_bytes(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     """Bytes of the largest tensor that a pass through the MLP makes, with experts or without."""
-    made = (tensor.elements for tensor in tensors if tensor.experts and shape.grouped_kernels)
+    made = (tensor.elements for tensor in tensors if tensor.experts and grouped_kernels(shape))
     return max(row_bytes(shape), inner_bytes(shape), shape.element * max(made, default=0))
 
 

@@ -88,22 +88,6 @@ class RankShape:
         return self.fused and sums_in_products(self.training.gradient_bytes)
 
     @property
-    def grouped_kernels(self) -> bool:
-        """Whether one kernel multiplies all experts' rows: torch's does in bf16.
-
-        The native runtime has one for each expert where these are large, and their rows are known.
-        """
-        model = self.model
-        if self.dispatched:  # Transformer Engine's do in every precision
-            return True
-        widths = model.expert_width, model.ffn // self.tp
-        if not (self.grouped and self.training.precision == "bf16"):
-            return False
-        rows = self.tokens * model.experts_per_token / max(1, model.experts)
-        varying = self.spreads_experts or self.training.fp8_gemms or not self.fused
-        return groups_in_one(model.experts, *widths) and (varying or not worth_apart(rows, *widths))
-
-    @property
     def tp(self) -> int:
         """Tensor-parallel ranks."""
         return self.strategy.tp
@@ -248,6 +232,22 @@ def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
     )
 
 
+def grouped_kernels(shape: RankShape) -> bool:
+    """Whether one kernel multiplies all experts' rows: torch's does in bf16.
+
+    The native runtime has one for each expert where these are large, and their rows are known.
+    """
+    model = shape.model
+    if shape.dispatched:  # Transformer Engine's do in every precision
+        return True
+    widths = model.expert_width, model.ffn // shape.tp
+    if not (shape.grouped and shape.training.precision == "bf16"):
+        return False
+    rows = shape.tokens * model.experts_per_token / max(1, model.experts)
+    varying = shape.spreads_experts or shape.training.fp8_gemms or not shape.fused
+    return groups_in_one(model.experts, *widths) and (varying or not worth_apart(rows, *widths))
+
+
 def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:
     """Adding a micro-batch's gradient to its sum.
 
@@ -260,7 +260,7 @@ def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:
         return Stream("gradient sum", (2 * gradient + shape.element) * elements, launches)
     apart = 1 + shape.element / (2 * gradient)
     # Transformer Engine's grouped products add to the sums themselves.
-    unadded = shape.grouped_kernels and not shape.dispatched
+    unadded = grouped_kernels(shape) and not shape.dispatched
     grouped = (tensor.elements for tensor in tensors if tensor.experts and unadded)
     read = shape.element * sum(grouped)
     return Stream("gradient sum", 2 * gradient * elements + read, launches, eager=apart)

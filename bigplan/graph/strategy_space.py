@@ -79,13 +79,17 @@ class Space:
 
         `shards`: ranks of a pipeline stage at each of `tp` tensor-parallel places.
         """
-        each, sharers = self.gpus_per_node // tp, self.fixed.get("zero_group", 0) or shards
+        each, wanted = self.gpus_per_node // tp, self.fixed.get("zero_group")
+        sharers = [shards, *self._of_nodes(shards, tp)] if wanted is None else [wanted or shards]
         for ep in self._tried("ep", divisors(shards)) if self.spreads else (1,):
             placed = "ep" in self.fixed or each % ep == 0 or ep % each == 0
-            divides = shards % ep == 0 and sharers % ep == 0
-            whole = divides and spreads_experts(self.model, self.training, (sharers, tp), ep)
-            if placed and whole:
+            divides = placed and shards % ep == 0
+            if divides and any(self._share_out(ranks, tp, ep) for ranks in sharers):
                 yield ep
+
+    def _share_out(self, ranks: int, tp: int, ep: int) -> bool:
+        """Whether so many ranks of a tensor-parallel place may share out experts over `ep`."""
+        return ranks % ep == 0 and spreads_experts(self.model, self.training, (ranks, tp), ep)
 
     def _splits_of_tokens(self) -> Iterator[tuple[int, int]]:
         """Tensor- and context-parallel ranks, which exchange tokens within every layer."""
@@ -108,6 +112,7 @@ class Space:
         """The family's strategies; `ends` weigh embedding and head against a block."""
         dp, tp, pp, micro_batch, cp, ep = family
         micro_batches = self.training.global_batch // (dp * micro_batch)
+        plain, sharded = self._zero_groups(family)
         for vpp in self._tried("vpp", self._virtual_stages(pp, micro_batches)):
             if pp * vpp > self.model.layers or (vpp > 1 and (pp == 1 or micro_batches % pp)):
                 continue
@@ -124,7 +129,7 @@ class Space:
                             continue
                         if (zero and dp * cp == 1) or (vpp > 1 and zero > 1):
                             continue
-                        for ranks in self._zero_groups(family, zero):
+                        for ranks in sharded if zero else plain:
                             yield Strategy(
                                 dp=dp,
                                 tp=tp,
@@ -142,30 +147,39 @@ class Space:
                             )
 
     def groups_tried(self, strategy: Strategy) -> list[int]:
-        """Zero groups that the strategy may have: a node's ranks, or those of a few nodes.
+        """Zero groups that the strategy may have in place of all ranks."""
+        free = "zero_group" not in self.fixed and not strategy.zero_group
+        if not (free and strategy.zero):
+            return []
+        tried = self._of_nodes(strategy.shards, strategy.tp)
+        return [ranks for ranks in tried if ranks % strategy.ep == 0]
+
+    def _of_nodes(self, shards: int, tp: int) -> list[int]:
+        """Zero groups of a node's ranks, or those of a few nodes, out of so many.
 
         A smaller group would keep more on each GPU, and gather no faster than over a node's links.
         """
-        free = "zero_group" not in self.fixed and not strategy.zero_group
-        if not (free and strategy.zero and self.hybrid):
-            return []
-        shards, of_node = strategy.shards, self.gpus_per_node // strategy.tp
-        tried = (nodes * of_node for nodes in NODES_TOGETHER)
-        fitting = (ranks for ranks in tried if 1 < ranks < shards and shards % ranks == 0)
-        return [ranks for ranks in fitting if ranks % strategy.ep == 0]
+        tried = (nodes * (self.gpus_per_node // tp) for nodes in NODES_TOGETHER if self.hybrid)
+        return [ranks for ranks in tried if 1 < ranks < shards and shards % ranks == 0]
 
     def hybrids(self, strategy: Strategy) -> Iterator[Strategy]:
         """The strategy with each of these zero groups."""
         for ranks in self.groups_tried(strategy):
             yield strategy.model_copy(update={"zero_group": ranks})
 
-    def _zero_groups(self, family: StrategyFamily, zero: int) -> Iterator[int]:
-        """All ranks in one (0), unless another number is wanted and may be."""
-        shards, wanted = family.dp * family.cp, self.fixed.get("zero_group", 0)
-        if not wanted or (zero and wanted == shards):
-            yield 0
-        elif zero and self.hybrid and wanted in divisors(shards)[1:-1] and wanted % family.ep == 0:
-            yield wanted
+    def _zero_groups(self, family: StrategyFamily) -> tuple[list[int], list[int]]:
+        """Zero groups without ZeRO and with it: all ranks in one (0), or what is wanted.
+
+        Where not all ranks may share out experts, those of a few nodes may.
+        """
+        shards, tp, ep = family.dp * family.cp, family.tp, family.ep
+        wanted = self.fixed.get("zero_group")
+        if wanted:
+            several = self.hybrid and wanted in divisors(shards)[1:-1] and wanted % ep == 0
+            return [], [0] if wanted == shards else [wanted] * several
+        if wanted == 0 or self._share_out(shards, tp, ep):
+            return [0], [0]
+        return [], [r for r in self._of_nodes(shards, tp) if self._share_out(r, tp, ep)]
 
     def strategies(self) -> Iterator[Strategy]:
         """Every strategy, without weights for the ends."""

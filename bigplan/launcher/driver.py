@@ -94,14 +94,7 @@ def launch(
     is on record, and the last checkpoint is named.
     """
     engine = engine_of(plan)
-    if untried := gpu_refusal(plan.cluster.group.gpu, plan.model, plan.training):
-        raise RefusedError(f"this plan cannot be launched: {untried}")
-    if refusal := engine.refusal(plan.model, plan.training, plan.strategy):
-        raise RefusedError(
-            f"this plan cannot be launched: {refusal}. Plan with --engine native for one that can"
-        )
-    if missing := engine.missing():
-        raise RefusedError(f"this plan cannot be launched here: {missing}")
+    _require_executable(plan, engine)
     require_wandb(options.how.wandb)
     target, resumes = options.how.steps or plan.training.steps, options.resume is not None
     if options.resume is not None:
@@ -131,6 +124,18 @@ def launch(
         _prepare_engine(launched, engine)
         _with_ray(launched)
     return folder
+
+
+def _require_executable(plan: Plan, engine: Engine) -> None:
+    """Raise RefusedError where the plan's engine does not execute it, or not here."""
+    if untried := gpu_refusal(plan.cluster.group.gpu, plan.model, plan.training):
+        raise RefusedError(f"this plan cannot be launched: {untried}")
+    if refusal := engine.refusal(plan.model, plan.training, plan.strategy):
+        raise RefusedError(
+            f"this plan cannot be launched: {refusal}. Plan with --engine native for one that can"
+        )
+    if missing := engine.missing():
+        raise RefusedError(f"this plan cannot be launched here: {missing}")
 
 
 def _require_machine(launched: Launched) -> None:

@@ -36,7 +36,7 @@ Values = NDArray[np.float64]
 
 
 class Ranks(Protocol):
-    """As in steps.py."""
+    """Ranks that can be asked (bigplan.launcher.crew.Crew)."""
 
     def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
         """Call a method of every rank; results by rank."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from bigplan.errors import CheckpointError, DivergedError
 from bigplan.launcher.checkpoints import (
@@ -22,7 +22,7 @@ from bigplan.launcher.checkpoints import (
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.progress import Show
 from bigplan.launcher.record import Metric
-from bigplan.launcher.references import References
+from bigplan.launcher.references import Ranks, References
 from bigplan.launcher.skipped import told
 from bigplan.plan import graph_of
 from bigplan.runtime.result import Evaluated
@@ -33,13 +33,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 600.0  # seconds for a drive to get room for the last checkpoint
 PAUSE = 5.0  # seconds between two tries
-
-
-class Ranks(Protocol):
-    """Ranks that can be asked (bigplan.launcher.crew.Crew)."""
-
-    def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
-        """Call a method of every rank; results by rank."""
 
 
 @dataclass(frozen=True)

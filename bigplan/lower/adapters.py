@@ -46,10 +46,12 @@ def sum_adapters(layout: StageLayout) -> Iterator[Action]:
     if repeated := sum(len(part) for _, part in adapters.repeated):
         nbytes = repeated * graph.sizes.gradient
         yield Action(Op.TENSOR_REDUCE, Lane.COMPUTE, ADAPTERS, *both, amount=nbytes)
-    nbytes = adapters.elements * graph.sizes.gradient
     if graph.strategy.shards > 1:
+        alone = adapters.whole_experts if graph.strategy.ep == graph.strategy.shards else 0
+        nbytes = (adapters.elements - alone) * graph.sizes.gradient
         yield Action(Op.REDUCE, Lane.COMM, ADAPTERS, *both, amount=nbytes)
     if graph.deferred:
+        nbytes = adapters.elements * graph.sizes.gradient
         move = ((GRADIENTS,), (SQUARES,))
         yield Action(Op.NORM, Lane.GPU_UPDATE, ADAPTERS, *move, amount=nbytes)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bigplan.content import Content
 from bigplan.lower.layout import StageLayout
 from bigplan.lower.refs import gradient_home, partial_gradients, square_sum
-from bigplan.lower.sizes import full_gradient_bytes, gradient_bytes, owned_gradient_bytes
+from bigplan.lower.sizes import gradient_bytes, owned_gradient_bytes, reduced_bytes
 from bigplan.lower.unit import AccumulationGroup
 from bigplan.placement import Tier
 from bigplan.program import Action, Lane, Op, Ref
@@ -25,7 +25,7 @@ def bring_home(
     apart, ranks = layout.sums_apart(layer), layout.graph.strategy.shards
     at, home = layout.table[layer].gradients, gradient_home(layer)
     if ranks > 1 and (apart or unit.last):
-        nbytes = full_gradient_bytes(layout, layer)
+        nbytes = reduced_bytes(layout, layer)
         yield Action(Op.REDUCE, Lane.COMM, layer, (total,), (total,), amount=nbytes)
         if not apart or at is not Tier.GPU:
             yield from _sum_replicas(layout, layer, total)

@@ -201,3 +201,8 @@ class StageLayout:
     def whole(self, layer: int) -> int:
         """Elements of the layer over all ranks, with the padding of the last part."""
         return self.kind(layer).padded(self.ranks(layer, from_zero=1))
+
+    def exchanged(self, layer: int) -> int:
+        """Those that ranks gather and sum together: no experts that one rank alone has."""
+        alone = self.graph.strategy.expert_shards() == 1
+        return self.whole(layer) - (self.kind(layer).whole_experts if alone else 0)

@@ -12,7 +12,7 @@ from bigplan.lower.checkpoint import checkpoint_layer
 from bigplan.lower.gradients import bring_home, sum_repeated
 from bigplan.lower.layout import StageLayout
 from bigplan.lower.refs import Refs, parameter_home
-from bigplan.lower.sizes import cpu_piece, full_parameter_bytes, parameter_bytes
+from bigplan.lower.sizes import cpu_piece, gathered_bytes, parameter_bytes
 from bigplan.lower.table import borrow, hand_back, lend, take_back
 from bigplan.lower.unit import AccumulationGroup
 from bigplan.lower.update import begin_update, end_update, gathered, update_layer
@@ -192,8 +192,8 @@ class Emitter:
             yield Action(Op.LOAD, Lane.H2D, layer, (source,), (target,), amount=nbytes)
             source = target
         if sharded:
-            full = full_parameter_bytes(layout, layer)
-            yield Action(Op.GATHER, Lane.COMM, layer, (source,), (slot,), amount=full)
+            nbytes = gathered_bytes(layout, layer)
+            yield Action(Op.GATHER, Lane.COMM, layer, (source,), (slot,), amount=nbytes)
 
     def _once(self, make: Callable[[], Iterable[Action]], *key: object) -> list[Action]:
         """The actions that `make` gives, made once for the key."""

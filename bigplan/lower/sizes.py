@@ -41,6 +41,16 @@ def full_gradient_bytes(layout: StageLayout, layer: int) -> int:
     return layout.whole(layer) * layout.graph.sizes.gradient
 
 
+def gathered_bytes(layout: StageLayout, layer: int) -> int:
+    """Bytes of the layer's parameters that ranks gather."""
+    return layout.exchanged(layer) * layout.graph.sizes.parameter
+
+
+def reduced_bytes(layout: StageLayout, layer: int) -> int:
+    """Bytes of the layer's gradients that ranks sum together."""
+    return layout.exchanged(layer) * layout.graph.sizes.gradient
+
+
 def cpu_piece(layout: StageLayout, layer: int) -> int:
     """Elements this rank updates on the CPU."""
     return sum(layout.pieces[layer, share] for share in ON_CPU)

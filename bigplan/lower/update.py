@@ -26,7 +26,7 @@ from bigplan.lower.refs import CLIP, gradient_home, parameter_home, state_home
 from bigplan.lower.sizes import (
     chunk_elements,
     cpu_piece,
-    full_parameter_bytes,
+    gathered_bytes,
     gradient_bytes,
     parameter_bytes,
 )
@@ -77,7 +77,7 @@ def _end(layout: StageLayout, layer: int) -> Iterator[Action]:
     lane = Lane.FREE if others else Lane.COMPUTE
     yield Action(Op.FREE, lane, layer, frees=(gradients,))
     if gathered(layout, layer):
-        nbytes = full_parameter_bytes(layout, layer)
+        nbytes = gathered_bytes(layout, layer)
         yield Action(Op.GATHER, Lane.COMM, layer, (weights,), (weights,), amount=nbytes)
 
 

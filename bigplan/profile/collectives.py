@@ -15,11 +15,13 @@ from typing import NamedTuple, TypeVar
 from bigplan.profile.bench import Bench, source
 from bigplan.profile.budget import ReadClock, TimeBudget, median_seconds
 from bigplan.profile.exchange import (
+    Beside,
     Work,
     begin,
     copying,
     end,
     form_groups,
+    multiplied,
     multiplying,
     rate_of_company,
     timed,
@@ -41,6 +43,10 @@ GPU_LAYER, CPU_LAYER = 256 * MiB, 2 * MiB
 MOST_PROCESSES = 8  # for CPU devices; every GPU has one
 SHARE_BESIDE = 1 / 3  # of the time, for exchanges beside compute and copies
 LEAST_SECONDS = 0.1  # of work beside exchanges: some tens of products
+# Products that are queued at once. A GPU's queue takes some 1,000 launches: a host that waits for
+# room in it would queue the exchanges too late.
+FEW_QUEUED, MOST_QUEUED = 10, 500
+TURNS = 2  # of products alone and beside exchanges, three times as long as the products together
 LEAST_SHARE = 0.01  # of a speed: a short measurement may count no run at all
 BACKENDS = {"cuda": "NCCL", "cpu": "gloo"}
 
@@ -102,16 +108,32 @@ def measure_link(link: L, asked: Exchanges, seconds: float) -> L:
     tried = f"groups of {', '.join(map(str, asked.sizes))}, {format_bytes(least)} to "
     how = f"{backend}, {tried}{format_bytes(most)}, met to {fit.error:.0%} in the mean"
     told = dict.fromkeys(figures, source(how))
+    kept, how_kept = _kept(asked, budget)
+    return link.replaced(figures | kept, told | how_kept)
+
+
+def _kept(asked: Exchanges, budget: TimeBudget) -> tuple[dict[str, float], dict[str, str]]:
+    """What exchanges and the work beside them keep of their speed, and how it was measured."""
+    peers, backend = asked.peers, BACKENDS["cuda" if asked.cuda else "cpu"]
     layer = Exchange("all_reduce", len(peers), GPU_LAYER if asked.cuda else CPU_LAYER)
-    beside = _beside(layer, multiplying, peers, budget.left / (2 if asked.cuda else 1))
-    how = source(f"{backend}, all-reduces of {format_bytes(layer.nbytes)}, {beside}")
-    for name, kept in (("beside_compute", beside.exchange), ("compute_beside", beside.work)):
-        figures[name], told[name] = kept, how
-    if asked.cuda:
-        beside = _beside(layer, copying, peers, budget.left)
-        figures["beside_copies"] = beside.exchange
-        told["beside_copies"] = source(f"{backend}, copies of 64 MiB both ways, {beside}")
-    return link.replaced(figures, told)
+    size = format_bytes(layer.nbytes)
+    found = _beside(layer, multiplying, peers, budget.left / (3 if asked.cuda else 1))
+    figures = {"beside_compute": found.exchange, "compute_beside": found.work}
+    told = dict.fromkeys(figures, source(f"{backend}, all-reduces of {size}, {found}"))
+    if not asked.cuda:
+        return figures, told
+    gather = layer._replace(traffic="all_gather")
+    found = _beside_products(gather, peers, budget.left / 2)
+    figures["compute_beside"] = found.work
+    alone, longer = map(format_seconds, (found.alone, rounded(found.alone / found.exchange)))
+    told["compute_beside"] = source(
+        f"{backend}, all-gathers of {size}, {alone} alone and {longer} beside products that were "
+        "all queued at once"
+    )
+    found = _beside(layer, copying, peers, budget.left)
+    figures["beside_copies"] = found.exchange
+    told["beside_copies"] = source(f"{backend}, copies of 64 MiB both ways, {found}")
+    return figures, told
 
 
 def group_sizes(world: int) -> tuple[int, ...]:
@@ -181,9 +203,7 @@ def _beside(
 ) -> KeptSpeed:
     """Exchanges and work, each alone and then together, for about so many seconds in all."""
     part = max(seconds / 4, LEAST_SECONDS)
-    alone = max(peers.call(timed, exchange, 3)) / 3
-    runs = max(3, ceil(part / alone))
-    alone = max(peers.call(timed, exchange, runs)) / runs
+    runs, alone = _alone(exchange, peers, part)
     peers.call(begin, make)
     usual = statistics.mean(peers.call(rate_of_company, part))
     both = peers.call(timed_beside, exchange, runs)
@@ -191,6 +211,34 @@ def _beside(
     slower = max(one.exchange for one in both) / runs
     rate = statistics.mean(one.work for one in both)
     return KeptSpeed(_share(alone / slower), _share(rate / usual if usual else 1.0), rounded(alone))
+
+
+def _beside_products(exchange: Exchange, peers: Together, seconds: float) -> KeptSpeed:
+    """Exchanges and products of GPUs as `_beside`, with all products queued at once.
+
+    A thread that waits for each of its products leaves gaps between them, in which an exchange has
+    the GPU to itself: so seen, products lost nothing on H200s on which those of training lose a
+    fifth. Products alone and beside exchanges take turns, as the GPU's clock changes.
+    """
+    part = max(seconds / 8, LEAST_SECONDS)
+    _, alone = _alone(exchange, peers, part)
+    rate = statistics.mean(one.work for one in peers.call(multiplied, FEW_QUEUED, exchange, 0))
+    products = min(MOST_QUEUED, max(FEW_QUEUED, ceil(part * rate)))
+    exchanges = ceil(2 * products / rate / alone)  # longer than products, slow as those may be
+    usual, both = list[Beside](), list[Beside]()
+    for _ in range(TURNS):
+        usual += peers.call(multiplied, products, exchange, 0)
+        both += peers.call(multiplied, products, exchange, exchanges)
+    slower = max(one.exchange for one in both)
+    kept = statistics.mean(b.work for b in both) / statistics.mean(u.work for u in usual)
+    return KeptSpeed(_share(alone / slower), _share(kept), rounded(alone))
+
+
+def _alone(exchange: Exchange, peers: Together, seconds: float) -> tuple[int, float]:
+    """How many exchanges take about so long, and the seconds of one, with nothing beside them."""
+    alone = max(peers.call(timed, exchange, 3)) / 3
+    runs = max(3, ceil(seconds / alone))
+    return runs, max(peers.call(timed, exchange, runs)) / runs
 
 
 def _share(value: float) -> float:

@@ -11,12 +11,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigplan.profile.fit import Exchange
+from bigplan.profile.load import event
 from bigplan.profile.peers import Company, Peer
 
 GPU_PRODUCT, CPU_PRODUCT = 8192, 512  # rows and columns: 2 ms on an H200, 3 ms on a core
 COPIED = 64 * 2**20  # bytes each way
 
 Work = Callable[[], object]
+
+
+class Beside(NamedTuple):
+    """Seconds of exchanges, and runs a second of the work beside them."""
+
+    exchange: float
+    work: float
 
 
 def form_groups(peer: Peer, sizes: tuple[int, ...]) -> None:
@@ -42,6 +50,38 @@ def timed(peer: Peer, exchange: Exchange, runs: int) -> float:
     return time.perf_counter() - start
 
 
+def multiplied(peer: Peer, products: int, exchange: Exchange, exchanges: int) -> Beside:
+    """Queue all products of a GPU at once, and exchanges beside them; seconds of one of these.
+
+    The GPU has the next product when one ends, as in training. `exchanges` go on on another stream
+    and should last longer than the products; those that end before the last product count. 0:
+    there are none, and they take no seconds.
+    """
+    multiply, once = _product(peer), _exchanging(peer, exchange)
+    work, beside = (torch.cuda.Stream(peer.device) for _ in range(2))  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(work):
+        multiply()  # loads the kernel and takes its workspace
+    once()  # lines the peers up
+    peer.wait()
+    begin = _queued(multiply, 0, work)
+    end = _queued(multiply, products, work)
+    ends = [_queued(once, 1, beside) for _ in range(exchanges)]
+    peer.wait()
+    whole, *each = (begin.elapsed_time(one) / 1e3 for one in (end, *ends))
+    counted = max(1, sum(seconds <= whole for seconds in each))
+    return Beside(each[counted - 1] / counted if each else 0.0, products / whole)
+
+
+def _queued(work: Work, runs: int, stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Queue the work so many times; the event follows the last."""
+    with torch.cuda.stream(stream):
+        for _ in range(runs):
+            work()
+        mark = event()
+        mark.record()
+    return mark
+
+
 def _exchanging(peer: Peer, exchange: Exchange) -> Work:
     """A function that exchanges once; it sends zeros, whose sums stay small."""
     traffic, ranks, nbytes = exchange
@@ -61,14 +101,19 @@ def _exchanging(peer: Peer, exchange: Exchange) -> Work:
 
 
 def multiplying(peer: Peer) -> Work:
-    """A product as in training, in the precision of training."""
+    """A product as in training, which a GPU has on a stream of its own and is waited for."""
+    return _on_stream(peer, _product(peer))
+
+
+def _product(peer: Peer) -> Callable[[], Tensor]:
+    """A product as in training, in its precision; a GPU has it on the current stream."""
     cuda = peer.device.type == "cuda"
     size = GPU_PRODUCT if cuda else CPU_PRODUCT
     dtype = torch.bfloat16 if cuda else torch.float32
     a, b, c = (torch.zeros(size, size, dtype=dtype, device=peer.device) for _ in range(3))
     for tensor in (a, b):
         tensor.normal_()  # a GPU multiplies zeros faster
-    return _on_stream(peer, lambda: torch.mm(a, b, out=c))
+    return lambda: torch.mm(a, b, out=c)
 
 
 def copying(peer: Peer) -> Work:
@@ -114,13 +159,6 @@ def end(peer: Peer) -> None:
     assert peer.company is not None, "begin comes first"
     peer.company.stop()
     peer.company = None
-
-
-class Beside(NamedTuple):
-    """Seconds of exchanges, and runs a second of the work beside them."""
-
-    exchange: float
-    work: float
 
 
 def rate_of_company(peer: Peer, seconds: float) -> float:

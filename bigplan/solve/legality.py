@@ -40,9 +40,8 @@ def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
     why = why or context_parallel_refusal(model, dict(strategy))
     if why := why or muon_refusal(training, dict(strategy)):
         raise InputError(f"strategy.{why}")
-    fixed: dict[str, int] = {"cp": strategy.cp}  # which a search may not have tried by itself
-    if strategy.zero_group:  # experts divide by its ranks, not by all
-        fixed["zero_group"] = strategy.zero_group
+    # A search may not have tried this cp by itself, and experts divide by a zero group's ranks.
+    fixed: dict[str, int] = {"cp": strategy.cp, "zero_group": strategy.zero_group}
     for name, value in strategy.model_dump().items():
         fixed[name] = int(value)
         machine = nodes.gpus, nodes.gpus_per_node

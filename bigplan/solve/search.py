@@ -261,7 +261,8 @@ class _State:
         space = choice.space
         for strategy in choice.members(family):
             groups, cut = len(space.groups_tried(strategy)), strategy.cut
-            key = (*cut, strategy.accumulation_group, strategy.zero if groups == 0 else -1)
+            zero = -1 if groups else strategy.zero
+            key = (*cut, strategy.accumulation_group, zero, strategy.zero_group)
             if key not in bounds:
                 candidate = choice.pricing.candidate(strategy)
                 costs = candidate.costs

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.carried import BlockInputs, KeySharing, check_carried, shares_keys
-from bigplan.spec.combinations import check_attention, check_factors, check_latent, check_norms
+from bigplan.spec.combinations import check_attention, check_latent, check_norms, check_positions
 from bigplan.spec.experts import DENSE, ROUTED, check_experts
 from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.files.problems import KeyPath
@@ -245,22 +245,7 @@ class Architecture(Spec):
                 f"`heads` {self.heads} is not a multiple of `kv_heads` {self.kv_heads}; "
                 "each key/value head must serve equally many query heads"
             )
-        if self.position_offset and self.positions != "learned":
-            raise InputError(
-                f"`position_offset` {self.position_offset} counts rows of a learned table, but "
-                f"`positions` is {self.positions}; remove it, or use `positions: learned`"
-            )
-        if self.rope_scaling and self.positions != "rope":
-            raise InputError(
-                "`rope_scaling` changes rotary angles, but `positions` is "
-                f"{self.positions}; remove it"
-            )
-        check_factors(self)
-        if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
-            raise InputError(
-                f"`head_dim` {self.head_dim} times `rotary_fraction` {self.rotary_fraction:g} is "
-                f"{self.rotary_width} columns, but rope rotates pairs; use an even number of them"
-            )
+        check_positions(self)
         return self
 
     def implausible(self) -> Iterator[tuple[KeyPath, str]]:

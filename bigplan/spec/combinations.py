@@ -1,4 +1,4 @@
-"""Which fields of a model may be together: those of its attention, its norms and its factors.
+"""Which fields of a model may be together: those of its attention, positions and norms.
 
 Those of experts are in experts.py, those of mixers in mixers.py. Each check takes an Architecture,
 typed as Any because that module imports this one, and raises InputError.
@@ -21,7 +21,26 @@ def check_attention(model: Any) -> None:
     _check_gate(model)
 
 
-def check_factors(model: Any) -> None:
+def check_positions(model: Any) -> None:
+    """What is said of positions is of the kind that the model has."""
+    if model.position_offset and model.positions != "learned":
+        raise InputError(
+            f"`position_offset` {model.position_offset} counts rows of a learned table, but "
+            f"`positions` is {model.positions}; remove it, or use `positions: learned`"
+        )
+    if model.rope_scaling and model.positions != "rope":
+        raise InputError(
+            f"`rope_scaling` changes rotary angles, but `positions` is {model.positions}; remove it"
+        )
+    _check_scaling(model)
+    if model.positions == "rope" and (model.rotary_width % 2 or not model.rotary_width):
+        raise InputError(
+            f"`head_dim` {model.head_dim} times `rotary_fraction` {model.rotary_fraction:g} is "
+            f"{model.rotary_width} columns, but rope rotates pairs; use an even number of them"
+        )
+
+
+def _check_scaling(model: Any) -> None:
     """Longrope has a factor for each pair of columns; turned queries that grow are turned whole."""
     scaling = model.rope_scaling
     if scaling is None:

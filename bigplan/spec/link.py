@@ -13,6 +13,7 @@ from bigplan.units import Bytes, NodeBandwidth, RankBandwidth, Seconds
 
 Traffic = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]  # what a link carries
 Fraction = Annotated[float, Field(gt=0, le=1)]
+RATES = ("bandwidth", "reduce_scatter_bandwidth", "all_gather_bandwidth", "send_bandwidth")
 R = TypeVar("R", bound=float)
 _LINKS = shipped.PACKAGE / "hardware" / "links"
 _NETWORKS = shipped.PACKAGE / "hardware" / "networks"
@@ -69,8 +70,7 @@ class GpuLink(Link[RankBandwidth]):
         if self.mesh is None or not 1 < ranks < self.mesh:
             return self
         share = (ranks - 1) / (self.mesh - 1)
-        rates = ("bandwidth", "reduce_scatter_bandwidth", "all_gather_bandwidth", "send_bandwidth")
-        known = {name: getattr(self, name) for name in rates}
+        known = {name: getattr(self, name) for name in RATES}
         return self.model_copy(update={n: share * r for n, r in known.items() if r is not None})
 
 
@@ -79,6 +79,15 @@ class Network(Link[NodeBandwidth]):
 
     mesh: None = None
     """always null: switches connect nodes"""
+    nics: int | None = Field(default=None, gt=0, le=1024)
+    """network cards of a node, such as 1; absent: as many as GPUs"""
+
+    def parts(self, senders: int, gpus: int) -> int:
+        """Of how many equal parts of a node's rate a GPU's message gets one.
+
+        `senders` of the node's `gpus` send one each, and a message passes one card alone.
+        """
+        return max(senders, min(self.nics or gpus, gpus))
 
 
 def list_links() -> tuple[str, ...]:

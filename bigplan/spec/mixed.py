@@ -13,13 +13,16 @@ from typing import TypeVar
 from bigplan.errors import InputError
 from bigplan.spec.cluster import Cluster, Member, NodeGroup, Nvme, Running
 from bigplan.spec.gpu import Gpu
+from bigplan.spec.link import Network
 from bigplan.spec.part import MachinePart
 from bigplan.units import counted
 
 P = TypeVar("P", bound=MachinePart)
 
 # Figures of which more is worse; of all others less is.
-_COSTS = frozenset({"latency", "half_size", "numa_domains", "spread", "launch_overhead"}) | {
+_COSTS = frozenset(
+    {"latency", "half_size", "numa_domains", "spread", "launch_overhead", "nics"}
+) | {
     *("context_memory", "communicator_memory"),
     *("operator_overhead", "kernel_overhead", "kernel_start", "action_overhead"),
 }
@@ -104,9 +107,16 @@ def equal_nodes(groups: Sequence[NodeGroup]) -> NodeGroup:
         pcie=worst([group.pcie for group in groups], names),
         nvme=_drives(drives, names) if len(drives) == len(groups) else None,
         intra_node=worst(links, names),
-        inter_node=worst(sorted(networks, key=lambda link: link.bandwidth), names),
+        inter_node=_network(networks, names),
         running=_running(groups),
     )
+
+
+def _network(networks: Sequence[Network], names: Sequence[str]) -> Network:
+    """The worst of them; where some do not say their cards, all count as if each GPU had one."""
+    if any(network.nics is None for network in networks):
+        networks = [network.without("nics") for network in networks]
+    return worst(sorted(networks, key=lambda network: network.bandwidth), names)
 
 
 def worst(parts: Sequence[P], names: Sequence[str], only: Iterable[str] | None = None) -> P:

@@ -48,6 +48,11 @@ class MachinePart(Spec):
         data["sources"] = self.sources | dict(sources)
         return type(self).model_validate(data)
 
+    def without(self, field: str) -> Self:
+        """This block with nothing said of `field`."""
+        sources = {name: told for name, told in self.sources.items() if name != field}
+        return self.model_copy(update={field: None, "sources": sources})
+
     def limited(self, field: str, limit: int | None) -> Any:
         """This block with `field` (bytes) at most `limit`; its source says so."""
         before = getattr(self, field)

@@ -140,7 +140,7 @@ def _inter(network: Network, text: str, per_node: int) -> Network:
     """The network, at the rate the row states: Gb/s or GB/s, per node, per GPU or times links.
 
     The rate of a network in FABRICS is that of a port, and every GPU has one. The rate of another
-    network is that of a node.
+    network is that of a node. Links that are counted are network cards.
     """
     if "OmniPath" in text:
         return find_network("omni-path-4x100")
@@ -154,4 +154,5 @@ def _inter(network: Network, text: str, per_node: int) -> Network:
         return network
     usual = find_network("infiniband-hdr-8x200")
     reached = rate * usual.bandwidth / NOMINAL_NETWORK
-    return usual.model_copy(update={"name": text, "bandwidth": reached})
+    nics = int(found[1]) if found[1] else None
+    return usual.model_copy(update={"name": text, "bandwidth": reached, "nics": nics})

@@ -273,6 +273,32 @@ def test_messages_of_a_nodes_last_stage_leave_it() -> None:
         assert send(10**8, strategy, NODES) == pytest.approx((1 - share) * inside + share * across)
 
 
+@pytest.mark.parametrize(
+    ("nics", "nodes", "stage", "parts"),
+    [
+        (None, 2, 1, 8),  # a card for each GPU: seven are idle while one sends
+        (16, 2, 1, 8),
+        (1, 2, 1, 1),  # the only sender has the only card
+        (1, 4, 1, 2),  # nodes in the middle send forward and back
+        (1, 4, 4, 8),
+        (1, 4, 8, 8),
+        (4, 4, 1, 4),  # one card of four
+        (4, 4, 2, 4),
+        (2, 2, 4, 4),  # two senders a card
+    ],
+)
+def test_messages_share_the_cards_of_a_node(
+    nics: int | None, nodes: int, stage: int, parts: int
+) -> None:
+    network = SLOW.model_copy(update={"bandwidth": 8e9, "latency": 0.0, "nics": nics})
+    group = NODES.model_copy(update={"inter_node": network, "nodes": nodes})
+    strategy = Strategy(dp=stage, pp=8 * nodes // stage)
+    inside = send(10**9, strategy, NODES.model_copy(update={"nodes": 1, "gpus_per_node": 32}))
+    across = parts * 10**9 / 8e9
+    expected = (inside + across) / 2 if stage < 8 else across
+    assert send(10**9, strategy, group) == pytest.approx(expected)
+
+
 def test_tensor_parallel_ranks_send_their_share() -> None:
     """With sequence parallelism the bytes are a rank's share already; else they are split now."""
     network = NODES.inter_node

@@ -275,6 +275,24 @@ def test_zero_stages_reduce_and_gather_what_they_shard() -> None:
     assert counts[3][1] == 3  # a slot for each kind, which has one layer: gathered once a step
 
 
+def test_experts_that_one_rank_has_are_not_among_what_is_exchanged() -> None:
+    """64 elements of experts before 36 others, which four ranks fill up to 48."""
+    for zero, others in enumerate((36, 48, 48, 48)):
+        for ep, elements in ((4, others), (2, 64 + others)):
+            graph = toy_graph(Strategy(dp=4, zero=zero, ep=ep), blocks=1)
+            (program,) = lower(graph, placed(graph, slots=1))
+            found = {(a.op, a.amount) for a in expand(program.step) if a.layer == 1}
+            moved = {pair for pair in found if pair[0] in (Op.REDUCE, Op.GATHER)}
+            expected = {(Op.REDUCE, elements * graph.sizes.gradient)}
+            if zero:
+                expected.add((Op.GATHER, elements * graph.sizes.parameter))
+            assert moved == expected
+    graph = toy_graph(Strategy(dp=4, ep=4), blocks=2, frozen=True)
+    (program,) = lower(graph, placed(graph))
+    (summed,) = (a.amount for a in expand(program.step) if a.op is Op.REDUCE)
+    assert summed == 2 * (8 + 16) * graph.sizes.gradient  # two blocks' pairs, of no expert
+
+
 def test_what_tensor_parallel_ranks_repeat_is_summed_once_or_before_it_leaves() -> None:
     for zero, times in enumerate((3, 3, 9, 9)):  # layers, in each unit where gradients are sharded
         graph = toy_graph(Strategy(dp=2, tp=2, zero=zero), blocks=1, units=3)

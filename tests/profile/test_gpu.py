@@ -70,3 +70,5 @@ def test_collectives_between_gpus() -> None:
     assert 1e9 < link.bandwidth < 2e12
     assert link.beside_copies is not None
     assert "NCCL" in link.sources["bandwidth"]
+    assert link.compute_beside is not None
+    assert "queued at once" in link.sources["compute_beside"]

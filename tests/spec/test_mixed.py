@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.errors import InputError, RefusedError
-from bigplan.spec.catalog import find_cluster, list_clusters
+from bigplan.spec.catalog import find_cluster, find_network, list_clusters
 from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.files.document import parse_document
 from bigplan.spec.files.dump import to_yaml
@@ -55,7 +55,13 @@ def _not_better(worst: NodeGroup, group: NodeGroup) -> None:
     assert worst.inter_node is not None
     assert group.inter_node is not None
     assert worst.inter_node.latency >= group.inter_node.latency
-    assert worst.inter_node.reached("send") <= group.inter_node.reached("send")
+    # A message's rate, from whichever number of a node's GPUs sends one.
+    for senders in range(1, worst.gpus_per_node + 1):
+        mine, its = (
+            network.reached("send") / network.parts(senders, worst.gpus_per_node)
+            for network in (worst.inter_node, group.inter_node)
+        )
+        assert mine <= its
     if worst.nvme is not None:
         assert group.nvme is not None
         assert worst.nvme.node_read <= group.nvme.node_read
@@ -70,6 +76,18 @@ def test_a_figure_that_one_group_leaves_out_counts_as_what_stands_for_it() -> No
     for order in (groups, groups[::-1]):
         assert equal_nodes(order).host.adam_rate_beside_copies == 1e9
     assert equal_nodes(groups).host.sources["adam_rate"].endswith(": test")
+
+
+def test_cards_are_known_where_every_group_tells_them() -> None:
+    silent = find_network("ethernet-800g")
+    assert silent.nics is None
+    one = find_network("ethernet-10g")
+    for network, nics in ((silent, None), (find_network("infiniband-ndr-8x400"), 8), (one, 1)):
+        groups = [GROUPS["dgx-h100"].model_copy(update={"inter_node": n}) for n in (network, one)]
+        found = equal_nodes(groups).inter_node
+        assert found is not None
+        assert (found.nics, "nics" in found.sources) == (nics, nics is not None)
+        assert found.bandwidth == one.bandwidth
 
 
 def test_groups_alone_and_the_strongest_together() -> None:

@@ -113,23 +113,26 @@ def test_dgx_2_has_sixteen_v100s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "nominal"),
+    ("text", "nominal", "nics"),
     [
-        ("800 Gb/s per node", 100e9),
-        ("8x200 Gb/s HDR", 200e9),
-        ("8 x 400 Gb/s NDR", 400e9),
-        ("100 Gbps", 12.5e9),
-        ("25 GB/s per GPU", 8 * 25e9),
-        ("InfiniBand HDR 200 Gb/s", 8 * 25e9),  # a port for each GPU
-        ("Slingshot 200 Gb/s per node", 25e9),
+        ("800 Gb/s per node", 100e9, None),
+        ("8x200 Gb/s HDR", 200e9, 8),
+        ("8 x 400 Gb/s NDR", 400e9, 8),
+        ("100 Gbps", 12.5e9, None),
+        ("25 GB/s per GPU", 8 * 25e9, None),
+        ("InfiniBand HDR 200 Gb/s", 8 * 25e9, None),  # a port for each GPU
+        ("Slingshot 200 Gb/s per node", 25e9, None),
     ],
 )
-def test_a_stated_network_reaches_the_share_of_its_nominal_rate(text: str, nominal: float) -> None:
+def test_a_stated_network_reaches_the_share_of_its_nominal_rate(
+    text: str, nominal: float, nics: int | None
+) -> None:
     usual = find_network("infiniband-hdr-8x200")
     found = machine_of(row(inter_node=text)).inter_node
     assert found is not None
     assert found.bandwidth == pytest.approx(nominal * usual.bandwidth / NOMINAL_NETWORK)
     assert (found.latency, found.half_size) == (usual.latency, usual.half_size)
+    assert found.nics == nics
 
 
 def test_links_that_are_described_are_taken() -> None:

@@ -7,17 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigplan.capabilities.native import device_refusal
-from bigplan.capabilities.other_tools import other_tools_refusal
-from bigplan.capabilities.splits import expert_parallel_refusal
 from bigplan.cost.band import error_band
 from bigplan.engines.deepspeed.config import configuration
 from bigplan.engines.deepspeed.decisions import Decisions
 from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.engines.deepspeed.search import DeepSpeedSearch, TriedWay
+from bigplan.engines.engine import require_plannable
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.strategy import Strategy
 from bigplan.installed import LAUNCH, missing
-from bigplan.plan import Alternative, Plan, Predicted, SearchRecord, StepParts, digest, fullest, mfu
+from bigplan.plan import (
+    Alternative,
+    Plan,
+    Predicted,
+    SearchRecord,
+    StepParts,
+    digests,
+    fullest,
+    mfu,
+)
 from bigplan.planner import Request
 from bigplan.program import Lane
 from bigplan.recheck import Rechecked, decisions_of, priced_again
@@ -63,17 +71,9 @@ class DeepSpeed:
 
     def make_plan(self, request: Request, watch: Watch) -> Plan:
         """See Engine."""
-        if request.exact:
-            raise RefusedError(
-                "--exact: with --engine deepspeed every way is tried anyway; leave it out"
-            )
         if why := device_refusal(request.cluster.group.gpu):
             raise RefusedError(f"{why}; plan with --engine any")
-        if why := other_tools_refusal(request.model, request.training, "DeepSpeed"):
-            raise RefusedError(why)
-        ways = request.settings.get("ep", 1)
-        if why := expert_parallel_refusal(ways, request.model, "DeepSpeed"):
-            raise RefusedError(why)
+        require_plannable(request, self.name, "DeepSpeed")
         search = DeepSpeedSearch(request)
         found = search.run(watch)
         record = SearchRecord.of_all(search.counted, stopped=search.stopped)
@@ -88,7 +88,7 @@ class DeepSpeed:
     ) -> Plan:
         """A plan for a given way, whether or not it fits."""
         return Plan(
-            inputs={n: digest(getattr(request, n)) for n in ("model", "training", "cluster")},
+            inputs=digests(request.model, request.training, request.cluster),
             predicted=predicted(tried, request),
             strategy=tried.decisions.strategy,
             placement=tried.placement,

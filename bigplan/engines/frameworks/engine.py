@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigplan.capabilities.other_tools import other_tools_refusal
-from bigplan.capabilities.splits import expert_parallel_refusal, zero_group_refusal
+from bigplan.capabilities.splits import zero_group_refusal
+from bigplan.engines.engine import require_plannable
 from bigplan.engines.frameworks.price import PricedWay
 from bigplan.engines.frameworks.search import FrameworkSearch
 from bigplan.engines.frameworks.tool import Tool
@@ -15,7 +15,7 @@ from bigplan.engines.frameworks.way import Way
 from bigplan.engines.shortage import short_text
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.strategy import Strategy
-from bigplan.plan import Alternative, Plan, SearchRecord, digest, fullest
+from bigplan.plan import Alternative, Plan, SearchRecord, digests, fullest
 from bigplan.planner import Request
 from bigplan.recheck import Rechecked, decisions_of, priced_again
 from bigplan.solve.search import Watch
@@ -55,15 +55,7 @@ class FrameworkPlan:
 
     def make_plan(self, request: Request, watch: Watch) -> Plan:
         """See Engine."""
-        if request.exact:
-            raise RefusedError(
-                f"--exact: with --engine {self.name} every way is tried anyway; leave it out"
-            )
-        if why := other_tools_refusal(request.model, request.training, self.name):
-            raise RefusedError(why)
-        ways = request.settings.get("ep", 1)
-        if why := expert_parallel_refusal(ways, request.model, self.name):
-            raise RefusedError(why)
+        require_plannable(request, self.name, self.name)
         if why := self.tool.trains(request.model, request.training):
             raise RefusedError(f"{why}; change it, or plan with --engine any")
         search = FrameworkSearch(self.tool, request)
@@ -82,7 +74,7 @@ class FrameworkPlan:
     ) -> Plan:
         """A plan for a given way, whether or not it fits."""
         return Plan(
-            inputs={n: digest(getattr(request, n)) for n in ("model", "training", "cluster")},
+            inputs=digests(request.model, request.training, request.cluster),
             predicted=priced.predicted(),
             strategy=priced.way.strategy,
             placement=priced.way.placement(request.model, request.training),

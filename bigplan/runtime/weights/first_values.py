@@ -143,20 +143,10 @@ def random_values(
     an element does not depend on the rectangle: blocks of whole rows, of BLOCK elements or a little
     less, have their own seeds.
     """
-    shape = rectangle.rows, rectangle.columns
-    if parameter.name.endswith((".bias", ".lora_B", ".sinks")):
-        return torch.zeros(shape)
-    if (name := parameter.name) in ONES:
-        return torch.ones(shape)
-    if name == BLOCK_SCALE or name in (SLOPE, EDGE):
-        terms = terms_of(torch.tensor([FIRST.get(name, 1.0)]))
-        return terms[rectangle.first_row : rectangle.last_row]
-    if name in FIRST:
-        return torch.full(shape, FIRST[name])
-    drawn_vectors = (*DECAYS, state_space_steps.STEP_OFFSET)
-    if len(parameter.shape) == 1 and name not in drawn_vectors:
-        return torch.full(shape, norm)
-    values, everything = torch.empty(shape), all_of(parameter)
+    constant = _constant(parameter, rectangle, norm)
+    if constant is not None:
+        return constant
+    values, everything = torch.empty(rectangle.rows, rectangle.columns), all_of(parameter)
     at_once = rows_at_once(everything.columns)
     for band in rectangle.bands(at_once):
         number = band.first_row // at_once
@@ -165,19 +155,40 @@ def random_values(
         block = Rectangle(parameter.name, number * at_once, last, 0, everything.columns)
         place = values[band.within(rectangle)]
         drawn = place if band == block else torch.empty(block.rows, block.columns)
-        if parameter.name.endswith(".lora_A"):
-            bound = inputs_of(parameter) ** -0.5
-            drawn.uniform_(-bound, bound, generator=generator)
-        elif name in DECAYS:
-            drawn.uniform_(*DECAYS[name], generator=generator).log_()
-        elif name == state_space_steps.STEP_OFFSET:
-            least, most = map(math.log, TIME_STEPS)
-            drawn.uniform_(least, most, generator=generator).exp_().expm1_().log_()
-        else:
-            drawn.normal_(0.0, STD, generator=generator)
+        _draw(parameter, drawn, generator)
         if drawn is not place:
             place.copy_(drawn[band.within(block)])
     return values
+
+
+def _constant(parameter: Parameter, rectangle: Rectangle, norm: float) -> Tensor | None:
+    """The values of a parameter that all begin alike; None: they are drawn."""
+    name, shape = parameter.name, (rectangle.rows, rectangle.columns)
+    if name.endswith((".bias", ".lora_B", ".sinks")):
+        return torch.zeros(shape)
+    if name in ONES:
+        return torch.ones(shape)
+    if name in (BLOCK_SCALE, SLOPE, EDGE):
+        terms = terms_of(torch.tensor([FIRST.get(name, 1.0)]))
+        return terms[rectangle.first_row : rectangle.last_row]
+    if name in FIRST:
+        return torch.full(shape, FIRST[name])
+    drawn = len(parameter.shape) > 1 or name in (*DECAYS, state_space_steps.STEP_OFFSET)
+    return None if drawn else torch.full(shape, norm)
+
+
+def _draw(parameter: Parameter, values: Tensor, generator: torch.Generator) -> None:
+    """Fill a block of a parameter's rows."""
+    if (name := parameter.name).endswith(".lora_A"):
+        bound = inputs_of(parameter) ** -0.5
+        values.uniform_(-bound, bound, generator=generator)
+    elif name in DECAYS:
+        values.uniform_(*DECAYS[name], generator=generator).log_()
+    elif name == state_space_steps.STEP_OFFSET:
+        least, most = map(math.log, TIME_STEPS)
+        values.uniform_(least, most, generator=generator).exp_().expm1_().log_()
+    else:
+        values.normal_(0.0, STD, generator=generator)
 
 
 def rows_at_once(columns: int) -> int:

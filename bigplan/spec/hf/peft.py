@@ -152,13 +152,7 @@ def adapter_folder(
             for place in found_places(folder / WEIGHTS, layer, shapes, rank, targets)
         ),
     )
-    wanted = {place.target for place in chosen}
-    needed = {(n, t) for n, kind in _blocks(model) for t in possible_targets(model, [kind])}
-    if {(p.layer, p.target) for p in chosen} != {one for one in needed if one[1] in wanted}:
-        raise RefusedError(
-            f"{folder / WEIGHTS}: not all {model.layers} blocks of {model.name} have the same "
-            "adapters, which bigplan trains; start from others"
-        )
+    wanted = _targets_of_all_blocks(folder, model, chosen)
     ranks = {p.module: shapes[f"{p.module}.lora_A.weight"][0] for p in every}
     ranks |= dict.fromkeys(alone, rank)
     ranks |= {p.parameter: p.width for p in chosen if isinstance(p, ExpertPlace)}
@@ -170,6 +164,20 @@ def adapter_folder(
         dropout=_dropout(folder, config),
     )
     return AdapterFolder(lora, chosen, shapes)
+
+
+def _targets_of_all_blocks(
+    folder: Path, model: ModelSpec, places: Collection[Place]
+) -> frozenset[str]:
+    """What has adapters. Raises RefusedError where some blocks that could have them do not."""
+    found = frozenset(place.target for place in places)
+    needed = {(n, t) for n, kind in _blocks(model) for t in possible_targets(model, [kind])}
+    if {(p.layer, p.target) for p in places} != {one for one in needed if one[1] in found}:
+        raise RefusedError(
+            f"{folder / WEIGHTS}: not all {model.layers} blocks of {model.name} have the same "
+            "adapters, which bigplan trains; start from others"
+        )
+    return found
 
 
 def _check_known(
