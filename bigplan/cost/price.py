@@ -203,8 +203,10 @@ def _exchanges(
         trained = [(kind.trained, sharing)] if apart else []
         owners = [*owners, *trained] if strategy.zero == 3 else trained
         times = 1.0 if strategy.zero == 3 else _bucketed(graph, kind)
-    reducing = _together(reduce, trained, reduced, times)
-    gathering = _together(all_gather, owners, graph.sizes.parameter, times)
+    engines = framework.loses_beside and all(group.by_engines for _, group in owners)
+    gather = all_gather if engines else _beside_compute(all_gather)
+    reducing = _together(_beside_compute(reduce), trained, reduced, times)
+    gathering = _together(gather, owners, graph.sizes.parameter, times)
     copies, device = replica_group(strategy, nodes), device_of(nodes, training, framework)
     experts = kind.owned_experts(strategy.zero_ranks)
     parts = (kind.owned(strategy.zero_ranks) - experts, experts)
@@ -215,7 +217,7 @@ def _exchanges(
         taken_from_compute(gathering, sharing, kept),
         taken_from_compute(reducing, sharing, kept) + taken_from_compute(summing, copies, kept),
     )
-    if framework.loses_beside and all(group.by_engines for _, group in owners):
+    if engines:
         mine = sum(n * graph.sizes.parameter / group.size for n, group in owners)
         taken = taken._replace(gather=2 * mine / device.stream_rate)  # read and written
     slowed = taken.in_step(graph)
@@ -239,17 +241,21 @@ def _bucketed(graph: Graph, kind: LayerKind) -> float:
     return max(1.0, every / kind.trained) if kind.trained else 1.0
 
 
+_Collective = Callable[[int, Group], float]  # seconds of so many bytes
+
+
+def _beside_compute(collective: _Collective) -> _Collective:
+    return lambda nbytes, group: beside_compute(collective(nbytes, group), group)
+
+
 def _together(
-    collective: Callable[[int, Group], float],
+    collective: _Collective,
     owners: Iterable[tuple[int, Group]],
     element: int,
     times: float,
 ) -> float:
     """Seconds of a layer's part of collectives that take so many times its elements at once."""
-    return sum(
-        beside_compute(collective(round(times * n * element), group), group) / times
-        for n, group in owners
-    )
+    return sum(collective(round(times * n * element), group) / times for n, group in owners)
 
 
 def _kind_cost(

@@ -334,6 +334,10 @@ def test_gathers_by_copy_engines_take_a_copy_of_the_own_part() -> None:
     assert found.taken.gather == pytest.approx(
         copied / (gpu.memory_bandwidth * gpu.memory_efficiency)
     )
+    # Compute slows kernels, and so reductions, but no engines.
+    link = one.intra_node.model_copy(update={"beside_compute": 0.5})
+    slower = price(graph, TRAINING, one.model_copy(update={"intra_node": link})).kinds["block"]
+    assert (slower.gather, slower.reduce) == (found.gather, 2 * found.reduce)
     # Between nodes kernels gather.
     assert gpu.compute_beside_collectives == 0.78
     across = _price(Strategy(dp=16, micro_batch=2, zero=3), DGX).kinds["block"]
@@ -343,9 +347,10 @@ def test_gathers_by_copy_engines_take_a_copy_of_the_own_part() -> None:
 def test_where_the_gpu_says_nothing_its_link_does() -> None:
     """Half of the speed is twice the seconds; of those compute loses a tenth, once a step."""
     shares = {"beside_compute": 0.5, "compute_beside": 0.9}
-    link = DGX.intra_node.model_copy(update=shares)
+    kernels = DGX.intra_node.model_copy(update={"peer_access": False})
+    link = kernels.model_copy(update=shares)
     gpu = DGX.gpu.model_copy(update={"compute_beside_collectives": None})
-    usual = DGX.model_copy(update={"nodes": 1, "gpu": gpu})
+    usual = DGX.model_copy(update={"nodes": 1, "gpu": gpu, "intra_node": kernels})
     slower = usual.model_copy(update={"intra_node": link})
     strategy = Strategy(dp=8, micro_batch=2)  # 4 micro-batches a step
     before, beside = (_price(strategy, nodes).kinds["block"] for nodes in (usual, slower))
