@@ -15,7 +15,6 @@ from bigplan.capabilities.native import gpu_refusal
 from bigplan.engines import Engine, engine_of
 from bigplan.errors import (
     CheckpointError,
-    InputError,
     LostError,
     NoRoomError,
     RefusedError,
@@ -58,6 +57,7 @@ from bigplan.launcher.record import (
 from bigplan.launcher.resume import (
     Resumable,
     decaying_until,
+    refuse_done,
     refuse_other_training,
     refuse_without_rate,
     shown,
@@ -67,7 +67,7 @@ from bigplan.launcher.steps import Steps
 from bigplan.launcher.weights_and_biases import require_wandb
 from bigplan.plan import Plan, load_plan
 from bigplan.spec.experiment import LaunchSpec
-from bigplan.units import be, counted
+from bigplan.units import counted
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def launch(
     if options.resume is not None:
         folder = options.resume.folder.absolute()
         refuse_other_training(options.resume.plan, plan.model, plan.training)
-        _refuse_done(folder, target)
-        refuse_without_rate(plan, target)
+        refuse_done(folder, target)
+        refuse_without_rate(plan.training, target)
     else:
         plan = decaying_until(plan, target)
         folder = new_folder(Path(options.how.run_dir).expanduser().absolute(), plan.model.name)
@@ -139,20 +139,6 @@ def _require_machine(launched: Launched) -> None:
     if launched.address is None:
         require_gpus(Layout.of(plan))
     require_space(run, plan, launched.folders.scratch, more_at_once(run, plan, launched.how))
-
-
-def _refuse_done(folder: Path, target: int) -> None:
-    """Raise InputError where nothing is left to do.
-
-    A launch that was killed after its last step has still to close the run's record.
-    """
-    done = newest_step(folder) or 0
-    closed = (folder / SUMMARY).exists() and read_summary(folder).status == "finished"
-    if done > target or (done == target and closed):
-        raise InputError(
-            f"{shown(folder)} has done {counted(done, 'step')}, and {target} {be(target)} "
-            f"asked for; --steps N with N above {done} goes on"
-        )
 
 
 def _prepare(launched: Launched, before: Plan) -> None:

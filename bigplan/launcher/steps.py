@@ -113,7 +113,7 @@ class Steps:
 
     def _validation(self, step: int) -> Evaluated | None:
         validation = self.journal.plan.training.validation
-        if validation is None or step % validation.every:
+        if validation is None or (step % validation.every and step < self.journal.target):
             return None
         doing = f"validating after step {step}"
         if self.journal.plan.training.preference is not None:

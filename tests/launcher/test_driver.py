@@ -141,10 +141,10 @@ def test_metrics_say_what_the_ranks_measured(tmp_path: Path) -> None:
     assert metric.mfu == pytest.approx(plan.predicted.mfu * plan.predicted.step_seconds / 2.0)
 
 
-def test_validation_at_intervals(tmp_path: Path) -> None:
+def test_validation_at_intervals_and_after_the_last_step(tmp_path: Path) -> None:
     plan = plan_with(validation=ValidationSpec(data="bundled", every=2, batches=1))
     record = read_record(launch(plan, told(tmp_path, steps=5), quiet(), Fake))
-    assert [metric.validation_loss for metric in record.metrics] == [None, 5.0, None, 3.0, None]
+    assert [metric.validation_loss for metric in record.metrics] == [None, 5.0, None, 3.0, 2.0]
 
 
 def test_ctrl_c_ends_the_step_writes_a_checkpoint_and_resumes(tmp_path: Path) -> None:
