@@ -155,7 +155,9 @@ def _columns(outcome: StudyOutcome) -> Iterator[tuple[str, Sequence[str]]]:
     if not measured:
         yield "tokens/s", [_or(row.tokens_per_second, _three) for row in rows]
     yield "GPU", [_or(row.gpu_bytes, bytes_text) for row in rows]
-    if any(row.dollars_per_million_tokens for row in rows):
+    if any(row.dollars for row in rows):  # of the whole training
+        yield "dollars", [_or(row.dollars, dollars_text) for row in rows]
+    elif any(row.dollars_per_million_tokens for row in rows):
         yield "$ / M tokens", [_or(row.dollars_per_million_tokens, dollars_text) for row in rows]
     if any(row.days for row in rows):
         yield "days", [_or(row.days, lambda days: f"{days:.3g}") for row in rows]
