@@ -115,6 +115,8 @@ def _wanted(
         plan, asked = checked_plan(run.folder / PLAN, run.plan), run.asked
     else:
         experiment = _experiment(what, options, run)
+        if what is not None and experiment.training.steps is not None:  # else the run's own
+            how["steps"] = experiment.training.steps
         how |= experiment.launch.model_dump(include=experiment.launch.model_fields_set)
         model, training = experiment.model_spec(), experiment.resolved_training()
         launched = validate(how | changed, LaunchSpec, "command line")

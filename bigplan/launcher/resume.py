@@ -61,7 +61,7 @@ def refuse_other_training(before: Plan, model: ModelSpec, training: Training) ->
         free.add("weights")  # its place: a checkpoint knows the content of frozen weights
     for what, now in (("model", model), ("training", training)):
         old, new = (one.model_dump(mode="json") for one in (getattr(before, what), now))
-        changes = [text for key, text in _changes(old, new) if key not in free]
+        changes = [text for key, text in _changes(old, new) if not {key, _part(key)} & free]
         if changes:
             raise RefusedError(
                 f"this run cannot be resumed with that {what}: {'; '.join(changes)}. Another plan "
@@ -119,6 +119,10 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[s
                 yield f"{key}.{inner}", f"{key}.{text}"
         elif before != after:
             yield key, f"{key} was {_written(before)} and is {_written(after)}"
+
+
+def _part(key: str) -> str:
+    return key.partition(".")[0]
 
 
 def _written(value: object) -> str:

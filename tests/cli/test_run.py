@@ -109,6 +109,13 @@ def test_another_plan_or_experiment_is_named(ran: Run, tmp_path: Path) -> None:
     code, _, err = ran("launch", "e.yaml", "--resume", RUN)
     assert code == 0, err
     assert kept() == [6]
+    longer = (
+        Path("e.yaml").read_text().replace("fp32}", "fp32, steps: 8}").replace("steps: 6, ", "")
+    )
+    Path("e.yaml").write_text(longer)
+    code, _, err = ran("launch", "e.yaml", "--resume", RUN)
+    assert code == 0, err
+    assert kept() == [8]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from bigplan.planner import simulate_plan
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.lora import Lora
 from bigplan.spec.schedule import Schedule
+from bigplan.spec.training import ValidationSpec
 from tests.tiny import tiny_plan
 from tests.wording import tells
 
@@ -72,6 +73,12 @@ def test_the_way_on_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_how_long_the_whole_training_is_may_change() -> None:
     refuse_other(tiny_plan(), changed(tokens=10**12))
+
+
+def test_validation_may_change() -> None:
+    some = ValidationSpec(data="a", every=2)
+    refuse_other(changed(validation=some), changed(validation=ValidationSpec(data="b", every=3)))
+    refuse_other(changed(validation=None), changed(validation=some))
 
 
 def test_the_folder_of_frozen_weights_may_move() -> None:
