@@ -54,6 +54,7 @@ from bigplan.launcher.record import (
     read_summary,
     write_start,
 )
+from bigplan.launcher.references import References
 from bigplan.launcher.resume import (
     Resumable,
     decaying_until,
@@ -154,8 +155,9 @@ def _prepare(launched: Launched, before: Plan) -> None:
 def _write_down(launched: Launched) -> None:
     """Have the plan, and how it is launched, on record for a resumption; keep the plan before.
 
-    A run that goes on does so once its ranks have their state. A plan that cannot go on, as it
-    does not fit or the checkpoint is not its own, must not take the place of one that can.
+    A run that goes on does so once its ranks have their state, and the reference of pairs. A plan
+    that cannot go on, as it does not fit, or the checkpoint or the reference is not its own, must
+    not take the place of one that can.
     """
     folder, plan = launched.journal.folder, launched.plan
     if launched.written == plan:
@@ -320,15 +322,18 @@ def _start(launched: Launched, crew: Crew, checkpoint: Path | None) -> int:
 def _train(launched: Launched, crew: Crew, done: int) -> None:
     journal, how = launched.journal, launched.how
     journal.start(done)
-    _write_down(launched)
-    (journal.folder / FOLDER).mkdir(exist_ok=True)
     launched.stop.patient = True
     promise = Promise.of(launched.plan)
+    stopping = lambda: launched.stop.asked  # noqa: E731 -- as the others below
     with progress(launched.console, done, journal.target, promise) as show:
+        wanted = launched.plan.training.preference
+        if wanted is not None and wanted.refers:
+            References(crew, journal.folder, done).give(show, stopping)
+        _write_down(launched)
+        (journal.folder / FOLDER).mkdir(exist_ok=True)
         pace = Pace(how.checkpoint_every)
         leaving, anew = partial(may_grow, launched), partial(_write_anew, launched)
         keep, most = how.checkpoint_keep, how.max_skipped
-        stopping = lambda: launched.stop.asked  # noqa: E731 -- beside the other
         Steps(crew, journal, keep, pace, stopping, most, leaving, anew).run(show)
     if launched.stop.asked or journal.done == journal.target:
         journal.finished += crew.ask("finish", doing="finishing")

@@ -22,7 +22,6 @@ from bigplan.launcher.checkpoints import (
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.progress import Show
 from bigplan.launcher.record import Metric
-from bigplan.launcher.references import References
 from bigplan.launcher.skipped import told
 from bigplan.plan import graph_of
 from bigplan.runtime.result import Evaluated
@@ -63,9 +62,6 @@ class Steps:
         are not on record at the end.
         """
         journal, told = self.journal, ""
-        wanted = journal.plan.training.preference
-        if wanted is not None and wanted.refers:
-            References(self.ranks, journal.folder, journal.done).give(show, self.stopping)
         while journal.done < journal.target and not self.stopping():
             results = self._ask_step()
             saved = [saved for result in results for saved in result.saved]
