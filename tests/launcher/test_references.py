@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from bigplan.errors import InputError
 from bigplan.launcher.driver import LaunchOptions, launch
@@ -167,3 +169,42 @@ def test_validation_by_pairs_without_a_reference_takes_no_place(tmp_path: Path) 
         launch(other, longer(folder), quiet(), Paired)
     assert load_plan(folder / "plan.yaml") == held
     assert read_record(launch(held, longer(folder), quiet(), Paired)).metrics[-1].step == 12
+
+
+class Stopped(Paired):
+    """A worker that is interrupted when it scores the second part of its data."""
+
+    parts = ("training", "validation")
+
+    def pair_data(self) -> dict[str, PairData]:
+        return {part: PairData(part, 1, 1, 1) for part in self.parts}
+
+    def score(self, part: str, step: int) -> Batch:
+        if part == self.parts[-1]:
+            raise KeyboardInterrupt
+        return super().score(part, step)
+
+
+class StoppedSooner(Stopped):
+    """One that is interrupted in the first part."""
+
+    parts = ("training",)
+
+
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize("worker", [Stopped, StoppedSooner])
+def test_a_reference_that_is_known_stays(tmp_path: Path, worker: type[Stopped]) -> None:
+    out = StringIO()
+    paired = {"preference": Preference(method="dpo"), "isolate_documents": True}
+    plan = plan_with(**paired, validation=ValidationSpec(data="held-out"))
+    with pytest.raises(KeyboardInterrupt):
+        launch(plan, told(tmp_path), Console(file=out, width=500), worker)
+    runs = [path.name for path in tmp_path.iterdir()]
+    if worker is Stopped:
+        assert (
+            f"Start it again with: bigplan launch --resume {tmp_path / runs[0]}" in out.getvalue()
+        )
+        assert list(read(tmp_path / runs[0])) == ["training"]
+    else:
+        assert "nothing of it is kept" in out.getvalue()
+        assert runs == []
