@@ -55,7 +55,7 @@ def test_the_cheapest_is_in_time_and_has_a_price() -> None:
 
 def test_nodes_are_shown_where_not_every_point_states_them() -> None:
     some = index({"cluster": "a"}, {"cluster": "b", "nodes": 16})
-    every = [{"nodes": 1}, {"nodes": 16}]
+    every: list[dict[str, object]] = [{"nodes": 1}, {"nodes": 16}]
     rows = row(nodes=1), row(nodes=16)
     told = words(outcome(some, *rows))
     assert "point nodes step" in told

@@ -174,7 +174,7 @@ def test_validation_by_pairs_without_a_reference_takes_no_place(tmp_path: Path) 
 class Stopped(Paired):
     """A worker that is interrupted when it scores the second part of its data."""
 
-    parts = ("training", "validation")
+    parts: tuple[str, ...] = ("training", "validation")
 
     def pair_data(self) -> dict[str, PairData]:
         return {part: PairData(part, 1, 1, 1) for part in self.parts}
