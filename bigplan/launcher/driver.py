@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bigplan.capabilities.native import gpu_refusal
+from bigplan.capabilities.native import gpu_refusal, native_refusal
 from bigplan.engines import Engine, engine_of
 from bigplan.errors import (
     CheckpointError,
@@ -19,6 +19,7 @@ from bigplan.errors import (
     NoRoomError,
     RefusedError,
 )
+from bigplan.graph.strategy import Strategy
 from bigplan.launcher import places, preflight
 from bigplan.launcher.actor import Folders, WorkerType
 from bigplan.launcher.checkpoints import (
@@ -95,14 +96,7 @@ def launch(
     is on record, and the last checkpoint is named.
     """
     engine = engine_of(plan)
-    if untried := gpu_refusal(plan.cluster.group.gpu, plan.model, plan.training):
-        raise RefusedError(f"this plan cannot be launched: {untried}")
-    if refusal := engine.refusal(plan.model, plan.training, plan.strategy):
-        raise RefusedError(
-            f"this plan cannot be launched: {refusal}. Plan with --engine native for one that can"
-        )
-    if missing := engine.missing():
-        raise RefusedError(f"this plan cannot be launched here: {missing}")
+    _refuse_unlaunchable(plan, engine)
     require_wandb(options.how.wandb)
     target, resumes = options.how.steps or plan.training.steps, options.resume is not None
     if options.resume is not None:
@@ -132,6 +126,19 @@ def launch(
         _prepare_engine(launched, engine)
         _with_ray(launched)
     return folder
+
+
+def _refuse_unlaunchable(plan: Plan, engine: Engine) -> None:
+    """Raise RefusedError for what no launch, or none here, can run."""
+    if untried := gpu_refusal(plan.cluster.group.gpu, plan.model, plan.training):
+        raise RefusedError(f"this plan cannot be launched: {untried}")
+    if refusal := engine.refusal(plan.model, plan.training, plan.strategy):
+        plain = Strategy(dp=plan.strategy.ranks)
+        always = native_refusal(plan.model, plan.training, plain)  # however the work is split
+        advice = "" if always else ". Plan with --engine native for one that can"
+        raise RefusedError(f"this plan cannot be launched: {refusal}{advice}")
+    if missing := engine.missing():
+        raise RefusedError(f"this plan cannot be launched here: {missing}")
 
 
 def _require_machine(launched: Launched) -> None:

@@ -470,6 +470,17 @@ def test_a_plan_that_cannot_go_on_takes_no_place(tmp_path: Path) -> None:
     assert steps(read_record(launch(tiny_plan(), again(folder), quiet(), Fake)))[-1] == 10
 
 
+def test_another_plan_is_advised_where_one_can_be_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RefusedError, match=r"cannot be launched: .*dropout") as never:
+        launch(plan_with(dropout=0.1), told(tmp_path), quiet(), Fake)
+    assert "--engine native" not in str(never.value)
+    monkeypatch.setattr("bigplan.engines.native.native_refusal", lambda *_: "no such split")
+    with pytest.raises(RefusedError, match=r"no such split\. Plan with --engine native"):
+        launch(tiny_plan(), told(tmp_path), quiet(), Fake)
+
+
 def test_another_training_is_refused(tmp_path: Path) -> None:
     folder = died(tmp_path)
     with pytest.raises(RefusedError, match="with that training: seed was 0 and is 7"):
