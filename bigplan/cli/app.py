@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 import typer
@@ -14,6 +16,7 @@ from bigplan.cli.output import checked_output
 from bigplan.errors import BigplanError, InputError, control_character, printable, quoted, shortened
 
 LONGEST_LINE = 3000  # characters of a message; lists of allowed values have up to 2,000
+REFUSED_PATHS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 app = typer.Typer(
     name="bigplan",
@@ -60,10 +63,24 @@ def _require_text(arguments: list[str]) -> None:
             )
 
 
+@contextmanager
+def _checked_paths() -> Iterator[None]:
+    """A path that the system refuses, such as one in another user's folder, is bad input."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or error.errno not in REFUSED_PATHS:
+            raise
+        raise InputError(
+            f"{error.filename}: {error.strerror}; name another file or folder, or get the right "
+            "to this one and to the folders that it is in"
+        ) from error
+
+
 def run() -> None:
     """The command that was asked for. Exits with 0, 2 bad input, 3 infeasible, and so on."""
     try:
-        with checked_output():
+        with checked_output(), _checked_paths():
             _require_text(sys.argv[1:])
             app()
     except BigplanError as error:

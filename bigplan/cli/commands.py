@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -73,4 +75,13 @@ def _imported(name: str) -> Any:
         alone.add_typer(found, name=name)
     else:
         alone.command(name)(found)
-    return get_group(alone).commands[name]
+    return _flowing(get_group(alone).commands[name])
+
+
+def _flowing(command: Any) -> Any:
+    """Lines of its help joined: Typer keeps where the source ends them, at 100 columns."""
+    for inner in getattr(command, "commands", {}).values():
+        _flowing(inner)
+    joined = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.help or ""))
+    command.help = joined.replace(" Exit codes:", "\nExit codes:")
+    return command

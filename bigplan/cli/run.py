@@ -98,7 +98,7 @@ def _wanted(
     With it what the plan was asked for with; None: only the plan knows.
     """
     from bigplan.launcher.record import PLAN, Asked
-    from bigplan.launcher.resume import refuse_other_training
+    from bigplan.launcher.resume import refuse_done, refuse_other_training, refuse_without_rate
 
     asked: Asked | None = None
     how = {} if run is None else run.how.model_dump()
@@ -115,11 +115,17 @@ def _wanted(
         plan, asked = checked_plan(run.folder / PLAN, run.plan), run.asked
     else:
         experiment = _experiment(what, options, run)
+        if what is not None and experiment.training.steps is not None:  # else the run's own
+            how["steps"] = experiment.training.steps
         how |= experiment.launch.model_dump(include=experiment.launch.model_fields_set)
         model, training = experiment.model_spec(), experiment.resolved_training()
+        launched = validate(how | changed, LaunchSpec, "command line")
         if run is not None:  # the driver asks again, but a search may take minutes
+            target = launched.steps or training.steps
             refuse_other_training(run.plan, model, training)
-        if validate(how | changed, LaunchSpec, "command line").address in (None, "local"):
+            refuse_done(run.folder, target)
+            refuse_without_rate(training, target)
+        if launched.address in (None, "local"):
             require_inputs(model, training, weights=run is None)
         plan = _planned(experiment, console)
         nodes = plan.cluster.nodes

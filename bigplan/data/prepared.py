@@ -155,7 +155,7 @@ def _mapped(path: Path, dtype: Dtype) -> NDArray[Any]:
     try:
         return np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
     except (OSError, ValueError) as error:  # numpy: "cannot mmap an empty file"
-        why = error.strerror if isinstance(error, OSError) else error
+        why = error.strerror if isinstance(error, OSError) else "it is empty"
         here = "" if path.is_absolute() else f"; looked for in {Path.cwd()}"
         raise InputError(
             f"data {path} cannot be read ({why}{here}): "

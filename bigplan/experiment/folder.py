@@ -30,6 +30,7 @@ from bigplan.spec.experiment import Experiment
 from bigplan.spec.files.document import Spec, validate
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.files.shipped import PACKAGE
+from bigplan.spec.files.writing import write_whole
 from bigplan.spec.sweep import Find
 
 S = TypeVar("S", bound=Spec)
@@ -129,12 +130,10 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def write_whole(path: Path, data: str | bytes) -> None:
-    """Write all or nothing, even if the process is killed. Raises InputError."""
-    beside = path.with_name(f"{path.name}.partial")
+def write_part(path: Path, data: str | bytes) -> None:
+    """Write a file of an experiment, all or nothing. Raises InputError."""
     try:
-        beside.write_bytes(data.encode() if isinstance(data, str) else data)
-        beside.replace(path)
+        write_whole(path, data)
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror}; make room there, or name another folder with "
@@ -144,7 +143,7 @@ def write_whole(path: Path, data: str | bytes) -> None:
 
 def write_spec(path: Path, spec: Spec) -> None:
     """Write a description as JSON."""
-    write_whole(path, spec.model_dump_json(indent=1, exclude_none=True) + "\n")
+    write_part(path, spec.model_dump_json(indent=1, exclude_none=True) + "\n")
 
 
 def read_spec(path: Path, schema: type[S]) -> S | None:

@@ -22,8 +22,8 @@ from bigplan.experiment.folder import (
     make_folder,
     read_row,
     read_spec,
+    write_part,
     write_spec,
-    write_whole,
 )
 from bigplan.experiment.planning import PlannedPoint, Task, plan_task
 from bigplan.experiment.row import StudyRow
@@ -149,7 +149,7 @@ def _todo(studied: Studied, index: StudyIndex, folder: Path) -> list[Task]:
 def _keep(folder: Path, done: PlannedPoint) -> None:
     """Write the plan before the row, because the row says that both exist."""
     if done.plan:
-        write_whole(folder / POINTS / f"{done.task.key}.yaml", done.plan)
+        write_part(folder / POINTS / f"{done.task.key}.yaml", done.plan)
     write_spec(folder / POINTS / f"{done.task.key}.json", done.row)
 
 
@@ -159,7 +159,7 @@ def _write_plans(folder: Path, index: StudyIndex, rows: tuple[StudyRow, ...]) ->
     for number, (entry, row) in enumerate(zip(index.points, rows, strict=True)):
         if row.status == "planned":
             text = (folder / POINTS / f"{entry.key}.yaml").read_text(encoding="utf-8")
-            write_whole(folder / plan_name(number), text)
+            write_part(folder / plan_name(number), text)
 
 
 def _measured(folder: Path, index: StudyIndex) -> Iterator[tuple[int, MeasuredPoint]]:

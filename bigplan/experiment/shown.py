@@ -141,7 +141,9 @@ def _columns(outcome: StudyOutcome) -> Iterator[tuple[str, Sequence[str]]]:
     rows, measured = outcome.rows, outcome.measured
     if outcome.index.largest is not None:
         yield "largest", [_or(row.found, str) for row in rows]
-    if len({row.nodes for row in rows}) > 1 and "nodes" not in outcome.index.keys:
+    chosen = outcome.index.prefer == "cheapest"  # then a point's own number is the most
+    stated = all("nodes" in point.values for point in outcome.index.points)
+    if len({row.nodes for row in rows}) > 1 and (chosen or not stated):
         yield "nodes", [_or(row.nodes, str) for row in rows]
     yield "step", [_or(row.step_seconds, seconds_text) for row in rows]
     if measured:
@@ -155,7 +157,9 @@ def _columns(outcome: StudyOutcome) -> Iterator[tuple[str, Sequence[str]]]:
     if not measured:
         yield "tokens/s", [_or(row.tokens_per_second, _three) for row in rows]
     yield "GPU", [_or(row.gpu_bytes, bytes_text) for row in rows]
-    if any(row.dollars_per_million_tokens for row in rows):
+    if any(row.dollars for row in rows):  # of the whole training
+        yield "dollars", [_or(row.dollars, dollars_text) for row in rows]
+    elif any(row.dollars_per_million_tokens for row in rows):
         yield "$ / M tokens", [_or(row.dollars_per_million_tokens, dollars_text) for row in rows]
     if any(row.days for row in rows):
         yield "days", [_or(row.days, lambda days: f"{days:.3g}") for row in rows]

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bigplan.experiment.folder import PLANS, MeasuredPoint, StudyIndex, write_whole
+from bigplan.experiment.folder import PLANS, MeasuredPoint, StudyIndex, write_part
 from bigplan.experiment.row import StudyRow
 
 Table = Mapping[str, Sequence[Any]]  # column: values
@@ -62,12 +62,12 @@ def _cell(value: Any) -> Any:
 def write_tables(folder: Path, name: str, table: Table) -> tuple[Path, ...]:
     """Write NAME.csv, and NAME.parquet where pyarrow is installed; return the files."""
     written = [folder / f"{name}.csv"]
-    write_whole(written[0], csv_text(table))
+    write_part(written[0], csv_text(table))
     parquet = folder / f"{name}.parquet"
     if find_spec("pyarrow") is None:
         parquet.unlink(missing_ok=True)  # an older file would be taken for this table
         return tuple(written)
-    write_whole(parquet, _parquet(table))
+    write_part(parquet, _parquet(table))
     return (*written, parquet)
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bigplan.capabilities.native import gpu_refusal
+from bigplan.capabilities.native import gpu_refusal, native_refusal
 from bigplan.engines import Engine, engine_of
 from bigplan.errors import (
     CheckpointError,
-    InputError,
     LostError,
     NoRoomError,
     RefusedError,
 )
+from bigplan.graph.strategy import Strategy
 from bigplan.launcher import places, preflight
 from bigplan.launcher.actor import Folders, WorkerType
 from bigplan.launcher.checkpoints import (
@@ -55,9 +55,11 @@ from bigplan.launcher.record import (
     read_summary,
     write_start,
 )
+from bigplan.launcher.references import References
 from bigplan.launcher.resume import (
     Resumable,
     decaying_until,
+    refuse_done,
     refuse_other_training,
     refuse_without_rate,
     shown,
@@ -67,7 +69,7 @@ from bigplan.launcher.steps import Steps
 from bigplan.launcher.weights_and_biases import require_wandb
 from bigplan.plan import Plan, load_plan
 from bigplan.spec.experiment import LaunchSpec
-from bigplan.units import be, counted
+from bigplan.units import counted
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,14 @@ def launch(
     is on record, and the last checkpoint is named.
     """
     engine = engine_of(plan)
-    _require_executable(plan, engine)
+    _refuse_unlaunchable(plan, engine)
     require_wandb(options.how.wandb)
     target, resumes = options.how.steps or plan.training.steps, options.resume is not None
     if options.resume is not None:
         folder = options.resume.folder.absolute()
         refuse_other_training(options.resume.plan, plan.model, plan.training)
-        _refuse_done(folder, target)
-        refuse_without_rate(plan, target)
+        refuse_done(folder, target)
+        refuse_without_rate(plan.training, target)
     else:
         plan = decaying_until(plan, target)
         folder = new_folder(Path(options.how.run_dir).expanduser().absolute(), plan.model.name)
@@ -126,14 +128,15 @@ def launch(
     return folder
 
 
-def _require_executable(plan: Plan, engine: Engine) -> None:
-    """Raise RefusedError where the plan's engine does not execute it, or not here."""
+def _refuse_unlaunchable(plan: Plan, engine: Engine) -> None:
+    """Raise RefusedError for what no launch, or none here, can run."""
     if untried := gpu_refusal(plan.cluster.group.gpu, plan.model, plan.training):
         raise RefusedError(f"this plan cannot be launched: {untried}")
     if refusal := engine.refusal(plan.model, plan.training, plan.strategy):
-        raise RefusedError(
-            f"this plan cannot be launched: {refusal}. Plan with --engine native for one that can"
-        )
+        plain = Strategy(dp=plan.strategy.ranks)
+        always = native_refusal(plan.model, plan.training, plain)  # however the work is split
+        advice = "" if always else ". Plan with --engine native for one that can"
+        raise RefusedError(f"this plan cannot be launched: {refusal}{advice}")
     if missing := engine.missing():
         raise RefusedError(f"this plan cannot be launched here: {missing}")
 
@@ -144,20 +147,6 @@ def _require_machine(launched: Launched) -> None:
     if launched.address is None:
         require_gpus(Layout.of(plan))
     require_space(run, plan, launched.folders.scratch, more_at_once(run, plan, launched.how))
-
-
-def _refuse_done(folder: Path, target: int) -> None:
-    """Raise InputError where nothing is left to do.
-
-    A launch that was killed after its last step has still to close the run's record.
-    """
-    done = newest_step(folder) or 0
-    closed = (folder / SUMMARY).exists() and read_summary(folder).status == "finished"
-    if done > target or (done == target and closed):
-        raise InputError(
-            f"{shown(folder)} has done {counted(done, 'step')}, and {target} {be(target)} "
-            f"asked for; --steps N with N above {done} goes on"
-        )
 
 
 def _prepare(launched: Launched, before: Plan) -> None:
@@ -173,8 +162,9 @@ def _prepare(launched: Launched, before: Plan) -> None:
 def _write_down(launched: Launched) -> None:
     """Have the plan, and how it is launched, on record for a resumption; keep the plan before.
 
-    A run that goes on does so once its ranks have their state. A plan that cannot go on, as it
-    does not fit or the checkpoint is not its own, must not take the place of one that can.
+    A run that goes on does so once its ranks have their state, and the reference of pairs. A plan
+    that cannot go on, as it does not fit, or the checkpoint or the reference is not its own, must
+    not take the place of one that can.
     """
     folder, plan = launched.journal.folder, launched.plan
     if launched.written == plan:
@@ -339,15 +329,18 @@ def _start(launched: Launched, crew: Crew, checkpoint: Path | None) -> int:
 def _train(launched: Launched, crew: Crew, done: int) -> None:
     journal, how = launched.journal, launched.how
     journal.start(done)
-    _write_down(launched)
-    (journal.folder / FOLDER).mkdir(exist_ok=True)
     launched.stop.patient = True
     promise = Promise.of(launched.plan)
+    stopping = lambda: launched.stop.asked  # noqa: E731 -- as the others below
     with progress(launched.console, done, journal.target, promise) as show:
+        wanted = launched.plan.training.preference
+        if wanted is not None and wanted.refers:
+            References(crew, journal.folder, done).give(show, stopping)
+        _write_down(launched)
+        (journal.folder / FOLDER).mkdir(exist_ok=True)
         pace = Pace(how.checkpoint_every)
         leaving, anew = partial(may_grow, launched), partial(_write_anew, launched)
         keep, most = how.checkpoint_keep, how.max_skipped
-        stopping = lambda: launched.stop.asked  # noqa: E731 -- beside the other
         Steps(crew, journal, keep, pace, stopping, most, leaving, anew).run(show)
     if launched.stop.asked or journal.done == journal.target:
         journal.finished += crew.ask("finish", doing="finishing")

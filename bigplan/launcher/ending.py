@@ -11,7 +11,10 @@ from bigplan.errors import BigplanError, DivergedError, WorkerError
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.launched import Launched
 from bigplan.launcher.record import Status
+from bigplan.launcher.references import FILE as REFERENCE
 from bigplan.launcher.resume import resume_hint
+
+ERROR = "error.txt"
 
 
 @contextmanager
@@ -26,13 +29,13 @@ def ending(launched: Launched, *, resumes: bool) -> Iterator[None]:
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         status = "interrupted"
-        if journal.begun:
+        if not _keeps(journal, resumes=resumes):
+            launched.say("Stopped before the first step; nothing of it is kept")
+        elif journal.begun:
             hint = resume_hint(journal.folder)
             launched.say(f"Stopped after step {journal.done} of {journal.target}. {hint}")
-        elif resumes:
-            launched.say(f"Stopped before it went on. {resume_hint(journal.folder)}")
         else:
-            launched.say("Stopped before the first step; nothing of it is kept")
+            launched.say(f"Stopped before it went on. {resume_hint(journal.folder)}")
         raise
     except OSError as error:
         told = WorkerError(f"the run's record cannot be written: {error}")
@@ -47,9 +50,15 @@ def ending(launched: Launched, *, resumes: bool) -> Iterator[None]:
         _close(journal, status, resumes=resumes)
 
 
+def _keeps(journal: Journal, *, resumes: bool) -> bool:
+    """Whether the folder has something: steps, an error's details, or a reference, of hours."""
+    there = any((journal.folder / name).exists() for name in (ERROR, REFERENCE))
+    return journal.active or resumes or there
+
+
 def _close(journal: Journal, status: Status, *, resumes: bool) -> None:
     """Write what is known; leave no folder if nothing ran and nothing is there to read."""
-    if not (journal.active or resumes or (journal.folder / "error.txt").exists()):
+    if not _keeps(journal, resumes=resumes):
         shutil.rmtree(journal.folder, ignore_errors=True)
     elif journal.begun:
         try:
@@ -60,7 +69,8 @@ def _close(journal: Journal, status: Status, *, resumes: bool) -> None:
 
 def _hinted(launched: Launched, error: BigplanError, *, resumes: bool) -> BigplanError:
     """The error, with the way to go on where there is something to go on with."""
-    if launched.journal.begun or resumes:
+    begun = launched.journal.begun or resumes
+    if begun and _keeps(launched.journal, resumes=resumes):
         as_before = "" if launched.journal.begun else "The run is as it was before. "
         hint = f"{as_before}{resume_hint(launched.journal.folder)}"
         error.args = (f"{str(error).rstrip('.')}. {hint}",)
@@ -71,6 +81,6 @@ def _keep_details(folder: Path, error: BigplanError) -> None:
     """The worker's own traceback, for whoever looks for the bug."""
     details = "\n".join(getattr(error, "__notes__", []))
     if details:
-        path = folder / "error.txt"
+        path = folder / ERROR
         path.write_text(details)
         error.args = (f"{error} (details in {path})",)

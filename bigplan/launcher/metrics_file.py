@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bigplan.launcher.record import METRICS, Metric, read_metrics, write_whole
+from bigplan.launcher.record import METRICS, Metric, read_metrics
+from bigplan.spec.files.writing import write_whole
 
 
 @dataclass

@@ -15,7 +15,6 @@ tensorboard/    event files
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -33,6 +32,7 @@ from bigplan.plan import Plan, load_plan, plan_text
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.files.document import Spec, validate
 from bigplan.spec.files.reading import RECORD, parse_json, read_json, read_text
+from bigplan.spec.files.writing import write_whole
 from bigplan.spec.sharing import Scope
 from bigplan.timeline import Timeline
 
@@ -245,16 +245,6 @@ def keep_plan(folder: Path, step: int) -> None:
         number += 1
         path = folder / f"{name}-{number}.yaml"
     shutil.copyfile(folder / PLAN, path)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write the whole text or nothing, whenever the process is killed."""
-    beside = path.with_name(f"{path.name}.partial")
-    with beside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def write_timeline(path: Path, timeline: Timeline) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,15 @@ from typing import Any
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.launcher.checkpoints import newest_step
-from bigplan.launcher.record import LAUNCH, PLAN, Asked, read_asked, read_launch
+from bigplan.launcher.record import (
+    LAUNCH,
+    PLAN,
+    SUMMARY,
+    Asked,
+    read_asked,
+    read_launch,
+    read_summary,
+)
 from bigplan.plan import Plan, digest, load_plan
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.model import ModelSpec
@@ -52,7 +61,7 @@ def refuse_other_training(before: Plan, model: ModelSpec, training: Training) ->
         free.add("weights")  # its place: a checkpoint knows the content of frozen weights
     for what, now in (("model", model), ("training", training)):
         old, new = (one.model_dump(mode="json") for one in (getattr(before, what), now))
-        changes = [text for key, text in _changes(old, new) if key not in free]
+        changes = [text for key, text in _changes(old, new) if not {key, _part(key)} & free]
         if changes:
             raise RefusedError(
                 f"this run cannot be resumed with that {what}: {'; '.join(changes)}. Another plan "
@@ -72,9 +81,22 @@ def decaying_until(plan: Plan, steps: int) -> Plan:
     return plan.model_copy(update={"training": longer, "inputs": inputs})
 
 
-def refuse_without_rate(plan: Plan, steps: int) -> None:
+def refuse_done(folder: Path, target: int) -> None:
+    """Raise InputError where nothing is left to do.
+
+    A launch that was killed after its last step has still to close the run's record.
+    """
+    done = newest_step(folder) or 0
+    closed = (folder / SUMMARY).exists() and read_summary(folder).status == "finished"
+    if done > target or (done == target and closed):
+        raise InputError(
+            f"{shown(folder)} has done {counted(done, 'step')}, and {target} {be(target)} "
+            f"asked for; --steps N with N above {done} goes on"
+        )
+
+
+def refuse_without_rate(training: Training, steps: int) -> None:
     """Raise RefusedError where a run that goes on would have steps that change nothing."""
-    training = plan.training
     if _steps_matter(training) and steps > training.steps and not training.schedule.final_fraction:
         raise RefusedError(
             f"{counted(steps, 'step')} {be(steps)} asked for, and the learning rate of this run "
@@ -96,7 +118,16 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[s
             for inner, text in _changes(before, after):
                 yield f"{key}.{inner}", f"{key}.{text}"
         elif before != after:
-            yield key, f"{key} was {before} and is {after}"
+            yield key, f"{key} was {_written(before)} and is {_written(after)}"
+
+
+def _part(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _written(value: object) -> str:
+    """A value as a description has it: null, true, {rank: 4}."""
+    return json.dumps(value, ensure_ascii=False).replace('"', "")
 
 
 def resume_hint(folder: Path) -> str:

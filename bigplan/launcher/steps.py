@@ -22,7 +22,7 @@ from bigplan.launcher.checkpoints import (
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.progress import Show
 from bigplan.launcher.record import Metric
-from bigplan.launcher.references import Ranks, References
+from bigplan.launcher.references import Ranks
 from bigplan.launcher.skipped import told
 from bigplan.plan import graph_of
 from bigplan.runtime.result import Evaluated
@@ -56,9 +56,6 @@ class Steps:
         are not on record at the end.
         """
         journal, told = self.journal, ""
-        wanted = journal.plan.training.preference
-        if wanted is not None and wanted.refers:
-            References(self.ranks, journal.folder, journal.done).give(show, self.stopping)
         while journal.done < journal.target and not self.stopping():
             results = self._ask_step()
             saved = [saved for result in results for saved in result.saved]
@@ -106,7 +103,7 @@ class Steps:
 
     def _validation(self, step: int) -> Evaluated | None:
         validation = self.journal.plan.training.validation
-        if validation is None or step % validation.every:
+        if validation is None or (step % validation.every and step < self.journal.target):
             return None
         doing = f"validating after step {step}"
         if self.journal.plan.training.preference is not None:

@@ -1,5 +1,6 @@
 """Files and values that once gave a traceback, never ended, or planned something else."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -197,3 +198,34 @@ def test_a_cluster_of_no_drives_says_how_to_plan_without(bigplan: Run) -> None:
     base = ("plan", "--model", "gpt2-xl", "--cluster", "rtx-4090-workstation")
     told = _refused(bigplan, *base, "--hardware", "nvme.drives=0")
     assert tells(told, "drives", "0", "--cap nvme=0")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "--model", "closed", "--cluster", "dgx-h100"),
+        ("plan", "--model", "llama-3-8b", "--cluster", "closed/mine.yaml"),
+        ("plan", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--lora-weights", "closed"),
+        ("data", "prepare", "closed/a.txt", "--out", "there"),
+        ("report", "closed"),
+    ],
+)
+def test_a_folder_that_the_user_may_not_look_into(
+    bigplan: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """Another user's, on a machine that many share. Root may look everywhere, so it is played."""
+    Path("closed").mkdir()
+    looked = Path.stat
+
+    def stat(path: Path, **how: Any) -> os.stat_result:
+        if "closed" in path.parts[:-1]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return looked(path, **how)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert tells(_refused(bigplan, *arguments), "closed/", "Permission denied", "name another")
+
+
+def test_a_name_that_is_longer_than_any_file_s(bigplan: Run) -> None:
+    told = _refused(bigplan, "data", "prepare", "a" * 300 + ".txt", "--out", "there")
+    assert tells(told, "File name too long", "name another")

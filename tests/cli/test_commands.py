@@ -279,6 +279,12 @@ def test_help_states_the_defaults(bigplan: Run) -> None:
     assert " ".join(out.replace("│", " ").split()).count("`launch` refuses") == 3
 
 
+def test_help_fills_its_lines_and_tells_exit_codes_on_their_own(bigplan: Run) -> None:
+    lines = [line.strip() for line in bigplan("experiment", "run", "--help")[1].splitlines()]
+    assert any(line.endswith("results.csv, byte by byte.") and "Ctrl-C" in line for line in lines)
+    assert any(line.startswith("Exit codes: 0, also where") for line in lines)
+
+
 def test_missing_packages_name_the_extra(bigplan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bigplan.installed.find_spec", lambda name: None)
     code, _, err = bigplan("launch", "whatever.yaml")

@@ -109,6 +109,13 @@ def test_another_plan_or_experiment_is_named(ran: Run, tmp_path: Path) -> None:
     code, _, err = ran("launch", "e.yaml", "--resume", RUN)
     assert code == 0, err
     assert kept() == [6]
+    longer = (
+        Path("e.yaml").read_text().replace("fp32}", "fp32, steps: 8}").replace("steps: 6, ", "")
+    )
+    Path("e.yaml").write_text(longer)
+    code, _, err = ran("launch", "e.yaml", "--resume", RUN)
+    assert code == 0, err
+    assert kept() == [8]
 
 
 @pytest.mark.parametrize(
@@ -130,14 +137,21 @@ def test_what_cannot_be_resumed(ran: Run, arguments: tuple[object, ...], message
     assert len(read_record(RUN).metrics) == 3
 
 
-def test_another_training_is_refused_before_it_is_planned(
-    ran: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--steps", "9", "--seed", "1"), "seed was 0 and is 1"),
+        (("--steps", "3", "--cap", "host=200MiB"), "has done 3 steps, and 3 are asked for"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_before_it_is_planned(
+    ran: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
     """A search may take minutes."""
     monkeypatch.setattr("bigplan.cli.run.plan_experiment", None)
-    code, _, err = ran("launch", "--resume", RUN, "--steps", "9", "--seed", "1")
+    code, _, err = ran("launch", "--resume", RUN, *arguments)
     assert code == 2
-    assert "seed was 0 and is 1" in err
+    assert message in err
 
 
 def test_how_a_run_is_launched_can_stand_in_the_experiment(bigplan: Run, tmp_path: Path) -> None:

@@ -53,6 +53,27 @@ def test_the_cheapest_is_in_time_and_has_a_price() -> None:
     assert "point 1" not in none
 
 
+def test_nodes_are_shown_where_not_every_point_states_them() -> None:
+    some = index({"cluster": "a"}, {"cluster": "b", "nodes": 16})
+    every: list[dict[str, object]] = [{"nodes": 1}, {"nodes": 16}]
+    rows = row(nodes=1), row(nodes=16)
+    told = words(outcome(some, *rows))
+    assert "point nodes step" in told
+    assert "cluster b, nodes 16 16 1 s" in told
+    assert "nodes nodes" not in words(outcome(index(*every), *rows))
+    chosen = words(outcome(index(*every, prefer="cheapest"), row(nodes=1), row(nodes=12)))
+    assert "nodes nodes step" in chosen
+
+
+def test_dollars_are_of_the_whole_training_where_its_tokens_are_stated() -> None:
+    points = index({"n": 1}, {"n": 2})
+    whole = row(1000.0, dollars_per_million_tokens=3.0, dollars=36_000.0, days=20.0)
+    told = words(outcome(points, whole, row()))
+    assert tells(told, "dollars", "$36,000")
+    assert "$ / M tokens" not in told
+    assert tells(words(outcome(points, row(dollars_per_million_tokens=3.0), row())), "$ / M tokens")
+
+
 def test_the_largest() -> None:
     points = index({"n": 1}, {"n": 2}, largest="model.layers")
     told = headline(outcome(points, row(found=7), row(found=9)))

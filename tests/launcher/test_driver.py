@@ -141,10 +141,10 @@ def test_metrics_say_what_the_ranks_measured(tmp_path: Path) -> None:
     assert metric.mfu == pytest.approx(plan.predicted.mfu * plan.predicted.step_seconds / 2.0)
 
 
-def test_validation_at_intervals(tmp_path: Path) -> None:
+def test_validation_at_intervals_and_after_the_last_step(tmp_path: Path) -> None:
     plan = plan_with(validation=ValidationSpec(data="bundled", every=2, batches=1))
     record = read_record(launch(plan, told(tmp_path, steps=5), quiet(), Fake))
-    assert [metric.validation_loss for metric in record.metrics] == [None, 5.0, None, 3.0, None]
+    assert [metric.validation_loss for metric in record.metrics] == [None, 5.0, None, 3.0, 2.0]
 
 
 def test_ctrl_c_ends_the_step_writes_a_checkpoint_and_resumes(tmp_path: Path) -> None:
@@ -468,6 +468,17 @@ def test_a_plan_that_cannot_go_on_takes_no_place(tmp_path: Path) -> None:
         launch(tiny_plan(1), again(folder, steps=12), quiet(), TooSmall)
     assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert steps(read_record(launch(tiny_plan(), again(folder), quiet(), Fake)))[-1] == 10
+
+
+def test_another_plan_is_advised_where_one_can_be_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RefusedError, match=r"cannot be launched: .*dropout") as never:
+        launch(plan_with(dropout=0.1), told(tmp_path), quiet(), Fake)
+    assert "--engine native" not in str(never.value)
+    monkeypatch.setattr("bigplan.engines.native.native_refusal", lambda *_: "no such split")
+    with pytest.raises(RefusedError, match=r"no such split\. Plan with --engine native"):
+        launch(tiny_plan(), told(tmp_path), quiet(), Fake)
 
 
 def test_another_training_is_refused(tmp_path: Path) -> None:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from bigplan.errors import InputError
-from bigplan.launcher.record import Metric
+from bigplan.launcher.driver import LaunchOptions, launch
+from bigplan.launcher.record import Metric, read_record
 from bigplan.launcher.references import FILE, References, read
-from bigplan.runtime.result import PairData
+from bigplan.launcher.resume import read_resumable
+from bigplan.plan import Plan, load_plan
+from bigplan.runtime.result import Evaluated, PairData
+from bigplan.spec.preference import Preference
+from bigplan.spec.training import ValidationSpec
+from tests.launcher.fakes import Fake, plan_with, quiet, told, without_ray
+
+__all__ = ["without_ray"]
 
 TRAINING, VALIDATION = PairData("train", 10, 10, 3), PairData("held-out", 9, 4, 1)
 
@@ -119,3 +129,82 @@ def test_a_damaged_file_is_told(tmp_path: Path, content: bytes | None) -> None:
         (tmp_path / FILE).write_bytes(content)
     with pytest.raises(InputError, match="restore it"):
         read(tmp_path)
+
+
+class Paired(Fake):
+    """A worker that knows the pairs of its plan's validation."""
+
+    def __init__(self, plan: Plan, rank: int, scratch: Path) -> None:
+        super().__init__(plan, rank, scratch)
+        validation = plan.training.validation
+        assert validation is not None
+        self.pairs = {"validation": PairData(validation.data, 1, 1, 1)}
+
+    def pair_data(self) -> dict[str, PairData]:
+        return self.pairs
+
+    def score(self, part: str, step: int) -> Batch:
+        return Batch(np.array([0]), np.zeros((1, 2)))
+
+    def refer(self, references: object) -> None:
+        """None is read."""
+
+    def evaluate_pairs(self) -> Evaluated:
+        return Evaluated(self.loss())
+
+
+def longer(folder: Path) -> LaunchOptions:
+    run = read_resumable(folder)
+    return LaunchOptions(run.how.model_copy(update={"steps": 12}), run)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_validation_by_pairs_without_a_reference_takes_no_place(tmp_path: Path) -> None:
+    """The weights that the run started from are gone, and its own plan goes on as ever."""
+    paired = {"preference": Preference(method="dpo"), "isolate_documents": True}
+    held = plan_with(**paired, validation=ValidationSpec(data="held-out"))
+    folder = launch(held, told(tmp_path), quiet(), Paired)
+    other = plan_with(**paired, validation=ValidationSpec(data="other"))
+    with pytest.raises(InputError, match="of all pairs of validation"):
+        launch(other, longer(folder), quiet(), Paired)
+    assert load_plan(folder / "plan.yaml") == held
+    assert read_record(launch(held, longer(folder), quiet(), Paired)).metrics[-1].step == 12
+
+
+class Stopped(Paired):
+    """A worker that is interrupted when it scores the second part of its data."""
+
+    parts: tuple[str, ...] = ("training", "validation")
+
+    def pair_data(self) -> dict[str, PairData]:
+        return {part: PairData(part, 1, 1, 1) for part in self.parts}
+
+    def score(self, part: str, step: int) -> Batch:
+        if part == self.parts[-1]:
+            raise KeyboardInterrupt
+        return super().score(part, step)
+
+
+class StoppedSooner(Stopped):
+    """One that is interrupted in the first part."""
+
+    parts = ("training",)
+
+
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize("worker", [Stopped, StoppedSooner])
+def test_a_reference_that_is_known_stays(tmp_path: Path, worker: type[Stopped]) -> None:
+    out = StringIO()
+    paired = {"preference": Preference(method="dpo"), "isolate_documents": True}
+    plan = plan_with(**paired, validation=ValidationSpec(data="held-out"))
+    with pytest.raises(KeyboardInterrupt):
+        launch(plan, told(tmp_path), Console(file=out, width=500), worker)
+    runs = [path.name for path in tmp_path.iterdir()]
+    if worker is Stopped:
+        assert (
+            f"Start it again with: bigplan launch --resume {tmp_path / runs[0]}" in out.getvalue()
+        )
+        assert list(read(tmp_path / runs[0])) == ["training"]
+    else:
+        assert "nothing of it is kept" in out.getvalue()
+        assert runs == []

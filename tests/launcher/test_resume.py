@@ -10,6 +10,7 @@ from bigplan.planner import simulate_plan
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.lora import Lora
 from bigplan.spec.schedule import Schedule
+from bigplan.spec.training import ValidationSpec
 from tests.tiny import tiny_plan
 from tests.wording import tells
 
@@ -45,7 +46,9 @@ def test_every_difference_is_named() -> None:
     with pytest.raises(RefusedError) as caught:
         refuse_other(before, changed(optimizer=optimizer, clip_norm=None))
     assert "optimizer.learning_rate was 0.0003 and is 0.5" in str(caught.value)
-    assert "clip_norm was 1.0 and is None" in str(caught.value)
+    assert "clip_norm was 1.0 and is null" in str(caught.value)  # as a description has it
+    with pytest.raises(RefusedError, match=r"lora was null and is {rank: 2, .*targets: null"):
+        refuse_other(before, changed(lora=Lora(rank=2)))
     other = before.model_copy(update={"model": before.model.model_copy(update={"layers": 3})})
     with pytest.raises(RefusedError, match="with that model: layers was 2 and is 3"):
         refuse_other(before, other)
@@ -72,10 +75,16 @@ def test_how_long_the_whole_training_is_may_change() -> None:
     refuse_other(tiny_plan(), changed(tokens=10**12))
 
 
+def test_validation_may_change() -> None:
+    some = ValidationSpec(data="a", every=2)
+    refuse_other(changed(validation=some), changed(validation=ValidationSpec(data="b", every=3)))
+    refuse_other(changed(validation=None), changed(validation=some))
+
+
 def test_the_folder_of_frozen_weights_may_move() -> None:
     lora = {"weights": "a", "lora": Lora(rank=2)}
     refuse_other(changed(**lora), changed(**lora | {"weights": "b"}))
-    with pytest.raises(RefusedError, match="weights was a and is None"):
+    with pytest.raises(RefusedError, match="weights was a and is null"):
         refuse_other(changed(**lora), changed(**lora | {"weights": None}))
     with pytest.raises(RefusedError, match="weights was a and is b"):  # which would not be read
         refuse_other(changed(weights="a"), changed(weights="b"))

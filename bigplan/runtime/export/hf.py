@@ -34,6 +34,7 @@ from bigplan.spec.hf.towers import text_model
 from bigplan.spec.hf.weights import CONFIG, SINGLE, HfTensor, ParameterPiece, hf_tensors
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
+from bigplan.units import format_bytes
 
 SHARD_BYTES = 5 * 10**9  # as transformers writes them
 # What a folder says of its tokenizer, if the run started from one: files, and keys of config.json.
@@ -124,7 +125,7 @@ def written_whole(folder: Path, nbytes: int) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(
-            f"cannot write {folder}: {reason}; {nbytes} bytes are needed there; "
+            f"cannot write {folder}: {reason}; {format_bytes(nbytes)} are needed there; "
             "make room, or name another folder"
         ) from error
     finally:

@@ -25,6 +25,7 @@ from bigplan.spec.files.problems import (
     problem_at,
 )
 from bigplan.spec.files.reading import DEEPEST, DESCRIPTION, TOO_DEEP, number_problem, read_text
+from bigplan.spec.files.writing import write_whole
 
 
 def _hashable(value: object) -> Hashable:
@@ -164,9 +165,9 @@ def write_text(path: Path, text: str, noun: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes, noun: str) -> None:
-    """Write the bytes of a `noun`. Raises InputError where they cannot be written."""
+    """Write the bytes of a `noun`, all or none. Raises InputError where they cannot be written."""
     try:
-        path.write_bytes(data)
+        write_whole(path, data)
     except OSError as error:
         raise InputError(
             f"cannot write the {noun} to {path}: {error.strerror}; name another file, "
