@@ -97,7 +97,7 @@ def _wanted(
 
     With it what the plan was asked for with; None: only the plan knows.
     """
-    from bigplan.launcher.record import PLAN, Asked
+    from bigplan.launcher.record import PLAN, Asked, require_place
     from bigplan.launcher.resume import refuse_done, refuse_other_training, refuse_without_rate
 
     asked: Asked | None = None
@@ -120,7 +120,10 @@ def _wanted(
         how |= experiment.launch.model_dump(include=experiment.launch.model_fields_set)
         model, training = experiment.model_spec(), experiment.resolved_training()
         launched = validate(how | changed, LaunchSpec, "command line")
-        if run is not None:  # the driver asks again, but a search may take minutes
+        # The driver asks again, but a search may take minutes.
+        if run is None:
+            require_place(Path(launched.run_dir).expanduser().absolute())
+        else:
             target = launched.steps or training.steps
             refuse_other_training(run.plan, model, training)
             refuse_done(run.folder, target)

@@ -15,6 +15,7 @@ tensorboard/    event files
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -189,13 +190,29 @@ class Record:
     summary: Summary
 
 
-def new_folder(parent: Path, name: str) -> Path:
-    """`parent/name-N` with the first free N, created. Raises InputError."""
+def require_place(parent: Path) -> None:
+    """Raise InputError where no run folder can be made in `parent`, which need not be there yet."""
     if _OF_A_JOB in parent.parts:
         raise InputError(
             f"the run folder would be in {parent}, which Ray made for this job and removes after "
             "it, with all checkpoints; name another in full with --run-dir"
         )
+    there = next(folder for folder in (parent, *parent.parents) if folder.exists())
+    if not there.is_dir():
+        raise _no_folder(parent, f"{there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _no_folder(parent, f"{there} is not yours to write")
+
+
+def _no_folder(parent: Path, why: str | None) -> InputError:
+    return InputError(
+        f"cannot create a run folder in {parent}: {why}; name another folder with --run-dir"
+    )
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """`parent/name-N` with the first free N, created. Raises InputError."""
+    require_place(parent)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -209,10 +226,7 @@ def new_folder(parent: Path, name: str) -> Path:
             else:
                 return folder
     except OSError as error:
-        raise InputError(
-            f"cannot create a run folder in {parent}: {error.strerror}; name another folder with "
-            "--run-dir"
-        ) from None
+        raise _no_folder(parent, error.strerror) from None
 
 
 def write_start(

@@ -154,6 +154,20 @@ def test_what_cannot_go_on_is_refused_before_it_is_planned(
     assert message in err
 
 
+def test_a_place_for_the_run_is_looked_for_before_it_is_planned(
+    bigplan: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cluster(tmp_path)
+    monkeypatch.setattr("bigplan.cli.run.plan_experiment", None)
+    Path("file").write_text("")
+    code, _, err = bigplan(
+        *("launch", "--model", "tiny-llama-test", "--cluster", "small.yaml", "--seq-len", 32),
+        *("--global-batch", 4, "--run-dir", "file/runs"),
+    )
+    assert code == 2
+    assert "file is a file; name another folder with --run-dir" in " ".join(err.split())
+
+
 def test_how_a_run_is_launched_can_stand_in_the_experiment(bigplan: Run, tmp_path: Path) -> None:
     write_cluster(tmp_path)
     Path("e.yaml").write_text(
