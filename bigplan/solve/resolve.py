@@ -80,10 +80,17 @@ def planned(
     return min((hopeful or found, found), key=lambda t: t.expected)
 
 
-def optimum(problem: Problem) -> float:
-    """The integer optimum's step, below every plan; infinite where nothing fits."""
-    solution = solve(problem, gap=BOUND_GAP)
-    return inf if solution is None else solution.step_seconds * (1 - BOUND_GAP)
+def optimum(candidate: Candidate, pins: tuple[Pin, ...]) -> float:
+    """Seconds that no plan of the strategy takes less than; infinite where nothing fits.
+
+    That is the least of linear programs for each of the rings that plans may have, or what an
+    integer program for all of them at once says, whose rings are longer in time rows than in memory
+    rows. The first says more where nothing but activations moves, the second with state on drives.
+    """
+    problems = (problem_of(candidate, pins, rings) for rings in rings_tried(pins))
+    least = min(next(relaxed_steps(problem, (0.0,))) for problem in problems)
+    solution = solve(bounding_problem(candidate, pins), gap=BOUND_GAP)
+    return inf if solution is None else max(least, solution.step_seconds * (1 - BOUND_GAP))
 
 
 def problem_of(

@@ -7,7 +7,7 @@ strategy that looks fastest, by its bound, then by what linear programs make of 
 The search ends when no bound is below the best simulated plan, or when several strategies in a row
 gained next to nothing.
 
-An estimate is not a bound, so each strategy also keeps its highest bound. Integer programs raise
+An estimate is not a bound, so each strategy also keeps its highest bound. Further programs raise
 the least of these bounds if that is worth it. The least bound says how far from the optimum the
 answer can be at most. A stopped search answers with the best plan and the least bound so far.
 """
@@ -15,7 +15,7 @@ answer can be at most. A stopped search answers with the best plan and the least
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -40,15 +40,15 @@ from bigplan.solve.resolve import (
 )
 from bigplan.solve.shortage import infeasible
 from bigplan.solve.simplicity import complexity, simplest
-from bigplan.solve.thresholds import NEAR, NOISE, WITHIN, patience
+from bigplan.solve.thresholds import NOISE, WITHIN, patience
 
 __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 
 # What waits is counted again after this many steps, or after this part of its number where that is
 # more: counting 13,000 strategies every 16 steps took a tenth of a search.
 COUNTED = 16
-CERTIFIED = 8  # integer programs, and
-CERTIFIED_RELAXATIONS = 200  # linear ones, solved to raise the bound at most
+CERTIFIED = 8  # strategies whose integer programs are solved, and
+CERTIFIED_RELAXATIONS = 200  # linear programs, to raise the bound at most
 
 
 # Called before every step of a search, with the simulated seconds of the best plan so far, a bound
@@ -111,11 +111,10 @@ def search(
     rivals = [t for t in trials if t.candidate.strategy != best.candidate.strategy]
     values = decisions_of(best.candidate.graph, best.placement)
     problem = problem_of(best.candidate, scope.pins, Rings.of(best.placement))
-    modelled = problem.step_seconds(values)
     return Found(
         best=verified(best),
         rivals=tuple(rivals),
-        model_seconds=max(state.bound, min([modelled, *state.optima.values()])),
+        model_seconds=max(state.bound, problem.step_seconds(values)),
         bound=state.bound,
         strategies=state.strategies,
         relaxations=state.relaxations,
@@ -132,6 +131,8 @@ class _Entry:
     of: StrategyFamily | Strategy | Candidate  # priced in its turn
     bound: float
     estimate: float | None = None  # of the simulated step, once its linear programs are solved
+    saved: float = 0.0  # seconds at most, by zero groups of the strategy that have no entry
+    final: bool = False  # whether the bound is as high as its programs make it
 
 
 class _State:
@@ -141,7 +142,6 @@ class _State:
         self.choice, self._watch, self._budget = choice, watch, BUDGETS[effort]
         self.trials: list[Trial] = []
         self.chosen: Trial | None = None  # of those about as fast as the fastest
-        self.optima: dict[int, float] = {}  # the model's optimum, where it was solved for
         self.strategies = self.relaxations = self.programs = 0
         self._entries: list[_Entry] = []  # an opened family's place is taken by its members
         self._rings = rings_tried(choice.scope.pins)
@@ -185,12 +185,8 @@ class _State:
                 return False
             (expected, index), before = heapq.heappop(self._queue), self.best
             entry = self._entries[index]
-            # What is expected without linear programs is a bound.
-            rough = entry.estimate is None and expected < before * (1 + NEAR)
-            if idle >= patience(expected, before) and not rough:
-                if expected >= before * (1 + NEAR):
-                    break
-                continue  # a rough one may wait behind it
+            if idle >= patience(expected, before):
+                break
             if entry.bound >= before:
                 continue
             if isinstance(entry.of, StrategyFamily):
@@ -223,19 +219,19 @@ class _State:
 
     def certify(self) -> bool:
         """Raise the least bounds, as long as that narrows the gap."""
-        last = self.relaxations + CERTIFIED_RELAXATIONS
+        last, programs = self.relaxations + CERTIFIED_RELAXATIONS, self.programs + CERTIFIED
         while (least := self._least())[0] * (1 + WITHIN) < self.best:
             if self._stopped():
                 return False
-            entry = self._entries[index := least[1]]
-            if index in self.optima or len(self.optima) == CERTIFIED or self.relaxations >= last:
+            entry = self._entries[least[1]]
+            if entry.final or self.programs == programs or self.relaxations >= last:
                 return True
             if isinstance(entry.of, StrategyFamily):
                 self._open(entry, entry.of)
             elif isinstance(entry.of, Strategy) or entry.estimate is None:
                 self._refine(entry, entry.of)
             else:
-                self._solve(index, entry.of)
+                self._solve(entry, entry.of)
         return True
 
     def _stopped(self) -> bool:
@@ -288,24 +284,26 @@ class _State:
             entry.bound = entry.estimate = inf
             return inf
         found = model_outlook(bounding_problem(candidate, pins), self.best)
-        bounds = [found.bound, *self._hybrids(entry, candidate, found.bound)]
-        entry.bound = max(entry.bound, min(bounds))
+        entry.saved = self._hybrids(entry, candidate, found.bound)
+        entry.bound = max(entry.bound, found.bound - entry.saved)
         entry.estimate = max(entry.bound, found.estimate)
         return entry.estimate * (1 + WITHIN if candidate.strategy.zero_group else 1)
 
-    def _hybrids(self, entry: _Entry, candidate: Candidate, bound: float) -> Iterator[float]:
-        """Add what shards over zero groups; bounds of what gains next to nothing by them.
+    def _hybrids(self, entry: _Entry, candidate: Candidate, bound: float) -> float:
+        """Add what shards over zero groups; seconds that others gain by them at most.
 
-        A plan with a mechanism more is not taken for that.
+        That is next to nothing, and a plan with a mechanism more is not taken for it.
         """
+        most = 0.0
         for strategy in entry.choice.hybrids(candidate.strategy):
             hybrid = entry.choice.pricing.candidate(strategy)
             saved = saved_by_groups(candidate.graph, candidate.costs, hybrid.costs)
-            least = max(bound - saved, cheap_bound(hybrid.graph, hybrid.costs))
             if saved < WITHIN * bound:
-                yield least
+                most = max(most, saved)
             else:
+                least = max(bound - saved, cheap_bound(hybrid.graph, hybrid.costs))
                 self._add(_Entry(entry.choice, hybrid, least))
+        return most
 
     def _resolve(self, candidate: Candidate) -> None:
         """Simulate the strategy's plans."""
@@ -314,11 +312,11 @@ class _State:
         if trial is not None:
             self.trials.append(trial)
 
-    def _solve(self, index: int, candidate: Candidate) -> None:
-        """Raise a strategy's bound to its integer optimum."""
+    def _solve(self, entry: _Entry, candidate: Candidate) -> None:
+        """Raise a strategy's bound as far as its programs do."""
         self.programs += 1
-        self.optima[index] = found = optimum(bounding_problem(candidate, self.choice.scope.pins))
-        self._entries[index].bound = max(self._entries[index].bound, found)
+        least = optimum(candidate, self.choice.scope.pins)
+        entry.bound, entry.final = max(entry.bound, least - entry.saved), True
 
 
 def _family_bound(choice: Choice, family: StrategyFamily) -> float:

@@ -27,10 +27,7 @@ EXPOSED = 0.2
 
 # A share of a step. Plans that are further behind the best are not improved: better overlap would
 # have to bring them to the front. At EXPOSED in its place one of 27 plans changed (by 0.02%), and
-# 70B on four DGX took a third more CPU time. Strategies whose bound without linear programs is
-# less far behind get these programs before a search ends. Without that, 8B on an RTX 4090 missed
-# its fastest strategy, 5% faster, and with two drives 8%, and Qwen2.5 7B 7%. Of 61 others one plan
-# is faster, by half a hundredth, for a few hundredths of CPU time; with 0.15 none is faster still.
+# 70B on four DGX took a third more CPU time.
 NEAR = 0.05
 
 # Strategies, or neighbours of a plan, that are simulated in a row without progress before the best

@@ -26,12 +26,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from bigplan.graph.graph import LayerKind
-from bigplan.lower.entries import looked_up_bytes, row_bytes
 from bigplan.mechanics import STAGING
 from bigplan.placement import Tier
 from bigplan.solve.ends import leading_seconds, trailing_seconds
 from bigplan.solve.linear import AtLeast, Linear, total, var
-from bigplan.solve.memory import gradient_bytes, owned
+from bigplan.solve.memory import owned
 from bigplan.solve.stage import AWAY
 from bigplan.solve.stage_times import NOTHING, Kinds, StageTimes
 from bigplan.solve.update_times import early_reads, gpu_seconds, late_seconds, update_seconds
@@ -184,7 +183,7 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
     in_fill = stage.graph.in_flight_units(stage.stages[-1])
     pairs = (units - in_fill) * var(f"{name}.P") + (in_fill - 1) * (forward + backward)
     last_backward = var(f"{name}.E") + pairs
-    yield AtLeast("step", last_backward + backward + before + _last_rows(times))
+    yield AtLeast("step", last_backward + backward + before)
     yield AtLeast("step", fill + units * backward + (units - in_fill) * forward + before)
     if trailing := trailing_seconds(times):
         yield AtLeast("step", last_backward + times.backward_compute + trailing)
@@ -199,23 +198,6 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
         return
     for seconds in _after_first_forward(times):
         yield AtLeast("step", var(f"{name}.E") + seconds)
-
-
-def _last_rows(times: StageTimes) -> Linear:
-    """Seconds after the last backward until its rows are in their sum, and the sum has its norm.
-
-    The last backward is that of the first layer; rows of the layer behind it leave meanwhile. Rows
-    are looked up only on a single GPU, where there is one class.
-    """
-    rates, graph, parts = times.costs.rates, times.stage.graph, []
-    for kind, _ in () if graph.frozen else times.stage.kinds:
-        seconds = looked_up_bytes(graph) / rates.d2h + row_bytes(kind) / rates.host_memory
-        if graph.deferred:
-            seconds += gradient_bytes(times.stage, kind) / rates.host_memory
-        if kind.name != graph.layers[0]:
-            seconds -= times.group * times.costs.kinds[graph.layers[0]].backward
-        parts.append(max(0.0, seconds) * times.stage.looked_up(kind))
-    return total(parts)
 
 
 def _after_first_forward(times: StageTimes) -> Iterator[Linear]:

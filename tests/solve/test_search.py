@@ -20,7 +20,7 @@ from bigplan.solve.candidate import Candidate, Workload, try_out
 from bigplan.solve.pins import parse_pins
 from bigplan.solve.search import Choice, Found, Scope, _State, search, unwatched
 from bigplan.solve.stage import stage_classes
-from bigplan.solve.thresholds import NEAR, WITHIN
+from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.link import find_network
 from bigplan.spec.training import Training
@@ -73,10 +73,8 @@ def test_the_bound_that_is_told_is_the_least_of_what_is_left() -> None:
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-7b"])
-def test_no_strategy_is_passed_over_for_a_rough_estimate(model: str) -> None:
-    """The fastest strategies on an RTX 4090 once were: 8B's estimate was 0.2% above a worse plan,
-    and between that of 7B and a worse plan was a strategy that was known to be slower.
-    """
+def test_the_fastest_strategy_is_found(model: str) -> None:
+    """On an RTX 4090 it was once passed over, for an estimate 0.2% above a worse plan."""
     workload = Workload(
         find_model(model),
         Training(sequence_length=8192, global_batch=512),
@@ -84,13 +82,6 @@ def test_no_strategy_is_passed_over_for_a_rough_estimate(model: str) -> None:
     )
     state = _State(Choice.of(workload, Scope()), unwatched)
     assert state.explore()
-    expected = {index: seconds for seconds, index in state._queue}
-    rough = [
-        expected[index]
-        for index, entry in enumerate(state._entries)
-        if entry.estimate is None and entry.bound < state.best and index in expected
-    ]
-    assert all(seconds >= (1 + NEAR) * state.best for seconds in rough)
     fastest = min(state.trials, key=lambda trial: trial.expected).candidate.strategy
     assert (fastest.micro_batch, fastest.accumulation_group) == (1, 1)
 

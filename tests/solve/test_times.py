@@ -12,7 +12,6 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.placement import Rings, Tier
-from bigplan.program import Op, counted
 from bigplan.simulate import simulate
 from bigplan.solve.bounds import cheap_bound
 from bigplan.solve.candidate import Candidate, Workload
@@ -24,7 +23,6 @@ from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from bigplan.units import PerRank
 from tests.examples import examples
-from tests.runtime.plans import tiny_model, tiny_training
 from tests.toys import COSTS, Case, cases, kind_placement, muon_cases, placed, toy_graph, values_of
 
 ROUNDING = 1 + 1e-9  # sums of thousands of floats in another order
@@ -40,26 +38,6 @@ def test_the_bound_is_below_the_simulated_step(case: Case) -> None:
 @given(muon_cases())
 def test_so_it_is_with_muon(case: Case) -> None:
     """Whose updates take the GPU's compute, wherever a layer's state is."""
-    _check_bound(case)
-
-
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
-def test_rows_go_home_beside_the_backward_of_layers_before(clip_norm: float | None) -> None:
-    """Blocks' tables are behind the embedding, whose backward comes after theirs."""
-    model = tiny_model(vocab=4096, mlp="geglu", norms="around", block_inputs={"width": 16})
-    workload = Workload(
-        model,
-        tiny_training(2, clip_norm=clip_norm),
-        find_cluster("rtx-4090-workstation").group,
-    )
-    candidate = Candidate.of(workload, Strategy(dp=1))
-    away = kind_placement(1, Tier.HOST, Tier.HOST, optimizer=Tier.HOST)
-    graph, costs = candidate.graph, candidate.costs.launched()
-    embedding = replace(costs.kinds["embedding"], backward=1.0)
-    slow = replace(costs.rates, d2h=PerRank(1e5))  # rows take some tenths of a second, too
-    costs = replace(costs, kinds={**costs.kinds, "embedding": embedding}, rates=slow)
-    case = Case(graph, costs, placed(graph, inputs=away))
-    assert any(action.op is Op.LOOK_UP for action, _ in counted(case.programs[0].step))
     _check_bound(case)
 
 
