@@ -1,8 +1,8 @@
 """Gathers by copy engines: communicators of NCCL that run no kernel for them.
 
 A kernel of a gather takes multiprocessors from products, and waits for some where products hold
-all. Beside products of Llama 3 70B two H200s gathered a layer in 12.4 ms by kernels, 3.3 without
-products; copy engines take 2.2 ms either way, and products lose nothing
+all. Beside products of Llama 3 70B two H200s gathered a layer in 12.1 ms by kernels, 4.3 without
+products, which took 8% longer. Copy engines take 2.2 ms either way, and products 0 to 4% longer
 (benchmarks/results/2026-11-30-h200-x2-engines).
 
 NCCL has engines copy between GPUs of one machine if a communicator asks for no blocks of kernels,
@@ -31,9 +31,9 @@ from bigplan.ranks import GroupName, members
 from bigplan.runtime.parallel.group import CopyEngines, RankGroup
 from bigplan.runtime.parallel.groups import COLLECTIVE_TIMEOUT, Groups, ranks_of_all
 
-FIRST_NCCL: Final = (2, 28)
+FIRST_NCCL: Final = (2, 28)  # whose collectives can run by copy engines
 NO_BLOCKS: Final = 2  # NCCL_CTA_POLICY_ZERO
-BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+BOOT: Final = Path("/proc/sys/kernel/random/boot_id")  # one for each start of a machine
 
 
 @dataclass(frozen=True, slots=True)
