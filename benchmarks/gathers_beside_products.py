@@ -3,10 +3,10 @@
     python -m benchmarks.gathers_beside_products [alone]
 
 Each GPU here multiplies matrices like those of Llama 3 70B's MLP (16,384 x 8,192 x 28,672, bf16) on
-one stream, while another gathers a block's parameters (1.7 GB) from all GPUs, by a communicator as
-usual, held to few blocks, and as in bigplan/runtime/parallel/engines: with a rank's own part in its
-place, and copied there first. Printed: the products' seconds, the median gather beside them, and
-alone. `alone`: each process sees its own GPU only, as Ray has it.
+one stream, while another gathers a block's parameters (1.7 GB) from all GPUs: by a communicator as
+usual, by one held to few blocks, and as in bigplan/runtime/parallel/copy_engines, with a rank's own
+part in its place, and copied there first. Printed: the products' seconds, the median gather beside
+them, and alone. `alone`: each process sees its own GPU only, as Ray has it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bigplan.runtime.parallel.engines import NO_BLOCKS
+from bigplan.runtime.parallel.copy_engines import NO_BLOCKS
 from bigplan.runtime.parallel.group import CopyEngines
 
 ROWS, HIDDEN, MLP = 16384, 8192, 28672

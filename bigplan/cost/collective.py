@@ -31,8 +31,8 @@ class Group:
         return self.size > self.per_node
 
     @property
-    def by_engines(self) -> bool:
-        """Whether the native runtime's gathers run no kernel (runtime/parallel/engines)."""
+    def by_copy_engines(self) -> bool:
+        """Whether the native runtime's gathers run no kernel (runtime/parallel/copy_engines)."""
         return not self.crosses_nodes and self.intra.peer_access
 
     @property

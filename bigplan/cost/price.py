@@ -203,7 +203,7 @@ def _exchanges(
         trained = [(kind.trained, sharing)] if apart else []
         owners = [*owners, *trained] if strategy.zero == 3 else trained
         times = 1.0 if strategy.zero == 3 else _bucketed(graph, kind)
-    engines = framework.loses_beside and all(group.by_engines for _, group in owners)
+    engines = framework.loses_beside and all(group.by_copy_engines for _, group in owners)
     gather = all_gather if engines else _beside_compute(all_gather)
     reducing = _together(_beside_compute(reduce), trained, reduced, times)
     gathering = _together(gather, owners, graph.sizes.parameter, times)

@@ -277,8 +277,8 @@ class PairActor(RankActor):
 def see_peers() -> None:
     """Show CUDA the node's other GPUs behind this rank's own, which Ray alone shows.
 
-    Between GPUs that a process sees copy engines carry gathers (see runtime/parallel/engines). CUDA
-    reads the variable when it begins.
+    Between GPUs that a process sees copy engines carry gathers (runtime/parallel/copy_engines).
+    CUDA reads the variable when it begins.
     """
     own = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if own.isdecimal():

@@ -8,7 +8,7 @@ from bigplan.cost.collective import shard_group
 from bigplan.runtime.context import Context
 from bigplan.runtime.generated import sized_as
 from bigplan.runtime.memory.host_memory import resident_bytes
-from bigplan.runtime.parallel.engines import why_not
+from bigplan.runtime.parallel.copy_engines import why_no_copy_engines
 from bigplan.spec.cluster import NodeGroup
 
 
@@ -31,10 +31,10 @@ def _gathered(context: Context, nodes: NodeGroup) -> str:
     """Where the plan counts on copy engines, and kernels gathered parameters."""
     group, device = context.groups.shard, context.memory.device
     strategy = context.graph.strategy
-    planned = strategy.zero > 0 and shard_group(strategy, nodes).by_engines
-    if group.size == 1 or group.engines is not None or not planned:
+    planned = strategy.zero > 0 and shard_group(strategy, nodes).by_copy_engines
+    if group.size == 1 or group.copy_engines is not None or not planned:
         return ""
-    reason = why_not(device) or "ranks have other memory, or share a GPU"
+    reason = why_no_copy_engines(device) or "ranks have other memory, or share a GPU"
     return (
         "kernels of NCCL gathered parameters, and took multiprocessors from products; the plan has "
         f"copy engines do it, which want NCCL 2.28 and ranks that see each other's GPUs: {reason}"

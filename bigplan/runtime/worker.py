@@ -39,7 +39,7 @@ from bigplan.runtime.memory.host_memory import HostMemory
 from bigplan.runtime.notes import notes_of
 from bigplan.runtime.operators import has_triton
 from bigplan.runtime.parallel.apart import Apart
-from bigplan.runtime.parallel.engines import engines_between
+from bigplan.runtime.parallel.copy_engines import copy_engines_between
 from bigplan.runtime.parallel.groups import Groups
 from bigplan.runtime.result import Evaluated, Finished, PairData, Progress, StepResult
 from bigplan.runtime.weights.digest import weights, weights_digest
@@ -172,7 +172,7 @@ class NativeWorker:
     def _allocated(self, groups: Groups, source: BatchSource) -> _RunningParts:
         """What runs the program, with all of its memory, which has no values yet."""
         plan, graph, program = self._plan, self._graph, self._program
-        engines = engines_between(groups, self._device, repr(program.buffers))
+        engines = copy_engines_between(groups, self._device, repr(program.buffers))
         file = self._scratch / f"bigplan-rank{self._rank}.bin"
         memory = Memory(program, self._device, file, engines.pool)
         groups = engines.carry(groups, memory.arena.buffer)

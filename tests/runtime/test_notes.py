@@ -28,7 +28,7 @@ WITH_ENGINES: Any = SimpleNamespace()
     ("strategy", "nodes", "group", "told"),
     [
         (Strategy(dp=8, zero=3), DGX, RankGroup(8), "took multiprocessors.*: the reason"),
-        (Strategy(dp=8, zero=3), DGX, RankGroup(8, engines=WITH_ENGINES), ""),
+        (Strategy(dp=8, zero=3), DGX, RankGroup(8, copy_engines=WITH_ENGINES), ""),
         (Strategy(dp=8), DGX, RankGroup(8), ""),  # nothing is gathered
         (Strategy(dp=16, zero=3), TWO, RankGroup(16), ""),  # kernels, as planned
         (Strategy(dp=1), DGX, ALONE, ""),
@@ -41,7 +41,7 @@ def test_kernels_that_gather_in_place_of_engines_are_told(
     told: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(notes, "why_not", lambda device: "the reason")
+    monkeypatch.setattr(notes, "why_no_copy_engines", lambda device: "the reason")
     monkeypatch.setattr(notes, "sized_as", lambda training, device: "")
     context: Any = SimpleNamespace(
         groups=SimpleNamespace(shard=group),

@@ -68,7 +68,7 @@ class RankGroup:
     size: int = 1
     place: int = 0  # of this rank
     _made: dist.ProcessGroup | None = field(default=None, repr=False)
-    engines: CopyEngines | None = field(default=None, repr=False)
+    copy_engines: CopyEngines | None = field(default=None, repr=False)
 
     def warm(self, device: torch.device, *, exchanges: bool = False) -> None:
         """Use each collective once; otherwise NCCL may connect it in the middle of a step.
@@ -101,8 +101,8 @@ class RankGroup:
 
     def all_gather(self, values: Tensor, mine: Tensor) -> None:
         """Equal parts of [n], one from each rank, to all; `mine` may be in its place already."""
-        if self.engines is not None and self.engines.reach(values):
-            self.engines.gather(values, self.own(values), mine)
+        if self.copy_engines is not None and self.copy_engines.reach(values):
+            self.copy_engines.gather(values, self.own(values), mine)
             return
         if self._made is None:
             if values.data_ptr() != mine.data_ptr():

@@ -192,8 +192,8 @@ class Groups:
     def close(self) -> None:
         """Leave."""
         for group in (self.shard, self.expert_data):
-            if group.engines is not None:
-                group.engines.close()
+            if group.copy_engines is not None:
+                group.copy_engines.close()
         if self._control is not None and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime.memory.slab import Arena
-from bigplan.runtime.parallel.engines import engines_between
+from bigplan.runtime.parallel.copy_engines import copy_engines_between
 from bigplan.runtime.parallel.groups import Groups
 from tests.runtime.harness import take_gpu
 from tests.runtime.processes import start
@@ -30,7 +30,7 @@ def _joined(rank: int, folder: Path, backend: str) -> Groups:
 
 def _on_cpus(rank: int, told: str) -> None:
     groups = _joined(rank, Path(told), "gloo")
-    engines = engines_between(groups, torch.device("cpu"), "equal")
+    engines = copy_engines_between(groups, torch.device("cpu"), "equal")
     assert engines.pool is None
     assert engines.carry(groups, torch.empty(0)) is groups
     groups.close()
@@ -47,7 +47,7 @@ def _on_gpus(rank: int, told: str, layouts: tuple[str, str]) -> None:
     torch.cuda.set_device(device)
     groups = _joined(rank, folder, "nccl")
     groups.warm(device)
-    engines = engines_between(groups, device, layouts[rank])
+    engines = copy_engines_between(groups, device, layouts[rank])
     arena = Arena(NBYTES, device, engines.pool)
     group = engines.carry(groups, arena.buffer).shard
     wrong = torch.zeros((), dtype=torch.int64, device=device)

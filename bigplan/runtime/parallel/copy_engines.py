@@ -37,7 +37,7 @@ BOOT: Final = Path("/proc/sys/kernel/random/boot_id")  # one for each start of a
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
+class GatherCommunicators:
     """This rank's communicators for gathers, by the field of Groups whose ranks they connect."""
 
     made: Mapping[str, dist.ProcessGroup]
@@ -54,24 +54,24 @@ class Engines:
         found = {}
         for name, made in self.made.items():
             engines = CopyEngines(made, self.pool, memory)
-            found[name] = replace(getattr(groups, name), engines=engines)
+            found[name] = replace(getattr(groups, name), copy_engines=engines)
         gathered = [_gathers(group) for group in found.values()]  # all, whatever becomes of one
         if groups.all_true(all(gathered)):
             return replace(groups, **found)
         for group in found.values():
             with suppress(RuntimeError):  # what was never mapped
-                group.engines.close()
+                group.copy_engines.close()
         return groups
 
 
-def engines_between(groups: Groups, device: torch.device, layout: str) -> Engines:
+def copy_engines_between(groups: Groups, device: torch.device, layout: str) -> GatherCommunicators:
     """Communicators where all ranks of a group that gathers parameters see each other's GPUs.
 
     All ranks call it. `layout`: of the memory in which they gather, equal where they can.
     """
     strategy = groups.strategy
     if strategy.zero == 0 or groups.shard.size == 1 or groups.shard.is_gloo:
-        return Engines({})
+        return GatherCommunicators({})
     texts = groups.texts_of_all(_alike(device, layout).encode())
     named = {"shard": GroupName.SHARD if strategy.zero_group else GroupName.DATA}
     if groups.expert_data.size > 1:
@@ -83,23 +83,23 @@ def engines_between(groups: Groups, device: torch.device, layout: str) -> Engine
             own = members(kind, groups.at, strategy)
             made[name] = {ranks: _communicator(ranks) for ranks in every}[own]
     if not made:
-        return Engines({})
+        return GatherCommunicators({})
     for group in made.values():
         # Without channels, which the first collective by kernels would connect.
         group._get_backend(device).eager_connect_single_device(device)
     allocator = next(iter(made.values()))._get_backend(device).mem_allocator
-    return Engines(made, torch.cuda.MemPool(allocator))
+    return GatherCommunicators(made, torch.cuda.MemPool(allocator))
 
 
 def _alike(device: torch.device, layout: str) -> str:
     """What is equal on ranks whose memory engines can gather; "" where they cannot."""
-    if device.type != "cuda" or why_not(device):
+    if device.type != "cuda" or why_no_copy_engines(device):
         return ""
     digest = hashlib.sha256(layout.encode()).hexdigest()
     return f"{socket.gethostname()} {BOOT.read_text().strip()} {digest}"
 
 
-def why_not(device: torch.device) -> str:
+def why_no_copy_engines(device: torch.device) -> str:
     """What keeps copy engines from gathering on this CUDA device; "" where nothing does."""
     if torch.version.cuda is None or not dist.is_nccl_available():
         return "this torch has no NCCL"
@@ -126,7 +126,7 @@ def _communicator(ranks: Sequence[int]) -> dist.ProcessGroup:
 
 def _gathers(group: RankGroup) -> bool:
     """Map the memory, and gather every rank's place in its first bytes: whether that goes well."""
-    engines = group.engines
+    engines = group.copy_engines
     assert engines is not None, "it was made for this"
     stream = torch.cuda.Stream(engines.memory.device)  # type: ignore[no-untyped-call]
     values = engines.memory[: 4 * group.size].view(torch.int32)
