@@ -160,6 +160,9 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     Arithmetic runs in whole tiles and waves at peak x efficiency x K / (K + K0): a tile's prologue
     and epilogue cost as much as K0 more of the inner dimension, whatever K is. Of grouped products
     each group's matrix is read once, and its rows fill tiles of their own.
+
+    A GPU at its power limit takes as long as its energy lasts, which goes with FLOPs: what a
+    smaller product waits for, a higher clock makes up for.
     """
     gpu = device.gpu
     precision = device.precision_of(gemm)
@@ -170,7 +173,11 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     if gemm.scaled_rows and gemm.of_rows:
         arithmetic *= EIGHT_BITS_OF_ROWS
     element = 4 if precision == "fp32" else 2
-    return arithmetic + gemm.elements * element / device.stream_rate
+    seconds = arithmetic + gemm.elements * element / device.stream_rate
+    if gpu.gemm_power_limit is None or precision not in ("bf16", "fp16"):
+        return seconds
+    limit = gpu.peak(precision) * gpu.gemm_power_limit
+    return max(seconds, device.slowest * gemm.flops / limit)
 
 
 def tile_waste(gemm: Gemm, gpu: Gpu) -> float:

@@ -108,6 +108,7 @@ def with_gemm_rate(gpu: Gpu, precision: str, rate: float, half_k: float) -> Gpu:
         update={
             "peak_flops": {precision: rate},
             "gemm_efficiency": 1.0,
+            "gemm_power_limit": None,
             "gemm_efficiencies": None,
             "gemm_half_k": half_k,
         }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from bigplan.graph.operators import Gemm
-from bigplan.profile.bench import DTYPES, Bench, source, threads
+from bigplan.profile.bench import DTYPES, READ_EVERY, Bench, source, threads
 from bigplan.profile.fit import fit_gemm, gemm_rate
+from bigplan.profile.sensors import watching
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.gpu import Gpu
 from bigplan.units import format_flops, rounded
@@ -42,6 +43,10 @@ CPU_LAYERS = (
     (1024, 2816, 1024),
     (1024, 1024, 2816),
 )
+# Rows and columns of both matrices of a product that keeps the whole GPU at work, and so takes the
+# most power: by itself 684 TFLOP/s on an H200, where 8B's products of 4,096 tokens run at 700
+# (benchmarks/results/2026-11-30-h200-checked).
+LARGEST = 16384
 OTHERS = ((2048, 2048, 2048), (8192, 6144, 4096))  # layers for the other precisions
 CPU_OTHERS = ((256, 704, 256), (1024, 1024, 1024))
 # A layer's three products read different operands across their rows, so their rates differ: on an
@@ -66,7 +71,7 @@ def measure_gemm(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
     main, *others = bench.precisions(group.gpu)
     layers = GPU_LAYERS if bench.cuda else CPU_LAYERS
     with threads(bench.threads), bench.conditions() as conditions:
-        timed = _timings(layers, main, bench, 0.8 * seconds)
+        timed = _timings(layers, main, bench, 0.7 * seconds)
         least = LAUNCHES * group.gpu.launch_overhead if bench.cuda else 0.0
         kept = [product for product in timed if product.seconds > least]
         if len(kept) < 2:  # on so fast or busy a machine only the longest products count
@@ -81,7 +86,25 @@ def measure_gemm(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
             rates[precision] = gemm_rate(gemms, times, group.gpu, precision, fit.half_k)
     how = f"{len(kept)} products in {main}, met to {fit.error:.0%} in the mean ({by_way(kept)})"
     gpu = _with_rates(group.gpu, main, rates, fit.half_k, (how, str(conditions)))
+    if bench.cuda and bench.device_memory() > 8 * LARGEST**2:
+        gpu = _with_power_limit(gpu, main, bench, 0.1 * seconds)
     return group.model_copy(update={"gpu": gpu})
+
+
+def _with_power_limit(gpu: Gpu, precision: str, bench: Bench, seconds: float) -> Gpu:
+    """gemm_power_limit, of a product without pause: rounds of the load would raise the clock."""
+    alone, dtype = replace(bench, load=None), DTYPES[precision]
+    x, w = (torch.randn((LARGEST, LARGEST), device=bench.device).to(dtype) for _ in range(2))
+    alone.median(lambda: x @ w, seconds / 2)  # until the clock has settled
+    with watching(bench.device, READ_EVERY) as watch:
+        reached = 2 * LARGEST**3 / alone.median(lambda: x @ w, seconds / 2)
+    how = (
+        f"a product of {LARGEST} cubed without pause, {format_flops(rounded(reached))}, at {watch}"
+    )
+    return gpu.replaced(
+        {"gemm_power_limit": rounded(min(1.0, reached / gpu.peak(precision)))},
+        {"gemm_power_limit": source(how)},
+    )
 
 
 def products(x: Tensor, w: Tensor, g: Tensor) -> Iterator[tuple[str, Gemm, Callable[[], Tensor]]]:

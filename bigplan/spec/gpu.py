@@ -42,6 +42,9 @@ class Gpu(MachinePart):
     """fraction of the peak that a large GEMM reaches"""
     gemm_half_k: float = Field(ge=0)
     """inner dimension K0 in the factor K / (K + K0) of a GEMM's efficiency"""
+    gemm_power_limit: PartReached | None = None
+    """fraction of the 16-bit peak at which the largest products run one after the other: the clock
+    falls until they take no more power than the GPU may; absent: they take less"""
     gemm_efficiencies: dict[Peaked, PartReached] | None = None
     """where a precision reaches another fraction of its peak; absent: gemm_efficiency for all"""
     misaligned_batches: dict[Divisor, PartReached] | None = Field(default=None, min_length=3)

@@ -107,7 +107,7 @@ def machine_of(row: PublishedRow) -> NodeGroup:
         )
     if own := OWN_PRODUCTS.search(row.notes):
         reached = (float(own[1]) + float(own[2])) / 2
-        gpu = gpu.model_copy(update={"gemm_efficiency": reached})
+        gpu = gpu.model_copy(update={"gemm_efficiency": reached, "gemm_power_limit": None})
     per_node = min(row.gpus_per_node or found.gpus_per_node, row.n_gpus)
     inter = group.inter_node or find_network("infiniband-hdr-8x200")
     link = find_link(found.link) if found.link else group.intra_node

@@ -32,6 +32,8 @@ from bigplan.spec.gpu import FlashKernel, find_gpu, list_gpus
 
 H200 = find_gpu("h200-sxm")
 DEVICE = Device(H200, "bf16")
+# At one clock, whatever power that takes.
+UNLIMITED = Device(H200.without("gemm_power_limit"), "bf16")
 RELATIVE = {tile[:2]: tile[2] for tile in TILES}
 SIZE = st.integers(1, 8192)
 
@@ -60,8 +62,23 @@ def test_a_large_product_is_its_arithmetic_and_its_traffic() -> None:
     rate = H200.peak("bf16") * H200.gemm_efficiency * 8192 / (8192 + H200.gemm_half_k)
     traffic = 3 * 8192**2 * 2 / (H200.memory_bandwidth * H200.memory_efficiency)
     # They add up, for the first and last tiles have nothing to hide behind.
-    assert gemm_seconds(large, DEVICE) == pytest.approx(large.flops / rate + traffic)
-    assert traffic < 0.1 * gemm_seconds(large, DEVICE)
+    assert gemm_seconds(large, UNLIMITED) == pytest.approx(large.flops / rate + traffic)
+    assert traffic < 0.1 * gemm_seconds(large, UNLIMITED)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_products_that_fill_the_gpu_take_as_long_as_their_energy(precision: str) -> None:
+    """By size until the power limit, and by their FLOPs from there on; in 16 bits alone."""
+    limited, free = (replace(d, precision=precision) for d in (DEVICE, UNLIMITED))
+    small, large = Gemm("small", 4096, 4096, 4096), Gemm("large", 16384, 28672, 8192)
+    assert gemm_seconds(small, limited) == gemm_seconds(small, free)
+    rate = large.flops / gemm_seconds(large, limited)
+    assert H200.gemm_power_limit
+    assert rate == pytest.approx(H200.gemm_power_limit * H200.peak(precision))
+    assert rate < large.flops / gemm_seconds(large, free)
+    for other in ("fp8", "fp32"):
+        both = (gemm_seconds(large, replace(d, precision=other)) for d in (DEVICE, UNLIMITED))
+        assert next(both) == next(both)
 
 
 def test_a_thin_product_is_bound_by_memory() -> None:
@@ -597,8 +614,11 @@ def test_all_wait_for_the_slowest_of_many_gpus() -> None:
     for gpus, deviations in ((8, 1.42), (128, 2.58), (1024, 3.22)):
         assert gpu.slowest(gpus) == pytest.approx(1 + deviations * gpu.spread, abs=0.001)
     assert gpu.model_copy(update={"device": "cpu"}).slowest(8) == 1.0
-    product = Gemm("a", 8192, 8192, 8192)
+    product = Gemm("a", 4096, 4096, 4096)
     alone, among = (Device(gpu, "bf16", slowest=gpu.slowest(n)) for n in (1, 1024))
+    large = Gemm("a", 16384, 16384, 16384)  # at the power limit, which the slowest reaches first
+    both = gemm_seconds(large, among) / gemm_seconds(large, alone)
+    assert both == pytest.approx(gpu.slowest(1024))
     traffic = product.elements * 2 / alone.stream_rate  # memory's clock is the same in all
     slower = (gemm_seconds(product, among) - traffic) / (gemm_seconds(product, alone) - traffic)
     assert slower == pytest.approx(gpu.slowest(1024))

@@ -130,8 +130,9 @@ def test_compute_grows_by_the_same_for_every_sequence() -> None:
         (one.forward, two.forward, four.forward),
         (one.backward, two.backward, four.backward),
     ):
-        # To half a percent: where the host launches nearly as long, a norm of both is no sum.
-        assert (c - b) == pytest.approx(2 * (b - a), rel=5e-3)
+        # Where the host launches nearly as long, a norm of both is no sum, and four sequences'
+        # products are at the power limit, one's are not.
+        assert (c - b) == pytest.approx(2 * (b - a), rel=0.03)
         assert 0 <= (2 * a - b) / a < 0.25  # fixed part of a micro-batch of 4,096 tokens
     assert 1.8 < one.backward / one.forward < 3.0
     # Adding up gradients is in the backward only: two passes over fp32 and, in plain torch
