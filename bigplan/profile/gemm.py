@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.operators import Gemm
-from bigplan.profile.bench import DTYPES, READ_EVERY, Bench, source, threads
+from bigplan.profile.bench import DTYPES, READ_EVERY, Bench, Conditions, source, threads
 from bigplan.profile.fit import fit_gemm, gemm_rate
 from bigplan.profile.sensors import watching
 from bigplan.spec.cluster import NodeGroup
@@ -95,12 +95,11 @@ def _with_power_limit(gpu: Gpu, precision: str, bench: Bench, seconds: float) ->
     """gemm_power_limit, of a product without pause: rounds of the load would raise the clock."""
     alone, dtype = replace(bench, load=None), DTYPES[precision]
     x, w = (torch.randn((LARGEST, LARGEST), device=bench.device).to(dtype) for _ in range(2))
-    alone.median(lambda: x @ w, seconds / 2)  # until the clock has settled
-    with watching(bench.device, READ_EVERY) as watch:
+    with watching(bench.device, READ_EVERY / 4) as watch:
+        alone.median(lambda: x @ w, seconds / 2)  # until the clock has settled
         reached = 2 * LARGEST**3 / alone.median(lambda: x @ w, seconds / 2)
-    how = (
-        f"a product of {LARGEST} cubed without pause, {format_flops(rounded(reached))}, at {watch}"
-    )
+    rate = format_flops(rounded(reached))
+    how = f"a product of {LARGEST} cubed without pause, {rate}{Conditions('', watch)}"
     return gpu.replaced(
         {"gemm_power_limit": rounded(min(1.0, reached / gpu.peak(precision)))},
         {"gemm_power_limit": source(how)},
