@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +21,7 @@ from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.files.problems import KeyPath
 from bigplan.spec.gpu import NamedGpu
 from bigplan.spec.link import NamedLink, NamedNetwork
-from bigplan.spec.part import MachinePart, left_out_units
+from bigplan.spec.part import Changeable, MachinePart, left_out_units
 from bigplan.spec.sharing import NodeSharing
 from bigplan.units import (
     Bandwidth,
@@ -151,7 +151,9 @@ class NodeGroup(Spec):
     gpu: NamedGpu
     """a shipped type such as a100-sxm4-80gb, or all its figures"""
     host: Host
+    """all its figures; or a shipped cluster's, by `like: NAME` in the group, and here what differs"""
     pcie: Pcie
+    """likewise"""
     nvme: Nvme | None = None
     """absent: nothing can go to disk"""
     intra_node: NamedLink
@@ -182,21 +184,30 @@ class NodeGroup(Spec):
 
 
 class LikeGroup(Spec):
-    """Nodes as a shipped cluster has them, but for the parts that are given."""
+    """Nodes as a shipped cluster has them, but for the parts and figures that are given."""
 
     like: str = Field(max_length=LONGEST_NAME)
     """a shipped cluster of one group, such as dgx-h100"""
     name: str | None = Field(default=None, max_length=LONGEST_NAME)
     nodes: int = Field(default=1, gt=0, le=MOST_NODES)
     gpus_per_node: int | None = Field(default=None, gt=0, le=1024)
-    gpu: NamedGpu | None = None
-    host: Host | None = None
-    pcie: Pcie | None = None
-    nvme: Nvme | None = None
+    gpu: Annotated[NamedGpu, Changeable()] | None = None
+    host: Annotated[Host, Changeable()] | None = None
+    pcie: Annotated[Pcie, Changeable()] | None = None
+    nvme: Annotated[Nvme, Changeable()] | None = None
     """null: nothing can go to disk"""
-    intra_node: NamedLink | None = None
-    inter_node: NamedNetwork | None = None
-    running: Running | None = None
+    intra_node: Annotated[NamedLink, Changeable()] | None = None
+    inter_node: Annotated[NamedNetwork, Changeable()] | None = None
+    running: Annotated[Running, Changeable()] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parts_changed(cls, data: Any) -> Any:
+        """What is given of a part of the shipped group changes that part."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("like"), str):
+            return data
+        group = shipped.find(cluster_folder(), data["like"], Cluster, "cluster").group
+        return {name: _changed(given, getattr(group, name, None)) for name, given in data.items()}
 
     def described(self) -> NodeGroup:
         """The group with all its figures. Raises InputError."""
@@ -205,6 +216,14 @@ class LikeGroup(Spec):
         if empty := sorted(name for name in given.keys() & _NEEDED if given[name] is None):
             raise InputError(f"{', '.join(empty)}: a group needs it; leave it out for the usual")
         return NodeGroup.model_validate({**dict(group), "nodes": self.nodes, **given})
+
+
+def _changed(given: Any, usual: Any) -> Any:
+    """What is given of a part, a block without some of the keys it needs, with the usual rest."""
+    if not isinstance(given, Mapping) or not isinstance(usual, MachinePart):
+        return given
+    needed = {name for name, field in type(usual).model_fields.items() if field.is_required()}
+    return given if needed <= given.keys() else usual.changed(given)
 
 
 _NEEDED = {name for name, field in NodeGroup.model_fields.items() if field.is_required()}

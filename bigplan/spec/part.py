@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.problems import KeyPath
 from bigplan.spec.files.words import did_you_mean
 from bigplan.units import BANDWIDTH, BYTES, FLOPS, RATE, SECONDS, Quantity, exact_text, format_bytes
+
+WORDS = ("sources", "name", "device")  # keys of parts that are no numbers
 
 
 class MachinePart(Spec):
@@ -61,6 +65,35 @@ class MachinePart(Spec):
         told = f"capped at {format_bytes(limit)} on request (of {format_bytes(before)}: "
         sources = self.sources | {field: told + self.sources[field] + ")"}
         return self.model_copy(update={field: limit, "sources": sources})
+
+    def changed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The raw block with what is `given` of it; figures given without a source say so."""
+        told = dict(given.get("sources") or {})
+        for name in given.keys() & type(self).model_fields.keys() - told.keys() - set(WORDS):
+            if given[name] is not None:
+                before = self.sources.get(name, "the default")
+                told[name] = f"estimate: {given[name]} as stated, in place of: {before}"
+        usual = self.model_dump(mode="json", exclude_none=True)
+        left = {name: source for name, source in self.sources.items() if name not in given}
+        return usual | dict(given) | {"sources": left | told}
+
+
+class Changeable:
+    """Marks a part of which a file may state some figures alone; its JSON Schema needs none."""
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The part's own schema, or that of a part or its name, without required keys."""
+        made = handler(core)
+        if "anyOf" in made:
+            return made | {"anyOf": [_with_any_keys(each, handler) for each in made["anyOf"]]}
+        return _with_any_keys(made, handler)
+
+
+def _with_any_keys(schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    resolved = handler.resolve_ref_schema(schema)
+    return {name: value for name, value in resolved.items() if name != "required"}
 
 
 SMALLEST = 2**20

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, find_network, list_clusters
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.document import parse_document, validate
 from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.mixed import choices, equal_nodes
 
@@ -155,9 +155,46 @@ def test_a_group_may_be_like_a_shipped_cluster() -> None:
     assert (group.gpu.name, group.nodes) == ("NVIDIA H200", 1)
 
 
+def test_figures_of_a_part_may_be_given_alone() -> None:
+    given = "host: {memory: 120 GiB, cores: 16}, nvme: {read: 7 GB/s}, inter_node: {nics: 1}"
+    (group,) = parse_document(LIKE % given, Cluster).node_groups
+    usual = GROUPS["dgx-h100"]
+    assert usual.nvme and group.nvme and usual.inter_node and group.inter_node
+    assert (group.host.memory, group.host.cores) == (120 * 2**30, 16)
+    assert group.host.adam_rate == usual.host.adam_rate
+    assert group.nvme == usual.nvme.model_copy(update={"read": 7e9, "sources": group.nvme.sources})
+    assert group.inter_node.bandwidth == usual.inter_node.bandwidth
+    assert group.inter_node.nics == 1
+    told = group.host.sources
+    assert told["memory"].startswith("estimate: 120 GiB as stated, in place of: ")
+    assert told["adam_rate"] == usual.host.sources["adam_rate"]
+
+
+def test_a_source_of_such_a_figure_may_be_given() -> None:
+    given = "gpu: {memory: 48 GiB, sources: {memory: measured here}}"
+    (group,) = parse_document(LIKE % given, Cluster).node_groups
+    usual = GROUPS["dgx-h100"].gpu
+    assert group.gpu.sources == usual.sources | {"memory": "measured here"}
+    assert group.gpu == usual.model_copy(
+        update={"memory": 48 * 2**30, "sources": group.gpu.sources}
+    )
+
+
+def test_a_part_that_is_given_in_full_is_no_change_of_the_usual_one() -> None:
+    other = GROUPS["dgx-a100-80g"].host
+    data = {"name": "lab", "node_groups": [{"like": "dgx-h100", "host": other.model_dump()}]}
+    assert validate(data, Cluster, "lab.yaml").node_groups[0].host == other
+
+
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
+        ("host: {memory: 12}", r"lab\.yaml:3: .*host\.memory.* is 12 B, which no machine has"),
+        ("host: {memry: 1 GiB}", r"lab\.yaml:3: unknown key 'memry' in .*host`; did you mean"),
+        (
+            "nvme: {read: fast}",
+            r"lab\.yaml:3: `node_groups\.0\.nvme\.read`: 'fast' is not a bandwidth",
+        ),
         ("nodes: two", r"lab\.yaml:3: `node_groups\.0\.nodes` is 'two', which must be a whole"),
         ("gpus: 4", r"lab\.yaml:3: unknown key 'gpus' in `node_groups\.0`; did you mean"),
         ("gpu: null", r"lab\.yaml:3: `node_groups\.0`: gpu: a group needs it; leave it out"),

@@ -236,3 +236,12 @@ def test_shipped_clusters_keep_to_it() -> None:
     checker = jsonschema.Draft202012Validator(json_schema(Cluster))
     for name in list_clusters():
         checker.validate(find_cluster(name).model_dump(mode="json", exclude_none=True))
+
+
+def test_single_figures_of_a_part_are_as_good_as_all_beside_like() -> None:
+    group = {"like": "dgx-h100", "host": {"cores": 16}, "gpu": {"memory": "48 GiB"}}
+    data = {"name": "lab", "node_groups": [group]}
+    checked = jsonschema.Draft202012Validator(json_schema(Cluster))
+    assert checked.is_valid(data)
+    assert not checked.is_valid({"name": "lab", "node_groups": [group | {"host": {"cores": "x"}}]})
+    assert not checked.is_valid({"name": "lab", "node_groups": [{"host": {"cores": 16}}]})
