@@ -157,6 +157,9 @@ def launches(operator: Operator, eager: float = 0.0) -> int:
 def gemm_seconds(gemm: Gemm, device: Device) -> float:
     """Arithmetic and operand traffic, added: tiles wait for their first and last bytes.
 
+    Where tiles share a multiprocessor, one loads and stores while another multiplies, so that less
+    than the sum is left: the GPU's `gemm_overlap` says how much.
+
     Arithmetic runs in whole tiles and waves at peak x efficiency x K / (K + K0): a tile's prologue
     and epilogue cost as much as K0 more of the inner dimension, whatever K is. Of grouped products
     each group's matrix is read once, and its rows fill tiles of their own.
@@ -173,7 +176,7 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     if gemm.scaled_rows and gemm.of_rows:
         arithmetic *= EIGHT_BITS_OF_ROWS
     element = 4 if precision == "fp32" else 2
-    seconds = arithmetic + gemm.elements * element / device.stream_rate
+    seconds = norm(arithmetic, gemm.elements * element / device.stream_rate, gpu.gemm_overlap)
     if gpu.gemm_power_limit is None or precision not in ("bf16", "fp16"):
         return seconds
     limit = gpu.peak(precision) * gpu.gemm_power_limit

@@ -33,6 +33,7 @@ class Framework:
     turns_by_torch: bool = False  # rotary positions whose cos and sin have a factor (YaRN)
     pads_products: bool = False  # to sides of whole 16-byte loads
     compiled_loss: bool = False  # one kernel from logits to their gradient
+    compiles_loss: bool = False  # torch.compile makes it
     in_place: bool = (
         False  # kernels keep no temporaries, products add to gradients (graph: `fused`)
     )

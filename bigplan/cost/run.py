@@ -16,6 +16,7 @@ from bigplan.graph.low_precision import frozen_in_fp8, in_fp4
 from bigplan.graph.policies import (
     Selective,
     autocasting,
+    compiling_loss,
     cutting_documents,
     fusing_norms,
     gathering_logits,
@@ -85,6 +86,8 @@ def graph_of(run: PricedRun) -> Graph:
         graph = summing_apart(graph, run.framework.inputs_summed)
     if run.framework.turns_by_torch:
         graph = turning_by_torch(graph, model)
+    if run.framework.compiles_loss:
+        graph = compiling_loss(graph)
     if run.framework.whole_logits:
         graph = gathering_logits(graph)
     if run.framework.fused_experts:

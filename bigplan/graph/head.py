@@ -27,6 +27,11 @@ PAIR_BYTES = 48
 # when compiled, 18.2 ms more in eager torch: 20 and 72 bytes a logit at the rate of a copy.
 LOGIT_BYTES = 20
 EAGER_LOSS = 3.6
+# torch.compile of both. On H100s the same case takes 0.9 to 2.0 ms longer than with this project's
+# kernel, which moves 6 bytes a logit: 8.6 to 11.7 bytes, 10.4 in the mean of four runs
+# (benchmarks/results/2026-11-25-h100-kernels, -again and -whole). The products of LOGIT_BYTES were
+# timed alone, and faster than under load.
+COMPILED_LOGIT_BYTES = 10
 
 
 def _loss_in_place(shape: RankShape) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Literal
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute, Rerun
+from bigplan.graph.head import COMPILED_LOGIT_BYTES, LOGIT_BYTES
 from bigplan.graph.operators import ALIGNED, Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.reruns import unread
 from bigplan.graph.shape import RankShape
@@ -161,6 +162,19 @@ def cutting_documents(graph: Graph, tokens: int) -> Graph:
         block, forward=cut(block.forward), backward=cut(block.backward), reruns=reruns
     )
     return replace(graph, kinds={**graph.kinds, BLOCK: changed})
+
+
+def compiling_loss(graph: Graph) -> Graph:
+    """The graph where torch.compile makes the loss one kernel forward and one backward."""
+    head = graph.kinds["head"]
+
+    def compiled(one: Operator) -> Operator:
+        if isinstance(one, Stream) and one.name == "loss":
+            return replace(one, nbytes=one.nbytes * COMPILED_LOGIT_BYTES // LOGIT_BYTES)
+        return one
+
+    changed = replace(head, backward=tuple(map(compiled, head.backward)))
+    return replace(graph, kinds={**graph.kinds, "head": changed})
 
 
 def gathering_logits(graph: Graph) -> Graph:

@@ -213,7 +213,7 @@ def _behaviour(parts: dict[str, Section]) -> dict[str, float | bool]:
     found: dict[str, float | bool] = {}
     part = parts["compile"]
     if not part.flag("enable"):
-        found |= {"eager": 1.0, "compiled_loss": False}
+        found |= {"eager": 1.0, "compiled_loss": False, "compiles_loss": False}
     if parts["parallelism"].flag("enable_async_tensor_parallel"):
         found["tensor_exposed"] = FSDP.tensor_exposed_async
     return found

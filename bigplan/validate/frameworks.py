@@ -134,12 +134,14 @@ class FrameworkRule:
         behaviour = self._variant(row)
         compiled = self._compiled(row)
         if compiled is not None:
+            loss = compiled and not self._loss_apart(row)
             behaviour = replace(
                 behaviour,
                 eager=float(not compiled),
                 chains=frozenset() if compiled else PLAIN,
                 pads_products=compiled,
-                compiled_loss=compiled and not self._loss_apart(row),
+                compiled_loss=loss,
+                compiles_loss=loss and self.selective != "dots",  # XLA's was not timed
             )
         if self.behaviour is MEGATRON_DEEPSPEED and row.precision == "fp32":
             behaviour = replace(behaviour, eager=1.0)  # its fused softmax takes 16 bits alone

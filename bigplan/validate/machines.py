@@ -17,6 +17,9 @@ OWN_PRODUCTS = re.compile(r"\bGEMM table\b.*?\b(0?\.\d+)-(0?\.\d+) of nominal")
 TF32 = re.compile(r"(?<!without )(?<!no )\bTF32\b")  # in a row's notes: products of fp32 take it
 OLD_BOARD = "older motherboard"  # in a row's notes: two cards share the lanes of a desktop's CPU
 
+# In a row's notes: a desktop whose board halves the lanes between two cards.
+HALF_LANES, DESKTOP = "PCIe 4.0 x8", "rtx-4090x2-workstation"
+
 find_cluster = cache(catalog.find_cluster)  # hundreds of rows ran on a few kinds of machines
 find_gpu = cache(catalog.find_gpu)
 find_link, find_network = cache(catalog.find_link), cache(catalog.find_network)
@@ -100,11 +103,12 @@ def machine_of(row: PublishedRow) -> NodeGroup:
             f"no description of a {row.gpu} is shipped; docs/extending.md says how to add one"
         )
     assert row.n_gpus
-    group, gpu = find_cluster(found.cluster).group, find_gpu(found.gpu)
+    cluster = DESKTOP if HALF_LANES in row.notes else found.cluster
+    group, gpu = find_cluster(cluster).group, find_gpu(found.gpu)
     if (TF32.search(row.notes) or row.precision == "tf32") and "tf32" in gpu.peak_flops:
-        gpu = gpu.model_copy(
-            update={"peak_flops": gpu.peak_flops | {"fp32": gpu.peak_flops["tf32"]}}
-        )
+        peaks = gpu.peak_flops | {"fp32": gpu.peak_flops["tf32"]}
+        shares = (gpu.gemm_efficiencies or {}) | {"fp32": gpu.gemm_share("tf32")}
+        gpu = gpu.model_copy(update={"peak_flops": peaks, "gemm_efficiencies": shares})
     if own := OWN_PRODUCTS.search(row.notes):
         reached = (float(own[1]) + float(own[2])) / 2
         gpu = gpu.model_copy(update={"gemm_efficiency": reached, "gemm_power_limit": None})

@@ -81,6 +81,18 @@ def test_products_that_fill_the_gpu_take_as_long_as_their_energy(precision: str)
         assert next(both) == next(both)
 
 
+def test_where_tiles_share_a_multiprocessor_traffic_runs_beside() -> None:
+    """cuBLAS on an L20, 92 of the RTX 4090's multiprocessors (DefTruth/CUDA-Learn-Notes)."""
+    l20 = {"peak_flops": {"fp16": 119.5e12}, "gemm_efficiency": 0.985, "gemm_efficiencies": None}
+    l20 |= {"multiprocessors": 92, "memory_bandwidth": 864e9}
+    gpu = find_gpu("rtx-4090").model_copy(update=l20)
+    apart = gpu.model_copy(update={"gemm_overlap": 1.0})
+    for k, measured in ((2048, 4.767e-3), (4096, 9.454e-3), (8192, 18.835e-3)):
+        product = Gemm("w", 16384, 8192, k)
+        assert gemm_seconds(product, Device(gpu, "fp16")) == pytest.approx(measured, rel=0.005)
+        assert gemm_seconds(product, Device(apart, "fp16")) > 1.04 * measured
+
+
 def test_a_thin_product_is_bound_by_memory() -> None:
     thin = Gemm("w", 8, 8192, 8192)
     traffic = (8 * 8192 + 8192**2 + 8 * 8192) * 2 / DEVICE.stream_rate
@@ -139,7 +151,8 @@ def test_no_product_beats_the_roofline(name: str, m: int, n: int, k: int, batch:
             continue
         device, gemm = Device(gpu, "bf16" if fp8 else precision), Gemm("w", m, n, k, batch, fp8=fp8)
         seconds = gemm_seconds(gemm, device)
-        assert gemm.flops / seconds <= gpu.peak(precision)
+        # GeForce cards exceed the clock of their nominal peak.
+        assert gemm.flops / seconds <= gpu.peak(precision) * max(1.0, gpu.gemm_share(precision))
         moved = gemm.elements * (4 if precision == "fp32" else 2)
         assert moved / seconds <= gpu.memory_bandwidth
         three = gemm_seconds(Gemm("w", m, n, k, batch, count=3, fp8=fp8), device)

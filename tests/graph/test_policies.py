@@ -10,9 +10,11 @@ from torch.utils._pytree import tree_leaves
 from bigplan.cost.run import graph_of
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.graph import Graph, Recompute
+from bigplan.graph.head import COMPILED_LOGIT_BYTES
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.policies import (
     Selective,
+    compiling_loss,
     fusing_norms,
     gathering_logits,
     padding_products,
@@ -139,6 +141,33 @@ def test_a_compiler_pads_products_to_whole_loads() -> None:
     assert {length % 8 for one in head[1] for length in (one.m, one.n, one.k)} == {0}
     assert {length for one in head[1] for length in (one.m, one.n, one.k)} >= {50264}
     assert padded.kinds["block"] == graph.kinds["block"]
+
+
+def test_a_compiled_loss_moves_half_the_bytes_and_nothing_else_changes() -> None:
+    """By its framework: plain torch, whose loss is compiled with the rest or eager."""
+    _, graph = _graphs("cheap")
+    compiled = compiling_loss(graph)
+    before, after = (
+        {op.name: op for op in one.kinds["head"].backward if not isinstance(op, Gemm)}
+        for one in (graph, compiled)
+    )
+    loss = after.pop("loss")
+    assert isinstance(loss, Stream)
+    assert loss.nbytes == COMPILED_LOGIT_BYTES * TOKENS * LLAMA.vocab
+    assert before.pop("loss") != loss
+    assert before == after
+    assert compiled.kinds["block"] == graph.kinds["block"]
+    losses = [
+        next(
+            op
+            for op in graph_of(run_of(row(compile=c))).kinds["head"].backward
+            if op.name == "loss"
+        )
+        for c in (0, 1)
+    ]
+    assert isinstance(losses[0], Stream)
+    assert isinstance(losses[1], Stream)
+    assert losses[0].nbytes == 2 * losses[1].nbytes
 
 
 def test_fused_norms_are_no_chains_forward_backward_and_again() -> None:

@@ -269,7 +269,8 @@ def test_a_compiled_run_compiles_its_loss() -> None:
 )
 def test_torchtitan_did_not_compile_its_loss_for_four_months(locator: str, compiled: bool) -> None:
     one = row(compile=1, source_locator=locator)
-    assert framework_of("torchtitan").behaviour_of(one).compiled_loss == compiled
+    behaviour = framework_of("torchtitan").behaviour_of(one)
+    assert behaviour.compiled_loss == behaviour.compiles_loss == compiled
     assert framework_of("fms-fsdp").behaviour_of(one).compiled_loss
 
 

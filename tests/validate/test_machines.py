@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from bigplan.spec.catalog import find_cluster
 from bigplan.spec.gpu import find_gpu
 from bigplan.spec.link import find_link, find_network
 from bigplan.validate.machines import (
@@ -99,6 +100,10 @@ def test_products_in_fp32_that_ran_in_tf32_have_its_peak() -> None:
     plain, tf32 = (machine_of(row(gpu="GH200-96GB", notes=n)).gpu for n in ("", "ran in TF32"))
     assert tf32.peak("fp32") == plain.peak("tf32") > plain.peak("fp32")
     assert machine_of(row(gpu="GH200-96GB", notes="fp32 without TF32")).gpu == plain
+    card = find_gpu("rtx-5090")
+    tf32 = machine_of(row(gpu="RTX 5090", notes="ran in TF32")).gpu
+    assert tf32.gemm_share("fp32") == card.gemm_share("tf32") > card.gemm_share("fp32")
+    assert tf32.gemm_share("bf16") == card.gemm_share("bf16")
 
 
 def test_a_machine_whose_own_products_are_told_has_their_rate() -> None:
@@ -133,6 +138,18 @@ def test_a_stated_network_reaches_the_share_of_its_nominal_rate(
     assert found.bandwidth == pytest.approx(nominal * usual.bandwidth / NOMINAL_NETWORK)
     assert (found.latency, found.half_size) == (usual.latency, usual.half_size)
     assert found.nics == nics
+
+
+def test_two_cards_on_a_board_that_halves_the_lanes_are_in_a_desktop() -> None:
+    desktop = find_cluster("rtx-4090x2-workstation").group
+    text = {"gpu": "RTX 3090 Ti", "notes": "two cards on PCIe 4.0 x8, bridged by NVLink"}
+    halved = machine_of(row(**text))
+    assert halved.pcie == desktop.pcie
+    assert halved.gpu == find_gpu("rtx-3090-ti")
+    assert halved.intra_node == find_link("pcie4-x8-through-host")
+    bridged = machine_of(row(**text, intra_node="NVLink bridge (NV4)"))
+    assert bridged.intra_node == find_link("nvlink3-bridge")
+    assert machine_of(row(gpu="RTX 3090 Ti")).pcie != desktop.pcie
 
 
 def test_links_that_are_described_are_taken() -> None:

@@ -300,7 +300,7 @@ def unlike_torchtitan(model: ModelSpec) -> str:
 
 
 # Compiled as by torchtitan's `compile.enable` for model and loss, which its published runs use.
-COMPILED = replace(FSDP, compiled_loss=True)
+COMPILED = replace(FSDP, compiled_loss=True, compiles_loss=True)
 # Overlapped as by `--tp-comm-overlap`, which `bigplan config` writes.
 OVERLAPPED = replace(MEGATRON_CORE, tensor_exposed=MEGATRON_CORE.tensor_exposed_async)
 OFFLOADED = (0.25, 0.5, 0.75, 1.0)  # tried values of Megatron-LM's optimizer_offload_fraction
