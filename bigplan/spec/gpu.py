@@ -42,16 +42,13 @@ class Gpu(MachinePart):
     """fraction of the peak that a large GEMM reaches"""
     gemm_half_k: float = Field(ge=0)
     """inner dimension K0 in the factor K / (K + K0) of a GEMM's efficiency"""
-<<<<<<< HEAD
     gemm_power_limit: PartReached | None = None
     """fraction of the 16-bit peak at which the largest products run one after the other: the clock
     falls until they take no more power than the GPU may; absent: they take less"""
-=======
     gemm_overlap: float = Field(default=1, ge=1)
     """exponent p with which a GEMM's arithmetic and traffic make its seconds, as (a^p + t^p)^(1/p):
     1 where they add up; larger where tiles on a multiprocessor load and store beside each other's
     arithmetic"""
->>>>>>> 4c31a8d0 (Workstation and consumer GPUs have published rates of products, whose traffic runs beside their arithmetic; compiled losses move 10 bytes a logit; PCIe 4.0 x8 is described)
     gemm_efficiencies: dict[Peaked, PartReached] | None = None
     """where a precision reaches another fraction of its peak; absent: gemm_efficiency for all"""
     misaligned_batches: dict[Divisor, PartReached] | None = Field(default=None, min_length=3)
