@@ -151,7 +151,7 @@ class NodeGroup(Spec):
     gpu: NamedGpu
     """a shipped type such as a100-sxm4-80gb, or all its figures"""
     host: Host
-    """all its figures; or a shipped cluster's, by `like: NAME` in the group, and here what differs"""
+    """all its figures; or, with `like: NAME` of a shipped cluster beside it, those that differ"""
     pcie: Pcie
     """likewise"""
     nvme: Nvme | None = None

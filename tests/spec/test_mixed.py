@@ -159,7 +159,10 @@ def test_figures_of_a_part_may_be_given_alone() -> None:
     given = "host: {memory: 120 GiB, cores: 16}, nvme: {read: 7 GB/s}, inter_node: {nics: 1}"
     (group,) = parse_document(LIKE % given, Cluster).node_groups
     usual = GROUPS["dgx-h100"]
-    assert usual.nvme and group.nvme and usual.inter_node and group.inter_node
+    assert usual.nvme is not None
+    assert group.nvme is not None
+    assert usual.inter_node is not None
+    assert group.inter_node is not None
     assert (group.host.memory, group.host.cores) == (120 * 2**30, 16)
     assert group.host.adam_rate == usual.host.adam_rate
     assert group.nvme == usual.nvme.model_copy(update={"read": 7e9, "sources": group.nvme.sources})
