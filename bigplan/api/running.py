@@ -21,6 +21,7 @@ from bigplan.plan import Plan as Decided
 from bigplan.report.run_report import comparisons, headline_lines, memory_comparison
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.files.document import validate
+from bigplan.system import require_linux
 
 
 class Run(Record):
@@ -69,6 +70,7 @@ def launch(
     `quiet` prints nothing while it runs. Needs bigplan[launch].
     Raises BigplanError: its subclasses are the exit codes of the command.
     """
+    require_linux("launch")
     from bigplan.launcher.driver import LaunchOptions
     from bigplan.launcher.driver import launch as launch_plan
     from bigplan.launcher.session import require_packages

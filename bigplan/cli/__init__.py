@@ -6,13 +6,14 @@ import signal
 from bigplan.cli.interrupts import ended_by
 from bigplan.collector import collected_rarely
 from bigplan.importing import environment
+from bigplan.system import ENDING
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Entry point. Exit codes: 0, 2 bad input, 3 infeasible, others as in errors.py."""
-    with collected_rarely(), ended_by(signal.SIGTERM, signal.SIGHUP):
+    with collected_rarely(), ended_by(*ENDING):
         # pydantic would search everything that is installed for plugins.
         with ended_by(signal.SIGINT), environment(PYDANTIC_DISABLE_PLUGINS="__all__"):
             from bigplan.cli.app import run

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from bigplan.cli.as_json import AsJson, print_json
 from bigplan.errors import RefusedError
+from bigplan.system import require_locks
 
 if TYPE_CHECKING:
     from bigplan.launcher.leftovers import Leftover
@@ -36,6 +37,7 @@ def clean(
     stay, and so does what belongs to a launch that runs. The exit code is 2 where scratch stays
     because another launch has its run, or cannot be removed; the rest is removed all the same.
     """
+    require_locks("clean")
     from bigplan.launcher.leftovers import clean as remove
     from bigplan.launcher.leftovers import leftovers
 

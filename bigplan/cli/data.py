@@ -18,6 +18,7 @@ from bigplan.cli.inputs import require_there
 from bigplan.cli.interrupts import unwound
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError
+from bigplan.system import require_locks
 from bigplan.units import counted
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def prepare(
     tokenised separately. Of a text file the last lines are held out; of other files, documents
     chosen by their text.
     """
+    require_locks("data prepare")
     from bigplan.data.prepare import Preparation
     from bigplan.data.prepare import prepare as prepare_folder
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bigplan.cli.as_json import AsJson, print_json
+from bigplan.system import require_linux
 from bigplan.targets import CLUSTER, require_target
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def detect(
     from bigplan.spec.files.document import write_text
     from bigplan.spec.files.dump import to_yaml
 
+    require_linux("detect")
     if out is not None:
         require_target("--out", out, CLUSTER)
     if told := load_told(available_cores()):

@@ -11,6 +11,7 @@ from rich.console import Console
 from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import require_there
 from bigplan.errors import InputError
+from bigplan.system import require_linux
 
 if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
     from bigplan.experiment.running import StudyOutcome
@@ -96,6 +97,7 @@ def _planned(studied: Studied, folder: Path, jobs: int) -> StudyOutcome:
 def _launched(
     studied: Studied, outcome: StudyOutcome, measure: Literal["none", "all"] | int
 ) -> StudyOutcome:
+    require_linux("experiment launch")
     from bigplan.launcher.session import require_packages
 
     require_packages()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from bigplan.system import ENDING
+
 INTERRUPTED = 130
 
 _Handler = Callable[[int, FrameType | None], None]
@@ -32,7 +34,7 @@ def ended_by(*numbers: signal.Signals) -> Iterator[None]:
 @contextmanager
 def unwound() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise KeyboardInterrupt, for a block that removes what it wrote."""
-    with _handled((signal.SIGTERM, signal.SIGHUP), _unwind):
+    with _handled(ENDING, _unwind):
         yield
 
 

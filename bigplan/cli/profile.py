@@ -15,6 +15,7 @@ from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.interrupts import unwound
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError, RefusedError
+from bigplan.system import require_linux
 from bigplan.targets import CLUSTER, require_target
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def profile(options: ProfileOptions) -> None:
     Keep the machine idle meanwhile. What is not measured stays as the shipped description of the
     GPU type has it; every number says where it is from.
     """
+    require_linux("profile")
     if find_spec("torch") is None:
         raise RefusedError(
             "profiling needs torch, which is not installed; run: pip install 'bigplan[launch]'"

@@ -22,6 +22,7 @@ from bigplan.launcher.inputs import require_inputs
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment, LaunchSpec
 from bigplan.spec.files.document import validate
+from bigplan.system import require_linux
 from bigplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def launch(
     promises, 5 a worker failed, 6 a checkpoint is damaged or cannot be written, 130 interrupted.
     """
     console = Console(stderr=as_json)
+    require_linux("launch")
     with ended_by(signal.SIGINT):
         from bigplan.launcher import driver
         from bigplan.launcher.record import read_record

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
+_KILLED = 9  # SIGKILL, which Windows has not
 _PATIENCE = 5.0  # for a process to end after it was told to
 
 
@@ -35,7 +36,7 @@ class Lost(Generic[T]):
     @property
     def reason(self) -> str:
         """The loss in words."""
-        if self.code == -signal.SIGKILL:
+        if self.code == -_KILLED:
             return (
                 "its process was killed, as happens where memory runs out; run it again, with "
                 "fewer --jobs"

@@ -5,7 +5,6 @@ After a `kill -9` of the launch its workers live on for a moment, and may be wri
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from bigplan.errors import RefusedError
+from bigplan.system import SYSTEM
 
 LAUNCH = ".lock"  # the file that a launch holds locked
 PATIENCE = 60.0  # seconds: Ray's workers end within a few of their driver
@@ -58,7 +58,7 @@ def in_use(run: Path) -> bool | None:
     """Whether a launch has the run's folder; None where that cannot be told."""
     try:
         with (run / LAUNCH).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _lock(file, alone=False)
     except BlockingIOError:
         return True
     except OSError:  # a copy without the file, or a file system without locks
@@ -104,7 +104,7 @@ def _locked(path: Path, patience: float) -> IO[str] | None:
     end = time.monotonic() + patience
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file, alone=True)
         except BlockingIOError:
             if time.monotonic() >= end:
                 file.close()
@@ -114,3 +114,12 @@ def _locked(path: Path, patience: float) -> IO[str] | None:
             return file
         else:
             return file
+
+
+def _lock(file: IO[str], *, alone: bool) -> None:
+    """Raises BlockingIOError where another process has it, OSError where there are no locks."""
+    if SYSTEM == "Windows":  # where nothing is launched
+        raise OSError(f"{SYSTEM} has no locks of this kind")
+    import fcntl
+
+    fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)

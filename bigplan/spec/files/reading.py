@@ -33,6 +33,11 @@ TOO_DEEP: Final = f"nested too deeply: more than {DEEPEST} values inside of each
 LONGEST_NUMBER: Final = 100
 """characters; a float's shortest exact text has up to 24"""
 
+# Opens even a pipe that nobody writes to, instead of waiting for a writer. Windows has one of these
+# flags alone, without which it takes \x1a for the end of a file.
+_FLAGS = "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"
+_OPENED = sum((getattr(os, name, 0) for name in _FLAGS), os.O_RDONLY)
+
 # What a folder may hold that is meant where a file is wanted.
 _HELD = ("plan.yaml", "config.json", "manifest.json")
 # Strings, brackets, colons and numbers, in order. A string without an end reaches to the end of the
@@ -59,8 +64,7 @@ def read_bytes(path: Path, most: int = DESCRIPTION) -> bytes:
     The opened descriptor is checked, so that no other file can take its place in between.
     """
     try:
-        # These flags open even a pipe that nobody writes to, instead of waiting for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, _OPENED)
         try:
             _require_regular(path, os.fstat(descriptor))
             content = _up_to(descriptor, most + 1)
