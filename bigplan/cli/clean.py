@@ -33,9 +33,8 @@ def clean(
 ) -> None:
     """Remove what launches left that were killed: scratch, and processes of Ray.
 
-    On this machine; with --address on the nodes of a Ray cluster as well. Records and checkpoints
-    stay, and so does what belongs to a launch that runs. The exit code is 2 where scratch stays
-    because another launch has its run, or cannot be removed; the rest is removed all the same.
+    Records and checkpoints stay, and so does what belongs to a launch that runs. The exit code is 2
+    where scratch stays because another launch has its run, or cannot be removed; the rest is gone.
     """
     require_locks("clean")
     from bigplan.launcher.leftovers import clean as remove

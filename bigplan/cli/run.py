@@ -54,7 +54,7 @@ def launch(
 
     An experiment is planned first, for what can be executed here unless it says otherwise.
     Ctrl-C finishes the running step, writes a checkpoint and stops; a second one stops at once.
-    On a Ray cluster every node needs bigplan[launch] and the data, and an --interface to listen on.
+    On a Ray cluster every node needs the extra `launch`, the data and an --interface to listen on.
     Exit codes: 0, 2 bad input or refused, 3 nothing fits, 4 this machine has less than the plan
     promises, 5 a worker failed, 6 a checkpoint is damaged or cannot be written, 130 interrupted.
     """
