@@ -86,7 +86,7 @@ def measure_gemm(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
             rates[precision] = gemm_rate(gemms, times, group.gpu, precision, fit.half_k)
     how = f"{len(kept)} products in {main}, met to {fit.error:.0%} in the mean ({by_way(kept)})"
     gpu = _with_rates(group.gpu, main, rates, fit.half_k, (how, str(conditions)))
-    if bench.cuda and bench.device_memory() > 8 * LARGEST**2:
+    if bench.cuda and bench.device_memory() > 3 * 2 * LARGEST**2:  # both matrices, and the result
         gpu = _with_power_limit(gpu, main, bench, 0.1 * seconds)
     return group.model_copy(update={"gpu": gpu})
 
