@@ -67,7 +67,7 @@ class Timed:
 
 
 def measure_gemm(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """gemm_efficiency, gemm_half_k, gemm_efficiencies and, where not known, peak_flops."""
+    """The figures of a GPU that begin with gemm_ and, where not known, peak_flops."""
     main, *others = bench.precisions(group.gpu)
     layers = GPU_LAYERS if bench.cuda else CPU_LAYERS
     with threads(bench.threads), bench.conditions() as conditions:
