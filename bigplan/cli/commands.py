@@ -26,6 +26,7 @@ COMMANDS = {
     "report": "bigplan.cli.report:report",
     "doctor": "bigplan.cli.doctor:doctor",
     "clean": "bigplan.cli.clean:clean",
+    "evaluate": "bigplan.cli.evaluate:evaluate",
     "export": "bigplan.cli.export:export",
     "config": "bigplan.cli.config:config",
     "detect": "bigplan.cli.describe:detect",

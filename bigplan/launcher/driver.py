@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import partial
@@ -96,7 +96,7 @@ def launch(
     is on record, and the last checkpoint is named.
     """
     engine = engine_of(plan)
-    _refuse_unlaunchable(plan, engine)
+    refuse_unlaunchable(plan, engine)
     require_wandb(options.how.wandb)
     target, resumes = options.how.steps or plan.training.steps, options.resume is not None
     if options.resume is not None:
@@ -123,12 +123,12 @@ def launch(
             _write_down(launched)
         _require_machine(launched)
         _announce(launched)
-        _prepare_engine(launched, engine)
-        _with_ray(launched)
+        prepare_engine(launched, engine)
+        with_ray(launched, _until_done)
     return folder
 
 
-def _refuse_unlaunchable(plan: Plan, engine: Engine) -> None:
+def refuse_unlaunchable(plan: Plan, engine: Engine) -> None:
     """Raise RefusedError for what no launch, or none here, can run."""
     if untried := gpu_refusal(plan.cluster.group.gpu, plan.model, plan.training):
         raise RefusedError(f"this plan cannot be launched: {untried}")
@@ -152,7 +152,7 @@ def _require_machine(launched: Launched) -> None:
 def _prepare(launched: Launched, before: Plan) -> None:
     """Clear away what a killed launch left; keep its plan."""
     folders = launched.folders
-    _clear(folders)
+    clear_away(folders)
     if (folders.run / SUMMARY).exists():
         launched.journal.follow(read_summary(folders.run))
     if before != launched.plan:
@@ -183,7 +183,7 @@ def _write_anew(launched: Launched) -> None:
     _write_down(launched)
 
 
-def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:
+def clear_away(folders: Folders, lost: Sequence[int] = ()) -> None:
     """Remove what killed workers left, once they have ended.
 
     Ranks that were `lost` with their node are not waited for.
@@ -198,7 +198,7 @@ def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:
     shutil.rmtree(folders.scratch, ignore_errors=True)
 
 
-def _prepare_engine(launched: Launched, engine: Engine) -> None:
+def prepare_engine(launched: Launched, engine: Engine) -> None:
     """What an engine does once for a machine; on a cluster each rank does it if it is still undone.
 
     Without a terminal no line can be updated, so the user is told once.
@@ -217,13 +217,14 @@ def _prepare_engine(launched: Launched, engine: Engine) -> None:
         engine.prepare(launched.plan, tell)
 
 
-def _with_ray(launched: Launched) -> None:
+def with_ray(launched: Launched, work: Callable[[Launched], None]) -> None:
+    """Work in the Ray of the launch, a local one or the cluster's."""
     layout = Layout.of(launched.plan)
     try:
         with ray_session(launched.address, layout.cores * layout.ranks, layout.cuda) as session:
             _take(launched, session)
             try:
-                _until_done(launched)
+                work(launched)
             finally:
                 shutil.rmtree(launched.folders.scratch, ignore_errors=True)
     finally:
@@ -251,12 +252,12 @@ def _until_done(launched: Launched) -> None:
             if launched.session is not None:
                 launched.session.renew()
                 _take(launched, launched.session)
-            _clear(launched.folders, getattr(error, "ranks", ()))
+            clear_away(launched.folders, getattr(error, "ranks", ()))
             find_nodes(launched, error)
         else:
             if stop.asked or journal.done == journal.target:
                 return
-            _clear(launched.folders)
+            clear_away(launched.folders)
             find_nodes(launched)
 
 
@@ -273,9 +274,9 @@ def _from_newest(launched: Launched) -> None:
     found = checkpoints(launched.journal.folder)
     bad: list[Path] = []
     for checkpoint in reversed(found):
-        with _crew(launched) as crew:
+        with crew_of(launched) as crew:
             try:
-                done = _start(launched, crew, checkpoint)
+                done = start_crew(launched, crew, checkpoint)
             except CheckpointError as error:
                 if checkpoint == found[0]:
                     raise
@@ -286,8 +287,8 @@ def _from_newest(launched: Launched) -> None:
                     set_aside(path)
                 _train(launched, crew, done)
                 return
-    with _crew(launched) as crew:
-        _train(launched, crew, _start(launched, crew, None))
+    with crew_of(launched) as crew:
+        _train(launched, crew, start_crew(launched, crew, None))
 
 
 def _drop_unrecorded(folder: Path) -> None:
@@ -303,7 +304,8 @@ def _drop_unrecorded(folder: Path) -> None:
 
 
 @contextmanager
-def _crew(launched: Launched) -> Iterator[Crew]:
+def crew_of(launched: Launched) -> Iterator[Crew]:
+    """The ranks of the launch's plan, for the length of a `with` block."""
     crew = Crew(
         launched.plan,
         launched.folders,
@@ -318,7 +320,8 @@ def _crew(launched: Launched) -> Iterator[Crew]:
         crew.dismiss(head=session is None or session.head.alive())
 
 
-def _start(launched: Launched, crew: Crew, checkpoint: Path | None) -> int:
+def start_crew(launched: Launched, crew: Crew, checkpoint: Path | None) -> int:
+    """Let the ranks look at their machines and get their state; the steps done."""
     if (told := crew.prepare()) and told not in launched.said:
         launched.said.add(told)
         launched.say(told)

@@ -24,7 +24,7 @@ from bigplan.launcher.progress import Show
 from bigplan.launcher.record import Metric
 from bigplan.launcher.references import Ranks
 from bigplan.launcher.skipped import told
-from bigplan.plan import graph_of
+from bigplan.plan import Plan, graph_of
 from bigplan.runtime.result import Evaluated
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class Steps:
             saved = [saved for result in results for saved in result.saved]
             written = [each.step for each in saved if not each.error]
             step = journal.done + 1
-            validated = self._validation(step)
-            metric = journal.record(results, validated, max(written, default=None))
+            found = self._validation(step)
+            metric = journal.record(results, found, max(written, default=None))
             show.step(metric)
             if journal.metrics.trouble and not told:
                 show.say(_of_record(journal.metrics.trouble))
@@ -105,11 +105,7 @@ class Steps:
         validation = self.journal.plan.training.validation
         if validation is None or (step % validation.every and step < self.journal.target):
             return None
-        doing = f"validating after step {step}"
-        if self.journal.plan.training.preference is not None:
-            found: Evaluated = self.ranks.ask("evaluate_pairs", doing=doing)[0]
-            return found
-        return Evaluated(float(self.ranks.ask("evaluate", doing=doing)[0]))
+        return validated(self.ranks, self.journal.plan, f"validating after step {step}")
 
     def _check(self, metric: Metric) -> None:
         """Stop if nothing is learnt, and before a broken model's checkpoints replace a good one's.
@@ -182,6 +178,14 @@ class Steps:
                 time.sleep(PAUSE)
             else:
                 return Path(paths[0])
+
+
+def validated(ranks: Ranks, plan: Plan, doing: str) -> Evaluated:
+    """The mean loss of the ranks' weights on the plan's validation data, of pairs with rewards."""
+    if plan.training.preference is not None:
+        found: Evaluated = ranks.ask("evaluate_pairs", doing=doing)[0]
+        return found
+    return Evaluated(float(ranks.ask("evaluate", doing=doing)[0]))
 
 
 def _of_record(trouble: str) -> str:
