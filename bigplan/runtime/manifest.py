@@ -132,6 +132,11 @@ class Manifest(Spec):
         """Bytes of all files."""
         return sum(file.nbytes for file in self.files)
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that it says, and so of what its files hold."""
+        return _digest(self.model_dump(mode="json"))
+
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write and fsync it. Raises OSError."""

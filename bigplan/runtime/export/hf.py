@@ -30,6 +30,7 @@ from bigplan.runtime.weights.hf import INDEX
 from bigplan.runtime.weights.rope_pairs import side_by_side
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.config import to_hf_config
+from bigplan.spec.hf.peft import EXPORTED
 from bigplan.spec.hf.towers import text_model
 from bigplan.spec.hf.weights import CONFIG, SINGLE, HfTensor, ParameterPiece, hf_tensors
 from bigplan.spec.model import ModelSpec
@@ -52,6 +53,7 @@ TOKENIZER = (
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+METADATA = {"format": "pt"}  # of safetensors: transformers asks for it
 
 Values = Callable[[int, Parameter], Tensor]
 
@@ -73,13 +75,19 @@ def export_checkpoint(found: FoundCheckpoint, folder: Path, precision: str) -> N
         write_trained(manifest, values, folder, DTYPES[precision])
 
 
-def write_trained(manifest: Manifest, values: Values, folder: Path, dtype: torch.dtype) -> None:
+def write_trained(
+    manifest: Manifest,
+    values: Values,
+    folder: Path,
+    dtype: torch.dtype,
+    adapters: str = "",
+) -> None:
     """As write_folder, of a checkpoint's model; its tokenizer comes along if it is still there."""
     model, training = manifest.model, manifest.training
     trained = max(model.max_sequence_length, training.sequence_length)
     model = model.model_copy(update={"max_sequence_length": trained})
     origin = Path(training.weights).expanduser() if training.weights else None
-    write_folder(model, values, folder, dtype, origin=origin)
+    write_folder(model, values, folder, dtype, origin=origin, adapters=adapters)
 
 
 def write_folder(
@@ -87,15 +95,15 @@ def write_folder(
     values: Values,
     folder: Path,
     dtype: torch.dtype,
-    shard_bytes: int = SHARD_BYTES,
     origin: Path | None = None,
+    adapters: str = "",
 ) -> None:
     """Write config.json and safetensors; `values(layer, parameter)` has the parameter's shape.
 
     `origin` is a Hugging Face folder whose tokenizer the model has, if it is there; its family is
-    written if its files can say the same. Raises
-    InputError where the folder exists or cannot be written, RefusedError where no Hugging Face
-    family is like the model; then nothing is left behind.
+    written if its files can say the same. `adapters`: those that were added, as `spec.hf.peft`
+    knows them. Raises InputError where the folder exists or cannot be written, RefusedError where
+    no Hugging Face family is like the model; then nothing is left behind.
     """
     like = "" if origin is None else str(_config(origin).get("model_type"))
     config = to_hf_config(model, like) | {"torch_dtype": NAMES[dtype]}
@@ -103,8 +111,8 @@ def write_folder(
         if origin is not None:
             config |= _tokenizer(origin, partial)
         write_json(partial / CONFIG, config)
-        shards = _shards(hf_tensors(config["model_type"], model), dtype, shard_bytes)
-        _write_shards(shards, values, partial, dtype)
+        shards = _shards(hf_tensors(config["model_type"], model), dtype)
+        _write_shards(shards, values, partial, dtype, adapters)
 
 
 @contextmanager
@@ -151,15 +159,13 @@ def _config(origin: Path) -> dict[str, Any]:
         return {}
 
 
-def _shards(
-    tensors: Iterable[HfTensor], dtype: torch.dtype, shard_bytes: int
-) -> list[list[HfTensor]]:
-    """Tensors in order, cut where the next one would carry a file above `shard_bytes`."""
+def _shards(tensors: Iterable[HfTensor], dtype: torch.dtype) -> list[list[HfTensor]]:
+    """Tensors in order, cut where the next one would carry a file above SHARD_BYTES."""
     shards: list[list[HfTensor]] = [[]]
     filled = 0
     for tensor in tensors:
         nbytes = math.prod(tensor.shape) * dtype.itemsize
-        if shards[-1] and filled + nbytes > shard_bytes:
+        if shards[-1] and filled + nbytes > SHARD_BYTES:
             shards.append([])
             filled = 0
         shards[-1].append(tensor)
@@ -168,8 +174,13 @@ def _shards(
 
 
 def _write_shards(
-    shards: Sequence[Sequence[HfTensor]], values: Values, folder: Path, dtype: torch.dtype
+    shards: Sequence[Sequence[HfTensor]],
+    values: Values,
+    folder: Path,
+    dtype: torch.dtype,
+    adapters: str,
 ) -> None:
+    metadata = METADATA | ({EXPORTED: adapters} if adapters else {})
     whole = lru_cache(maxsize=1)(values)  # experts' tensors follow each other
     weight_map: dict[str, str] = {}
     total, readable = 0, stat.S_IMODE((folder / CONFIG).stat().st_mode)
@@ -181,7 +192,7 @@ def _write_shards(
         }
         total += sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, file)
-        save_file(tensors, folder / file, metadata={"format": "pt"})  # transformers asks for it
+        save_file(tensors, folder / file, metadata=metadata)
         (folder / file).chmod(readable)  # safetensors leaves it to its owner alone
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}

@@ -21,7 +21,14 @@ from torch import Tensor
 
 from bigplan.content import ADAPTERS
 from bigplan.runtime.checkpoint import FoundCheckpoint, Reader, check_frozen
-from bigplan.runtime.export.hf import DTYPES, joined, write_json, write_trained, written_whole
+from bigplan.runtime.export.hf import (
+    DTYPES,
+    METADATA,
+    joined,
+    write_json,
+    write_trained,
+    written_whole,
+)
 from bigplan.runtime.manifest import Manifest
 from bigplan.runtime.weights.first_values import (
     first_values,
@@ -30,7 +37,7 @@ from bigplan.runtime.weights.first_values import (
 )
 from bigplan.runtime.weights.peft_experts import exported, products
 from bigplan.spec.hf.families import FAMILIES
-from bigplan.spec.hf.peft import CONFIG, WEIGHTS, adapted_family
+from bigplan.spec.hf.peft import CONFIG, EXPORTED, WEIGHTS, adapted_family
 from bigplan.spec.hf.peft_experts import PREFIX, expert_places, matrices_of
 from bigplan.spec.hf.weights import HfTensor, hf_tensors
 from bigplan.spec.layers import BLOCKS
@@ -97,7 +104,7 @@ def export_merged(found: FoundCheckpoint, folder: Path, precision: str) -> None:
                 return base.add_(added, alpha=every.lora.scale)
             return base.addmm_(pair[1], pair[0], alpha=every.lora.scale)
 
-        write_trained(manifest, values, folder, DTYPES[precision])
+        write_trained(manifest, values, folder, DTYPES[precision], manifest.fingerprint)
 
 
 def export_adapters(found: FoundCheckpoint, folder: Path, precision: str) -> None:
@@ -124,7 +131,7 @@ def export_adapters(found: FoundCheckpoint, folder: Path, precision: str) -> Non
             "fan_in_fan_out": turned,
         }
         write_json(partial / CONFIG, config)
-        save_file(named, partial / WEIGHTS, metadata={"format": "pt"})
+        save_file(named, partial / WEIGHTS, metadata=METADATA | {EXPORTED: manifest.fingerprint})
         (partial / WEIGHTS).chmod((partial / CONFIG).stat().st_mode & 0o777)
 
 

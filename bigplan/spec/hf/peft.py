@@ -42,6 +42,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 KEY = "training.lora.weights"
 _WEIGHT = ".weight"
 _MOST_HEADER = 100 << 20  # bytes, as safetensors has it
+_METADATA = "__metadata__"
+EXPORTED = "bigplan_adapters"  # in safetensors' metadata: which checkpoint's adapters these are
 
 
 class AdapterPlace(NamedTuple):
@@ -127,7 +129,9 @@ def adapter_folder(
 
     `targets`: those wanted, where a module does not tell of which of its matrices it has some.
     """
-    config, shapes = _config(folder), _shapes(folder / WEIGHTS)
+    config, header = _config(folder), _header(folder / WEIGHTS)
+    shapes = _shapes(header, folder / WEIGHTS)
+    _refuse_merged(header, folder, weights)
     family, rank = adapted_family(model, weights), int(_number(folder, config, "r"))
     every, of_experts = tuple(_places(model, family, shapes)), _of_experts(model, family, config)
     separate = tuple(
@@ -321,21 +325,60 @@ def _alpha(folder: Path, config: Mapping[str, Any], ranks: Mapping[str, int]) ->
     return alpha
 
 
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The tensors in a safetensors file: 8 bytes with the length of a JSON text, and that text."""
+def _refuse_merged(header: Mapping[str, Any], folder: Path, weights: str | None) -> None:
+    """Raise InputError where the first weights have these very adapters added already.
+
+    Exports of one checkpoint say which it was; of other files nothing is known.
+    """
+    if weights is None or not (exported := _exported(header)):
+        return
+    for path in sorted(user_path(weights).glob("*.safetensors"))[:1]:  # each file says it
+        if _exported(_header(path)) == exported:
+            raise InputError(
+                f"{KEY}: {weights} has the adapters of {folder} added already (`bigplan export "
+                "--merged`), so they would count twice; leave them out, or start from the weights "
+                "that they were trained on"
+            )
+
+
+def _exported(header: Mapping[str, Any]) -> str:
+    metadata = header.get(_METADATA)
+    return str(metadata.get(EXPORTED, "")) if isinstance(metadata, dict) else ""
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """What a safetensors file begins with: 8 bytes with the length of a JSON text, and that text.
+
+    Raises InputError.
+    """
     require_regular(path)
-    damaged = f"{path}: cannot be read as safetensors; it is cut off or damaged: copy it again"
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= _MOST_HEADER:
-            raise InputError(damaged)
+            raise _damaged(path)
         text = file.read(length)
     try:
         header = parse_json(text.decode(), str(path)).data
+    except (UnicodeDecodeError, InputError):
+        raise _damaged(path) from None
+    if not isinstance(header, dict):
+        raise _damaged(path)
+    return header
+
+
+def _shapes(header: Mapping[str, Any], path: Path) -> dict[str, tuple[int, ...]]:
+    """The tensors that a file's header tells of. Raises InputError."""
+    try:
         return {
             name: tuple(map(int, told["shape"]))
             for name, told in header.items()
-            if name != "__metadata__"
+            if name != _METADATA
         }
-    except (UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError, InputError):
-        raise InputError(damaged) from None
+    except (KeyError, TypeError, ValueError):
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(
+        f"{path}: cannot be read as safetensors; it is cut off or damaged: copy it again"
+    )

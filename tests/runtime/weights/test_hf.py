@@ -23,6 +23,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from bigplan.errors import InputError, RefusedError
 from bigplan.launcher.inputs import require_inputs
 from bigplan.rectangle import Rectangle, all_of
+from bigplan.runtime.export import hf
 from bigplan.runtime.export.hf import joined, write_folder
 from bigplan.runtime.weights.hf import HfFolder
 from bigplan.spec.hf.config import load_hf_config
@@ -102,14 +103,17 @@ def test_a_folder_of_transformers_gives_its_logits(case: Case) -> None:
 
 
 @torch.no_grad()
-def test_transformers_loads_what_is_written(case: Case, tmp_path: Path) -> None:
+def test_transformers_loads_what_is_written(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs = case.theirs
     theirs.config.save_pretrained(tmp_path)
     model = spec_of(theirs)
     layers = ours_of(theirs, model)
     # 40 kB a file: every shard is used, a tensor above that has one of its own
     out = tmp_path / "out"
-    write_folder(model, _of(layers), out, torch.float32, shard_bytes=40_000, origin=tmp_path)
+    monkeypatch.setattr(hf, "SHARD_BYTES", 40_000)
+    write_folder(model, _of(layers), out, torch.float32, origin=tmp_path)
     assert len(list(out.glob("*.safetensors"))) > 1
     assert json.loads((out / "config.json").read_text())["model_type"] == theirs.config.model_type
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(

@@ -273,6 +273,19 @@ def test_folders_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) -> 
         _resumed(plan, tmp_path / "in")
 
 
+def test_adapters_that_their_weights_have_already(tmp_path: Path) -> None:
+    """They would count twice. Later ones of the same run, and files of others, say nothing."""
+    plan, adapters = _exported("llama", tmp_path)
+    export_merged(latest(tmp_path / "run"), tmp_path / "merged", "bf16")
+    training = plan.training.model_copy(update={"weights": str(tmp_path / "merged")})
+    merged = plan.model_copy(update={"training": training})
+    with pytest.raises(InputError, match="added already"):
+        _resumed(merged, adapters)
+    assert _resumed(plan, adapters).training.lora is not None
+    save_file(load_file(adapters / WEIGHTS), adapters / WEIGHTS, metadata={"format": "pt"})
+    assert _resumed(merged, adapters).training.lora is not None
+
+
 def test_a_plan_for_another_machine_states_its_rank(tmp_path: Path) -> None:
     _, plan = lora_plan(tmp_path / "in", "llama")
     away = _resumed(plan, tmp_path / "elsewhere", rank=4)
