@@ -58,7 +58,7 @@ def experiment_of(
 ) -> Experiment:
     """The experiment file, options winning over it, or the options alone, over `base` if given.
 
-    Warns of caps that limit nothing. Raises InputError.
+    Warns of caps that limit nothing, and of nodes without a network. Raises InputError.
     """
     overrides = overrides_of(options)
     if path is None:
@@ -80,6 +80,12 @@ def experiment_of(
         _refuse_settings(path, experiment, overridden=fixed)
     if base is None or options.cluster is not None:  # a base's own cluster may already have caps
         _warn_of_idle_caps(experiment)
+    if experiment.apart():
+        typer.echo(
+            f"warning: no network connects the cluster's nodes, so of {experiment.nodes} one alone "
+            "is planned; `inter_node` of a cluster file describes a network",
+            err=True,
+        )
     return experiment.with_settings(fixed)
 
 

@@ -154,9 +154,12 @@ class Experiment(Spec):
         return find_model(self.model) if isinstance(self.model, str) else self.model
 
     def cluster_spec(self) -> Cluster:
-        """The cluster with `nodes` and `caps` applied. Raises InputError."""
+        """The cluster with `nodes` and `caps` applied. Raises InputError.
+
+        The cheapest plan is of up to so many nodes, which is one where no network connects them.
+        """
         cluster = self.whole_cluster()
-        if self.nodes is not None:
+        if self.nodes is not None and not self.apart():
             cluster = cluster.with_nodes(self.nodes)
         return cluster.with_caps(
             gpu=self.caps.get("gpu"), host=self.caps.get("host"), nvme=self.caps.get("nvme")
@@ -167,6 +170,12 @@ class Experiment(Spec):
         named = self.cluster
         cluster = find_cluster(named) if isinstance(named, str) else named
         return with_hardware(cluster, self.hardware)
+
+    def apart(self) -> bool:
+        """Whether up to so many nodes are wanted and no network connects them."""
+        some = self.prefer == "cheapest" and self.nodes is not None and self.nodes > 1
+        groups = self.whole_cluster().node_groups if some else ()
+        return len(groups) == 1 and groups[0].inter_node is None
 
     def idle_caps(self) -> dict[TierName, int]:
         """Caps that limit nothing, with what the cluster has. Raises InputError."""

@@ -112,6 +112,18 @@ def test_without_a_file() -> None:
     )
 
 
+def test_the_cheapest_of_nodes_without_a_network_is_one() -> None:
+    many = {"model": "gpt2-xl", "cluster": "h200-1x", "nodes": 16}
+    cheapest = make_experiment({**many, "prefer": "cheapest"})
+    assert cheapest.apart()
+    assert cheapest.cluster_spec() == find_cluster("h200-1x")
+    with pytest.raises(InputError, match="describes no network"):
+        make_experiment(many).cluster_spec()
+    connected = make_experiment({**many, "prefer": "cheapest", "cluster": "dgx-h100"})
+    assert not connected.apart()
+    assert connected.cluster_spec().nodes == 16
+
+
 def test_caps_above_what_there_is() -> None:
     group = find_cluster("dgx-h100").group
     assert group.nvme is not None
