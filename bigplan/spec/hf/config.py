@@ -54,8 +54,10 @@ def from_hf_config(
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise InputError(
-            f"{where}: missing key 'model_type'; expected a Hugging Face config.json "
-            f"with one of {', '.join(FAMILIES)}"
+            f"{where}: missing key 'model_type'; a .json file is read as Hugging Face's "
+            "config.json. bigplan's own description of a model is YAML: name the file .yaml, and "
+            "`bigplan models tiny-llama-test` prints one to compare with. Types that are read: "
+            f"{', '.join(FAMILIES)}"
         )
     config, lines = text_model(config, lines or {}, where)
     refuse_type(config, where)

@@ -1336,6 +1336,15 @@ def test_files(tmp_path: Path) -> None:
         load_hf_config(path)
 
 
+def test_our_own_format_as_json_is_told_to_be_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(find_model("tiny-llama-test").model_dump_json(exclude_defaults=True))
+    with pytest.raises(InputError, match="is YAML: name the file"):
+        find_model(str(path))
+    found = find_model(str(path.rename(tmp_path / "mine.yaml")))  # which JSON is, too
+    assert found == find_model("tiny-llama-test")
+
+
 def test_every_supported_type_is_in_the_docs() -> None:
     """In a list whose lines say what they have alike, a colon, and the types."""
     usage = (Path(__file__).parents[3] / "docs" / "usage.md").read_text()
