@@ -51,6 +51,14 @@ class CommandGroup(TyperGroup):
         """Their names, for which nothing is imported."""
         return list(COMMANDS)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an interrupt that it does not tell of itself is told here.
+
+        Typer, which runs this, ends the program without a word.
+        """
+        with ended_by():
+            return super().invoke(ctx)
+
 
 class _Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:

@@ -11,6 +11,7 @@ from rich.console import Console
 from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import require_there
 from bigplan.errors import InputError
+from bigplan.interrupted import ToldInterrupt
 from bigplan.system import require_linux
 
 if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
@@ -73,7 +74,7 @@ def run(
     except KeyboardInterrupt:
         told = f"Stopped; what is done is kept in {folder}. Run the same again to go on."
         Console(stderr=True).print(told, highlight=False, markup=False, soft_wrap=True)
-        raise
+        raise ToldInterrupt from None
     _show(outcome, as_json)
 
 

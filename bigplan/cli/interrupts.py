@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from bigplan.interrupted import ToldInterrupt
 from bigplan.system import ENDING
 
 INTERRUPTED = 130
@@ -26,14 +27,16 @@ def ended_by(*numbers: signal.Signals) -> Iterator[None]:
     with _handled(numbers, _end):
         try:
             yield
+        except ToldInterrupt:
+            raise
         except KeyboardInterrupt:
             _tell(signal.SIGINT)
-            raise
+            raise ToldInterrupt from None
 
 
 @contextmanager
 def unwound() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, for a block that removes what it wrote."""
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt for a block that removes what it wrote."""
     with _handled(ENDING, _unwind):
         yield
 
@@ -54,7 +57,7 @@ def _handled(numbers: Iterable[signal.Signals], handler: _Handler) -> Iterator[N
 
 def _unwind(number: int, frame: FrameType | None) -> None:
     _tell(number)
-    raise KeyboardInterrupt
+    raise ToldInterrupt
 
 
 def _end(number: int, frame: FrameType | None) -> None:

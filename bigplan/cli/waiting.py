@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 
+from bigplan.interrupted import ToldInterrupt
 from bigplan.report.text import seconds_text
 from bigplan.units import counted
 
@@ -57,7 +58,7 @@ class Waiting:
         if self.interrupted and (error is not None or not self._keeps_best):
             told = f"bigplan: {self._title}: interrupted, and there is no answer to keep"
             Console(stderr=True).print(told, highlight=False, markup=False, soft_wrap=True)
-            raise KeyboardInterrupt from error
+            raise ToldInterrupt from error
 
     @property
     def seconds(self) -> float:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bigplan.errors import BigplanError, DivergedError, WorkerError
+from bigplan.interrupted import ToldInterrupt
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.launched import Launched
 from bigplan.launcher.record import Status
@@ -36,7 +37,7 @@ def ending(launched: Launched, *, resumes: bool) -> Iterator[None]:
             launched.say(f"Stopped after step {journal.done} of {journal.target}. {hint}")
         else:
             launched.say(f"Stopped before it went on. {resume_hint(journal.folder)}")
-        raise
+        raise ToldInterrupt from None
     except OSError as error:
         told = WorkerError(f"the run's record cannot be written: {error}")
         raise _hinted(launched, told, resumes=resumes) from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from bigplan.engines import engine_of
 from bigplan.errors import InputError
+from bigplan.interrupted import ToldInterrupt
 from bigplan.launcher import driver
 from bigplan.launcher.actor import WorkerType
 from bigplan.launcher.checkpoints import checkpoints, newest_step
@@ -79,6 +81,7 @@ def evaluate(run: Resumable, console: Console, worker: WorkerType | None = None)
     launched = Launched(plan, run.how, journal, console, worker, asked)
     found: list[Evaluated] = []
     with (
+        _stopping(launched),
         only_launch(folder),
         listed(*astuple(launched.folders)) as launched.listed,
         launched.stop,
@@ -91,6 +94,15 @@ def evaluate(run: Resumable, console: Console, worker: WorkerType | None = None)
         driver.prepare_engine(launched, engine)
         driver.with_ray(launched, partial(_evaluate, checkpoints(folder)[-1], found))
     return Evaluation(step, wanted.data, found[0].loss, found[0].rewards)
+
+
+@contextmanager
+def _stopping(launched: Launched) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        launched.say("Stopped; the run is as it was before")
+        raise ToldInterrupt from None
 
 
 def _evaluate(checkpoint: Path, found: list[Evaluated], launched: Launched) -> None:

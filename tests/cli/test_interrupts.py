@@ -75,6 +75,16 @@ def test_while_modules_are_imported(tmp_path: Path, module: str, name: str) -> N
     assert told == f"bigplan: interrupted by {name}\n"
 
 
+@pytest.mark.parametrize("command", [("validate",), ("clusters",), ("explain", "plan.yaml")])
+def test_while_a_command_without_an_answer_to_keep_works(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """It reads a file, or prints: told once, whatever it was at."""
+    name = {"validate": "measured.csv", "clusters": "dgx-h100.yaml"}.get(command[0], "plan.yaml")
+    told = stopped(tmp_path, AT.format(event="open", name=name, signal="SIGINT"), *command)
+    assert told == "bigplan: interrupted by SIGINT\n"
+
+
 def test_while_rays_processes_start(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     told = stopped(tmp_path, AT.format(event="subprocess.Popen", name="raylet", signal="SIGHUP"))

@@ -2,11 +2,14 @@
 
 import math
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bigplan.errors import CheckpointError, InputError
+from bigplan.interrupted import ToldInterrupt
 from bigplan.launcher.driver import launch
 from bigplan.launcher.evaluation import Evaluation, evaluate, evaluating
 from bigplan.launcher.resume import Resumable, read_resumable
@@ -74,3 +77,19 @@ def test_perplexity() -> None:
     assert Evaluation(1, "a", math.log(50.0), None).perplexity == pytest.approx(50.0)
     for loss in (1e3, math.inf, math.nan):
         assert Evaluation(1, "a", loss, None).perplexity is None
+
+
+class Interrupted(Fake):
+    """Its user loses patience."""
+
+    def evaluate(self) -> float:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    folder = launch(tiny_plan(), told(tmp_path, checkpoint_every=2), quiet(), Fake)
+    before, out = content(folder), StringIO()
+    with pytest.raises(ToldInterrupt):
+        evaluate(on(folder, "bundled"), Console(file=out, width=500), Interrupted)
+    assert out.getvalue().splitlines()[-1] == "Stopped; the run is as it was before"
+    assert content(folder) == before
