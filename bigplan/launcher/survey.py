@@ -17,6 +17,8 @@ from typing import Any
 
 from bigplan.errors import BigplanError, InputError, PreflightError, WorkerError
 from bigplan.launcher.nodes import Node, answering, known
+from bigplan.profile.bench import source
+from bigplan.profile.cards import Cards, cards
 from bigplan.profile.collectives import BACKENDS, across, measure_link
 from bigplan.profile.machine import Profile, Wish, profile_machine
 from bigplan.profile.peers import Peer
@@ -261,6 +263,10 @@ class _DeviceActor:
         """A function of a module, with this process's Peer."""
         return work(self._peer, *args, **named)
 
+    def cards(self, interface: str, cuda: bool) -> Cards | None:
+        """Of its node (profile.cards)."""
+        return cards(interface, cuda=cuda)
+
 
 @dataclass(frozen=True)
 class _Devices:
@@ -301,6 +307,15 @@ def _between(nodes: Sequence[Node], group: NodeGroup, interface: str, seconds: f
             name = f"{backend} between nodes"
             figures = {"bandwidth": 1.0, "latency": 0.0, "half_size": 0}
             network = Network(name=name, **figures, sources=unknown)
-            return measure_link(network, asked, seconds / 4)
+            there = _answers([one.cards.remote(interface, cuda) for one in actors], MEET_SECONDS)
+            return _with_cards(measure_link(network, asked, seconds / 4), there)
     finally:
         ray.kill(board)
+
+
+def _with_cards(network: Network, found: Sequence[Cards | None]) -> Network:
+    """The network with the fewest cards that a node has; unknown ones are left out."""
+    if None in found:
+        return network
+    fewest = min(one for one in found if one is not None)
+    return network.replaced({"nics": fewest.number}, {"nics": source(fewest.how)})
