@@ -17,6 +17,7 @@ from bigplan.launcher.actor import Folders, PairActor, WorkerType
 from bigplan.launcher.checkpoints import FOLDER, checkpoints
 from bigplan.launcher.failures import Failure, node_lost, told
 from bigplan.launcher.heartbeat import GROUP, Allowed, Heartbeat
+from bigplan.launcher.inputs import cut_short, data_sizes
 from bigplan.launcher.nodes import Node, keys, known
 from bigplan.launcher.places import Places, receive, shared_out
 from bigplan.launcher.placing import Layout
@@ -63,7 +64,7 @@ class Crew:
             for rank in range(self._layout.ranks)
         ]
         self._heartbeat, self._predicted = Heartbeat(self._actors), plan.predicted.step_seconds
-        self._stepped = False
+        self._data, self._stepped = data_sizes(plan.training), False
 
     def _hire(self, rank: int) -> Any:
         import ray
@@ -268,7 +269,7 @@ class Crew:
             except ray.exceptions.RayError as error:
                 failures.append(Failure(rank, error))
         if failures:
-            raise told(failures, doing, self._nodes)
+            raise told(failures, doing, self._nodes, cut_short(self._data))
         return [results[rank] for rank in sorted(results)]
 
     def _look_at_nodes(self, doing: str) -> None:

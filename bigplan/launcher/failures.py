@@ -22,10 +22,13 @@ class Failure:
     error: Exception
 
 
-def told(failures: Sequence[Failure], doing: str, nodes: Mapping[int, Node]) -> BigplanError:
+def told(
+    failures: Sequence[Failure], doing: str, nodes: Mapping[int, Node], cut: str = ""
+) -> BigplanError:
     """The failure that explains the others: a lost node, a death, bigplan's own errors, the rest.
 
-    `nodes`: where ranks are, as far as it is known.
+    `nodes`: where ranks are, as far as it is known. `cut`: what of the data was cut short, which
+    fresh ranks would take for all of it.
     """
 
     def weight(failure: Failure) -> tuple[int, int]:
@@ -39,8 +42,9 @@ def told(failures: Sequence[Failure], doing: str, nodes: Mapping[int, Node]) -> 
         return cause
     error: BigplanError | None = node_lost(nodes, doing) if _may_go_on(first) else None
     if error is None:
-        kind = LostError if _may_go_on(first) else WorkerError
-        error = kind(_description(first, failures, doing))
+        cut = cut if _has_ended(first) else ""
+        kind = LostError if _may_go_on(first) and not cut else WorkerError
+        error = kind(_description(first, failures, doing, cut))
     error.add_note("\n".join("".join(traceback.format_exception(f.error)) for f in failures))
     return error
 
@@ -86,7 +90,7 @@ def _was_out_of_memory(failure: Failure) -> bool:
     return "memory pressure" in text or "low on memory" in text
 
 
-def _description(first: Failure, failures: Sequence[Failure], doing: str) -> str:
+def _description(first: Failure, failures: Sequence[Failure], doing: str, cut: str) -> str:
     import ray
 
     if not isinstance(first.error, ray.exceptions.RayActorError):
@@ -106,6 +110,8 @@ def _description(first: Failure, failures: Sequence[Failure], doing: str) -> str
             f"rank {first.rank} died while {doing}: Ray stopped it because its node's memory was "
             "full; plan with less, such as --cap host=SIZE, or free memory on that machine"
         )
+    if cut:
+        return f"rank {first.rank} died while {doing}: {cut}"
     return (
         f"rank {first.rank} died while {doing}: its process ended without saying why. Most often "
         "the host ran out of memory (`dmesg` shows whether the kernel killed it): plan with less, "

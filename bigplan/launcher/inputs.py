@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from bigplan.errors import InputError
 from bigplan.spec.files.reading import user_path
@@ -71,6 +73,36 @@ def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> st
 
         PeftFolder.open(model, training)
     return note
+
+
+def data_sizes(training: Training) -> Mapping[Path, int]:
+    """Bytes of the data's files, as far as they are on this machine: ranks map them."""
+    held_out = training.validation.data if training.validation is not None else None
+    found = dict[Path, int]()
+    for data in (training.data, held_out):
+        if data is not None and data != "bundled":
+            with suppress(OSError, InputError):
+                path = user_path(data).absolute()
+                files = path.iterdir() if path.is_dir() else [path]
+                found |= {file: file.stat().st_size for file in files}
+    return found
+
+
+def cut_short(before: Mapping[Path, int]) -> str:
+    """What files of these sizes were cut short since, in words; empty: none, or they are gone.
+
+    The system ends a process (SIGBUS) that reads what a mapped file has no more. A file that was
+    removed or replaced by another one stays whole for processes that map it.
+    """
+    for path, size in before.items():
+        with suppress(OSError):
+            if (now := path.stat().st_size) < size:
+                return (
+                    f"data {path} was cut from {size:,} to {now:,} bytes while the run read it, "
+                    "which ends processes that read the rest (SIGBUS): put the file back, and "
+                    "let a run's data be as they are until it ends"
+                )
+    return ""
 
 
 def _left_out(folder: str, names: Sequence[str]) -> str:

@@ -13,15 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from bigplan.errors import PreflightError, RefusedError, WorkerError
+from bigplan.errors import LostError, PreflightError, RefusedError, WorkerError
 from bigplan.launcher import driver, heartbeat, placing
 from bigplan.launcher.driver import launch
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import read_record
 from bigplan.launcher.session import Session, ray_session
+from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan
 from bigplan.runtime.checkpoint import latest
 from bigplan.runtime.export.hf import export_checkpoint
@@ -191,6 +193,30 @@ def test_a_dead_rank_is_named_though_its_peer_fails_first(tmp_path: Path) -> Non
     assert "No checkpoint was written yet" in str(caught.value)
     record = read_record(tmp_path / "tiny-llama-test-1")
     assert (record.summary.status, record.summary.steps) == ("failed", 1)
+
+
+class DiesOfData(Fake):
+    """Somebody empties the file that it has mapped."""
+
+    trouble_in = "step 2"
+
+    def act(self) -> None:
+        data = np.memmap(self.data, np.uint8, "r")
+        os.truncate(self.data, 0)
+        data.sum()
+
+    def __init__(self, plan: Plan, rank: int, scratch: Path) -> None:
+        super().__init__(plan, rank, scratch)
+        self.data = str(plan.training.data)
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_data_that_was_cut_short_is_told_and_not_trained_on(tmp_path: Path) -> None:
+    data = tmp_path / "text.txt"
+    data.write_text("a" * 100_000)
+    with pytest.raises(WorkerError, match=r"text\.txt was cut from 100,000 to 0 bytes") as caught:
+        launch(plan_with(data=str(data)), told(tmp_path / "runs"), quiet(), DiesOfData)
+    assert not isinstance(caught.value, LostError)  # it does not start again
 
 
 @pytest.mark.usefixtures("one_ray")
