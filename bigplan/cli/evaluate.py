@@ -18,6 +18,7 @@ from bigplan.errors import InputError
 from bigplan.spec.files.document import validate
 from bigplan.spec.schedule import MOST_STEPS
 from bigplan.spec.training import Training, ValidationSpec
+from bigplan.system import require_linux
 
 if TYPE_CHECKING:
     from bigplan.launcher.evaluation import Evaluation
@@ -49,6 +50,7 @@ def evaluate(
     Exit codes: 0, 2 bad input or refused, 4 this machine has less than the plan promises, 5 a
     worker failed, 6 the newest checkpoint is damaged, 130 interrupted.
     """
+    require_linux("evaluate")
     console = Console(stderr=True)
     with ended_by(signal.SIGINT):
         from bigplan.launcher import evaluation

@@ -72,12 +72,16 @@ def test_plans_are_made_and_explained(system: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("system", LACKING)
 def test_what_trains_and_measures_says_that_it_wants_linux(system: str, tmp_path: Path) -> None:
-    commands = ["launch plan.yaml", "profile", "detect"]
+    commands = ["launch plan.yaml", "evaluate run", "profile", "detect"]
     if system == "Windows":
         (tmp_path / "text.txt").write_text("A word.\n")
         commands += ["data prepare text.txt --out prepared", "clean"]
     codes, told = played(system, tmp_path, *commands)
     assert codes == [2] * len(commands), told
     for command in commands:
-        name = command.replace(" text.txt --out prepared", "").replace(" plan.yaml", "")
+        name = (
+            command.replace(" text.txt --out prepared", "")
+            .replace(" plan.yaml", "")
+            .replace(" run", "")
+        )
         assert f"`bigplan {name}` needs Linux, and this is {system}" in " ".join(told.split())
