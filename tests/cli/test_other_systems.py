@@ -72,16 +72,12 @@ def test_plans_are_made_and_explained(system: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("system", LACKING)
 def test_what_trains_and_measures_says_that_it_wants_linux(system: str, tmp_path: Path) -> None:
-    commands = ["launch plan.yaml", "evaluate run", "profile", "detect"]
+    arguments = {"launch": "plan.yaml", "evaluate": "run", "profile": "", "detect": ""}
     if system == "Windows":
         (tmp_path / "text.txt").write_text("A word.\n")
-        commands += ["data prepare text.txt --out prepared", "clean"]
+        arguments |= {"data prepare": "text.txt --out prepared", "clean": ""}
+    commands = [f"{name} {more}" for name, more in arguments.items()]
     codes, told = played(system, tmp_path, *commands)
     assert codes == [2] * len(commands), told
-    for command in commands:
-        name = (
-            command.replace(" text.txt --out prepared", "")
-            .replace(" plan.yaml", "")
-            .replace(" run", "")
-        )
+    for name in arguments:
         assert f"`bigplan {name}` needs Linux, and this is {system}" in " ".join(told.split())
