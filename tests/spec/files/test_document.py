@@ -22,6 +22,7 @@ from bigplan.spec.files.document import (
     validate,
     write_text,
 )
+from bigplan.spec.files.reading import DESCRIPTION
 from bigplan.spec.files.shipped import PACKAGE
 from bigplan.units import Bytes
 from tests.examples import examples
@@ -164,7 +165,7 @@ def test_text_that_is_no_mapping(text: str, part: str) -> None:
 
 
 def test_aliases_are_written_out_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "DESCRIPTION", document.DESCRIPTION // 100)  # 1 s less
+    monkeypatch.setattr(document, "DESCRIPTION", DESCRIPTION // 100)  # 1 s less
     assert load_data("a: &a [1, 2]\nb: *a")[0] == {"a": [1, 2], "b": [1, 2]}
     lines = ["a0: &a0 [1, 1]"] + [
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)
