@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
-from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import pytest
@@ -379,23 +378,15 @@ def test_it_is_compiled_once(anew: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list(anew.iterdir())) == 1, "nothing but the library is left"
 
 
-@pytest.fixture
-def logged() -> Iterator[list[logging.LogRecord]]:
-    """What the module logs. pytest's plugin for log records is off: pyproject.toml says why."""
-    handler = BufferingHandler(100)
-    native._log.addHandler(handler)
-    yield handler.buffer
-    native._log.removeHandler(handler)
-
-
 def test_without_a_compiler_torch_does_it(
-    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[logging.LogRecord]
+    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for _ in range(2):
-        _works()
-    (record,) = logged
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            _works()
+    (record,) = caplog.records
     assert "no C++ compiler" in record.getMessage()
     assert "36 bytes" in record.getMessage()
 
@@ -413,29 +404,30 @@ def test_a_compiler_that_fails(
     anew: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    logged: list[logging.LogRecord],
+    caplog: pytest.LogCaptureFixture,
     does: str,
     told: str,
 ) -> None:
     if "sleep" in does:
         monkeypatch.setattr(native, "SECONDS", 0.5)
     monkeypatch.setenv("CXX", _script(tmp_path / "cxx", does))
-    assert native.native() is None
-    _works()
-    (record,) = logged
+    with caplog.at_level(logging.WARNING):
+        assert native.native() is None
+        _works()
+    (record,) = caplog.records
     assert told in record.getMessage()
     assert not list(anew.glob("*"))
 
 
 def test_a_cache_that_cannot_be_written(
-    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[logging.LogRecord]
+    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Compiled elsewhere, and usable after that is gone."""
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert native.native() is not None
     _works()
-    assert not logged
+    assert not caplog.records
 
 
 def _cut(made: Path) -> None:
