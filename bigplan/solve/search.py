@@ -49,6 +49,7 @@ __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 COUNTED = 16
 CERTIFIED = 8  # strategies whose integer programs are solved, and
 CERTIFIED_RELAXATIONS = 200  # linear programs, to raise the bound at most
+ALIKE = "zero", "zero_group", "first_blocks", "last_blocks"  # do not change how late steps are
 
 
 # Called before every step of a search, with the simulated seconds of the best plan so far, a bound
@@ -144,6 +145,7 @@ class _State:
         self.chosen: Trial | None = None  # of those about as fast as the fastest
         self.strategies = self.relaxations = self.programs = 0
         self._entries: list[_Entry] = []  # an opened family's place is taken by its members
+        self._late: dict[Strategy, float] = {}  # of splits simulated: steps by their estimates
         self._rings = rings_tried(choice.scope.pins)
         self._waiting, self._steps_to_count = 0, 0  # how many wait, as last counted
         self._bounds: list[tuple[float, int]] = []  # of entries; some were raised since
@@ -193,8 +195,10 @@ class _State:
                 self._open(entry, entry.of)
             elif isinstance(entry.of, Strategy) or entry.estimate is None:
                 heapq.heappush(self._queue, (self._refine(entry, entry.of), index))
+            elif (now := self._expected(entry.of, entry.estimate)) > expected:
+                heapq.heappush(self._queue, (now, index))
             elif not entry.of.strategy.zero_group or expected < before:
-                self._resolve(entry.of)
+                self._resolve(entry.of, entry.estimate)
                 progress = self.best < before * (1 - NOISE)
                 idle = 0 if progress else idle + bool(self.trials)
         return True
@@ -270,10 +274,7 @@ class _State:
         entry.bound = inf
 
     def _refine(self, entry: _Entry, of: Strategy | Candidate) -> float:
-        """Solve a strategy's linear programs; return the seconds to expect of it now.
-
-        Of zero groups a little more, as they must gain that to be chosen: others come first.
-        """
+        """Solve a strategy's linear programs; return the seconds to expect of it now."""
         pins = self.choice.scope.pins
         entry.of = candidate = (
             entry.choice.pricing.candidate(of) if isinstance(of, Strategy) else of
@@ -287,7 +288,15 @@ class _State:
         entry.saved = self._hybrids(entry, candidate, found.bound)
         entry.bound = max(entry.bound, found.bound - entry.saved)
         entry.estimate = max(entry.bound, found.estimate)
-        return entry.estimate * (1 + WITHIN if candidate.strategy.zero_group else 1)
+        return self._expected(candidate, entry.estimate)
+
+    def _expected(self, candidate: Candidate, estimate: float) -> float:
+        """Seconds to expect of a strategy, as much above the estimate as of those alike.
+
+        Of zero groups a little more, as they must gain that to be chosen: others come first.
+        """
+        more = 1 + WITHIN if candidate.strategy.zero_group else 1
+        return estimate * more * self._late.get(_split(candidate.strategy), 1)
 
     def _hybrids(self, entry: _Entry, candidate: Candidate, bound: float) -> float:
         """Add what shards over zero groups; seconds that others gain by them at most.
@@ -305,12 +314,14 @@ class _State:
                 self._add(_Entry(entry.choice, hybrid, least))
         return most
 
-    def _resolve(self, candidate: Candidate) -> None:
+    def _resolve(self, candidate: Candidate, estimate: float) -> None:
         """Simulate the strategy's plans."""
         self.programs += 1
         trial = planned(candidate, self._rings, self.choice.scope.pins, self.best)
         if trial is not None:
             self.trials.append(trial)
+            split, late = _split(candidate.strategy), trial.expected / estimate
+            self._late[split] = min(late, self._late.get(split, late))
 
     def _solve(self, entry: _Entry, candidate: Candidate) -> None:
         """Raise a strategy's bound as far as its programs do."""
@@ -325,6 +336,11 @@ def _family_bound(choice: Choice, family: StrategyFamily) -> float:
     graph, costs = choice.pricing.alike(sample)
     number = sample.micro_batches(choice.workload.training)
     return family_bound(graph, costs, number, stages=family.pp)
+
+
+def _split(strategy: Strategy) -> Strategy:
+    """The same for strategies that differ in what ZeRO shards, or in first and last stage, alone."""
+    return strategy.model_copy(update=dict.fromkeys(ALIKE, 0))
 
 
 def _preference(trial: Trial) -> tuple[float, tuple[bool, int, bool], str]:
