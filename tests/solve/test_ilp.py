@@ -11,7 +11,7 @@ from bigplan.solve import ilp
 from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.formulation import formulate
 from bigplan.solve.ilp import shortages, solve, solver_name
-from bigplan.solve.linear import AtLeast, Capacity, Linear, Problem, Rule, Variable, var
+from bigplan.solve.linear import AtLeast, Capacity, Linear, Problem, Rule, Variable, total, var
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.thresholds import NOISE
 from bigplan.spec.catalog import find_cluster, find_model
@@ -52,6 +52,33 @@ def test_a_knapsack(limit: float, expected: tuple[int, int, float], scale: float
     assert (round(solution.values["a"]), round(solution.values["b"])) == (a, b)
     assert solution.step_seconds == pytest.approx(step)
     assert set(solution.values) == {"a", "b"}
+
+
+@pytest.mark.parametrize("highs", [True, False], ids=["HiGHS", "CBC"])
+def test_a_search_that_ends_early_has_decisions_and_no_proof(
+    highs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight kinds of items whose worth is about their weight take more than a node."""
+    if not highs:
+        monkeypatch.setattr(ilp, "highs_available", lambda: False)
+    weights = (58, 86, 54, 66, 57, 63, 80, 98)
+    worth = (65, 88, 61, 72, 60, 70, 83, 106)
+    items = tuple(Variable(f"x{i}", 6, True) for i in range(8))
+    taken = [var(item.name) for item in items]
+    used = total([w * x for w, x in zip(weights, taken, strict=True)])
+    gained = total([w * x for w, x in zip(worth, taken, strict=True)])
+    left = AtLeast("step", -gained + 6 * sum(worth))
+    capacities = (Capacity("all", Tier.GPU, used, 1405),)
+    problem = Problem(items, (), capacities, (left,), Linear())
+    best = solve(problem, gap=1e-6)
+    assert best is not None
+    assert best.proven
+    monkeypatch.setattr(ilp, "NODES", 1)
+    early = solve(problem, gap=1e-6)
+    assert early is not None
+    assert not early.proven
+    assert early.step_seconds >= best.step_seconds * (1 - 1e-6)
+    assert used.at(early.values) <= 1405 * (1 + 1e-6)
 
 
 def test_relaxing_can_only_help_and_margins_only_hurt() -> None:

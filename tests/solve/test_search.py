@@ -11,6 +11,7 @@ import pytest
 
 from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
 from bigplan.graph.strategy_space import StrategyFamily
 from bigplan.lower import lower_steady
 from bigplan.placement import Rings, Tier
@@ -238,6 +239,22 @@ def test_a_network_that_estimates_make_light_of_does_not_end_the_search() -> Non
     workload = Workload(find_model("llama-3-8b"), training, nodes)
     found, pinned = (search(workload, Scope(fixed)).best.seconds for fixed in ({}, {"pp": 4}))
     assert found <= 1.005 * pinned
+
+
+def test_strategies_alike_are_expected_as_late_as_the_one_simulated() -> None:
+    """What ZeRO shards does not change how far a step is above its estimate; a batch may."""
+    state = _State(Choice.of(_workload(), Scope({"tp": 1, "pp": 1}, idling=False)), unwatched)
+    priced = state.choice.pricing.candidate
+    first = priced(Strategy(dp=8, zero=1))
+    state._resolve(first, 1.0)
+    seconds = state.trials[0].expected
+    assert state._expected(first, 3.0) == 3.0 * seconds
+    assert state._expected(priced(Strategy(dp=8, zero=2)), 3.0) == 3.0 * seconds
+    assert state._expected(priced(Strategy(dp=8, zero=1, micro_batch=2)), 3.0) == 3.0
+    state._resolve(priced(Strategy(dp=8, zero=2)), 4.0)
+    less = state.trials[1].expected / 4.0
+    assert less < seconds
+    assert state._expected(first, 3.0) == 3.0 * less
 
 
 @cache
