@@ -9,6 +9,7 @@ from bigplan.cost.framework import (
     COMPOSER,
     DEEPSPEED,
     FSDP,
+    FSDP_PEFT,
     INTERN_EVO,
     INTERN_EVO_FSDP,
     LLMQ,
@@ -41,6 +42,7 @@ SINCE_HOPPER = re.compile(r"H\d|GH|GB|B\d|MI3|L4|(RTX.?)?[45]0[6-9]0|RTX.?PRO|.*
 PURE = re.compile(r"pure bf16|bf16-true", re.IGNORECASE)  # in a row's notes
 # Names of kernels that take the place of a model's norms, activations and rotary positions.
 FUSING = re.compile(r"Liger|Unsloth", re.IGNORECASE)
+PEFT = re.compile(r"\bpeft\b", re.IGNORECASE)  # its adapters, and how it wraps them for FSDP
 FUSED_NORM = re.compile(r"fused[ _]rms_?norm(?!=False)", re.IGNORECASE)  # in a row's notes
 # In a row's notes: queries, keys and values are products of their own, as are gate and up.
 APART = re.compile(r"fuse_attention_qkv=(0|False)")
@@ -185,6 +187,8 @@ class FrameworkRule:
         if self.behaviour is DEEPSPEED and row.adapter and row.n_gpus == 1:
             # Scripts for one GPU start without DeepSpeed (finetune_lora_single_gpu.sh of Qwen).
             return replace(PYTORCH, eager=1.0, chains=PLAIN)
+        if self.behaviour is FSDP and row.adapter and PEFT.search(row.framework):
+            return FSDP_PEFT
         if self.behaviour is INTERN_EVO and row.zero_stage == 3:
             return INTERN_EVO_FSDP
         return self.behaviour
