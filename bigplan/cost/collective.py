@@ -155,7 +155,7 @@ def exposed_seconds(
     seconds = groups.seconds(collective)
     if framework.beside_weights:
         seconds = max(0.0, seconds - gemms.get(collective.beside, 0.0))
-    return framework.tensor_exposed * seconds
+    return seconds if collective.exposed else framework.tensor_exposed * seconds
 
 
 def dispatched_seconds(

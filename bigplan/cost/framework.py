@@ -48,6 +48,7 @@ class Framework:
     # Column-parallel products that sum the gradient of one input each: of attention and of a gated
     # MLP. (1, 1) where queries, keys and values are one product, and gate and up another.
     inputs_summed: tuple[int, int] = (1, 1)
+    gathers_for_adapters: bool = False  # of column-parallel products, beside what these gather
     whole_logits: bool = False  # every tensor-parallel rank takes the loss over all words
     current_scaling: bool = False  # casts to 8 bits look for the largest value first
     folds_experts: bool = True  # tensor-parallel ranks have whole experts, not a part of each

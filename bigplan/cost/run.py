@@ -19,6 +19,7 @@ from bigplan.graph.policies import (
     compiling_loss,
     cutting_documents,
     fusing_norms,
+    gathering_for_adapters,
     gathering_logits,
     padding_products,
     selecting,
@@ -84,6 +85,8 @@ def graph_of(run: PricedRun) -> Graph:
         graph = cutting_documents(graph, run.document_tokens)
     if run.framework.inputs_summed != (1, 1):
         graph = summing_apart(graph, run.framework.inputs_summed)
+    if run.framework.gathers_for_adapters:
+        graph = gathering_for_adapters(graph, shape)
     if run.framework.turns_by_torch:
         graph = turning_by_torch(graph, model)
     if run.framework.compiles_loss:

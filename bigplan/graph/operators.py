@@ -161,7 +161,8 @@ class Collective:
     experts, the token's are in so many.
 
     `hidden`: a GEMM that does not depend on it runs at the same time. `beside`: the GEMM of the
-    same pass that some frameworks run at the same time. `waits`: the host waits for what it brings.
+    same pass that some frameworks run at the same time. `exposed`: no framework pipelines it with a
+    GEMM. `waits`: the host waits for what it brings.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Collective:
     count: int = 1
     hidden: bool = False
     beside: str = ""
+    exposed: bool = False
     rows: int = 0
     groups: tuple[int, int] = (1, 1)
     waits: bool = False

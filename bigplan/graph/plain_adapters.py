@@ -4,7 +4,8 @@
 frozen layer gives, for each matrix apart. Megatron's (`ParallelLinearAdapter` of NeMo and
 Megatron-Bridge) does the same for a product of several matrices, with one A and one B for all.
 Autograd keeps what each A reads and gives. Frozen matrices in 4 bits are bitsandbytes', whose
-kernels unpack a matrix into the compute dtype.
+kernels unpack a matrix into the compute dtype; peft copies what such a product gives before it adds
+to it (`Linear4bit.forward` of lora/bnb.py), so that nothing is written into a view.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bigplan.spec.step import LayerStep, StepOp
 # Kernels of bitsandbytes for a matrix whose scales are in 8 bits, too: scales, their mean, codes
 # (`dequantize_4bit` of functional.py).
 UNPACKING_LAUNCHES = 3
+CLONE = 2  # passes of `result.clone()`, which peft takes before it adds to a product of 4 bits
 MASK = 1  # byte an element of a dropout's mask
 
 
@@ -42,15 +44,23 @@ def _pairs(shape: RankShape, step: LayerStep) -> list[_Pair]:
     return [_Pair(first.inner, first.rank, sum(one.outer for one in apart))]
 
 
+def _copies(shape: RankShape) -> bool:
+    """Whether a frozen product's result is copied before an adapter's is added to it."""
+    lora = shape.training.lora
+    packed = lora is not None and lora.frozen is not None
+    return packed and shape.plain_adapters == "apart"
+
+
 def forward(shape: RankShape, step: LayerStep, name: str) -> Iterator[Operator]:
-    """Dropout, A, B, the factor, and the sum with the frozen product's result."""
+    """Dropout, A, B, the factor, and the sum with the frozen product's result, or a copy of it."""
     tokens, element = shape.tokens_of(step), shape.element
     for one in _pairs(shape, step):
         yield Gemm(f"{name} A", tokens, one.rank, one.inner)
         yield Gemm(f"{name} B", tokens, one.outer, one.rank)
         dropped = 2 * element + MASK if shape.drops_adapters else 0
-        moved = tokens * (dropped * one.inner + (2 + 3) * element * one.outer)
-        yield Stream(name, moved, 2 + bool(dropped))
+        copied = CLONE if _copies(shape) else 0
+        moved = tokens * (dropped * one.inner + (2 + 3 + copied) * element * one.outer)
+        yield Stream(name, moved, 2 + bool(dropped) + bool(copied))
 
 
 def backward(shape: RankShape, step: LayerStep, name: str) -> Iterator[Operator]:

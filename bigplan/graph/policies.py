@@ -18,9 +18,17 @@ from typing import Literal
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute, Rerun
 from bigplan.graph.head import COMPILED_LOGIT_BYTES, LOGIT_BYTES
-from bigplan.graph.operators import ALIGNED, Attention, Collective, Gemm, Operator, Stream
+from bigplan.graph.operators import (
+    ALIGNED,
+    Attention,
+    Collective,
+    Gemm,
+    Operator,
+    Pattern,
+    Stream,
+)
 from bigplan.graph.reruns import unread
-from bigplan.graph.shape import RankShape
+from bigplan.graph.shape import RankShape, local_tensor
 from bigplan.spec.layers import BLOCK
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, StepOp, StepValue
@@ -59,6 +67,26 @@ def summing_apart(graph: Graph, products: tuple[int, int]) -> Graph:
         return one
 
     changed = replace(block, backward=tuple(apart(one) for one in block.backward))
+    return replace(graph, kinds={**graph.kinds, BLOCK: changed})
+
+
+def gathering_for_adapters(graph: Graph, shape: RankShape) -> Graph:
+    """The graph where adapters of column-parallel products gather what they read, and sum its
+    gradient, themselves.
+
+    Megatron's do with sequence parallelism where the products' own collectives are pipelined with
+    them (`ParallelLinearAdapter`, `return_layernorm_output_gathered`); else both read one tensor.
+    """
+    if shape.tp == 1 or not shape.strategy.sequence_parallel:
+        return graph
+    read = [step.adapters[0] for step in shape.steps(StepOp.PRODUCT) if step.adapters]
+    count = sum(local_tensor(a, shape.tp).columns == local_tensor(a, 1).columns for a in read)
+    ways: tuple[Pattern, ...] = ("all_gather", "reduce_scatter")
+    gather, scatter = (
+        Collective("adapters' input", way, shape.whole_hidden, count, exposed=True) for way in ways
+    )
+    block = graph.kinds[BLOCK]
+    changed = replace(block, forward=(*block.forward, gather), backward=(*block.backward, scatter))
     return replace(graph, kinds={**graph.kinds, BLOCK: changed})
 
 

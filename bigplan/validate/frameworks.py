@@ -159,8 +159,14 @@ class FrameworkRule:
             # not known, takes as long.
             chains, known = behaviour.chains - {StepOp.NORM}, self.behaviour is SCALING
             behaviour = replace(behaviour, chains=chains, fused_norms=known)
-        if self.async_tensor if row.async_tp is None else row.async_tp:
-            behaviour = replace(behaviour, tensor_exposed=behaviour.tensor_exposed_async)
+        # NeMo's recipes for adapters leave it off (`finetune_performance_optimizations`).
+        usual = self.async_tensor and row.adapter is None
+        if usual if row.async_tp is None else row.async_tp:
+            behaviour = replace(
+                behaviour,
+                tensor_exposed=behaviour.tensor_exposed_async,
+                gathers_for_adapters=behaviour is MEGATRON_CORE and row.adapter is not None,
+            )
         if APART.search(row.notes):
             behaviour = replace(behaviour, inputs_summed=SEPARATE)
         if "no overlap" in row.notes:
