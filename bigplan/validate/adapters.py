@@ -8,8 +8,8 @@ the row's own script has by default:
     others                   rank 8, no dropout, queries and values (`LoraConfig` of peft, and its
                              default targets of Llama)
 
-Adapters run by plain torch, each matrix's apart; Megatron joins those of a product. Unsloth's and
-compiled ones are fused. Gradients flow through every frozen
+Adapters run by plain torch, each matrix's apart; Megatron joins those of a product. Unsloth's,
+AutoModel's (`use_triton`) and compiled ones are fused. Gradients flow through every frozen
 product. Frozen matrices of QLoRA are bitsandbytes' NF4. Adapters train in the frozen matrices'
 dtype where nothing else is said: peft cast them so until 0.12 (`autocast_adapter_dtype`), and
 `train.py` loads all in bf16; ZeRO adds its fp32 master.
@@ -28,7 +28,9 @@ FSDP_QLORA = "fsdp_qlora"  # in a row's source
 RANK = re.compile(r"\brank[ =](\d+)")
 TARGETS = re.compile(r"\btargets[ =]((?:\w+_proj|all)(?:[ +]\w+_proj)*)")
 DROPOUT = re.compile(r"\blora dropout[ =]([\d.]+)")
-FUSED = re.compile(r"Unsloth|bigplan")  # frameworks whose adapters have kernels of their own
+FUSED = re.compile(
+    r"Unsloth|Automodel|bigplan"
+)  # frameworks whose adapters have kernels of their own
 JOINED = re.compile(r"Megatron|NeMo(?!.*Automodel)")  # those with one A and B for a product
 KINDS = ("lora", "qlora")
 

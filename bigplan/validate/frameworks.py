@@ -43,6 +43,7 @@ PURE = re.compile(r"pure bf16|bf16-true", re.IGNORECASE)  # in a row's notes
 # Names of kernels that take the place of a model's norms, activations and rotary positions.
 FUSING = re.compile(r"Liger|Unsloth", re.IGNORECASE)
 PEFT = re.compile(r"\bpeft\b", re.IGNORECASE)  # its adapters, and how it wraps them for FSDP
+AUTOMODEL = "Automodel"  # takes Liger's where there is no tensor parallelism (auto_model.py)
 FUSED_NORM = re.compile(r"fused[ _]rms_?norm(?!=False)", re.IGNORECASE)  # in a row's notes
 # In a row's notes: queries, keys and values are products of their own, as are gate and up.
 APART = re.compile(r"fuse_attention_qkv=(0|False)")
@@ -152,7 +153,7 @@ class FrameworkRule:
             behaviour = replace(behaviour, eager=1.0, chains=gates)  # its fused kernels are GPT's
         if self.behaviour is COMPOSER and row.gated_mlp:
             behaviour = replace(behaviour, eager=1.0, chains=PLAIN)  # its fused kernels are MPT's
-        if FUSING.search(row.framework):
+        if FUSING.search(row.framework) or (AUTOMODEL in row.framework and (row.tp or 1) == 1):
             behaviour = replace(behaviour, eager=0.0, chains=frozenset())
         if self.fuses_norms or FUSED_NORM.search(row.notes):
             # PaddleNLP's and InternEvo's norms stay chains in time: something else there, which is

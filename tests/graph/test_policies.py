@@ -16,6 +16,7 @@ from bigplan.graph.policies import (
     Selective,
     compiling_loss,
     fusing_norms,
+    gathering_for_adapters,
     gathering_logits,
     padding_products,
     selecting,
@@ -109,6 +110,28 @@ def test_products_apart_sum_their_inputs_gradient_each(sequence_parallel: bool) 
     counts = (sums["attention input sum"].count, sums["mlp input sum"].count)
     assert counts == ((1, 1) if sequence_parallel else (3, 2))
     assert apart.forward == graph.kinds["block"].forward
+
+
+@pytest.mark.parametrize(("sequence_parallel", "tp"), [(True, 2), (False, 2), (True, 1)])
+def test_adapters_of_column_parallel_products_gather_for_themselves(
+    sequence_parallel: bool, tp: int
+) -> None:
+    """What row-parallel ones read is a rank's own part; without sequence parallelism all is."""
+    given = {"sequence_length": TOKENS, "global_batch": 1, "lora": {"rank": 8}}
+    strategy = Strategy(dp=1, tp=tp, sequence_parallel=sequence_parallel)
+    shape = RankShape(LLAMA, Training.model_validate(given), strategy)
+    before, after = (
+        one.kinds["block"]
+        for graph in [graph_of_shape(shape, None)]
+        for one in (graph, gathering_for_adapters(graph, shape))
+    )
+    more = [set(getattr(after, w)) - set(getattr(before, w)) for w in ("forward", "backward")]
+    if tp == 1 or not sequence_parallel:
+        assert more == [set(), set()]
+        return
+    whole = TOKENS * LLAMA.hidden * 2
+    name, patterns = "adapters' input", ("all_gather", "reduce_scatter")
+    assert more == [{Collective(name, one, whole, 2, exposed=True)} for one in patterns]
 
 
 def test_whole_logits_are_gathered_and_lose_what_one_rank_would() -> None:

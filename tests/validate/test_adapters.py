@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from bigplan.cost.collective import all_gather, tensor_group
 from bigplan.cost.memory import framework_memory
 from bigplan.cost.price import price
 from bigplan.cost.run import PricedRun, graph_of, parts_of
@@ -76,7 +79,7 @@ def test_other_adapters_are_refused(columns: dict[str, object], reason: str) -> 
         ({"framework": "Unsloth"}, ""),
         ({"framework": "torchtune", "compile": 1}, ""),
         ({"framework": "torchtune"}, "apart"),
-        ({"framework": "NeMo Automodel"}, "apart"),
+        ({"framework": "NeMo Automodel"}, ""),  # use_triton
         ({"framework": CORE}, "joined"),
         ({"adapter": ""}, ""),
     ],
@@ -133,6 +136,55 @@ def test_four_bits_are_unpacked_by_a_kernel() -> None:
     unpacked = [one for one in streams if one.name in {"query, key, value", "mlp up", "mlp down"}]
     assert unpacked
     assert all(one.eager == 1.0 for one in unpacked)
+
+
+def test_peft_copies_what_a_product_of_four_bits_gives() -> None:
+    """Two passes and a launch for each of two matrices with adapters, forward alone."""
+
+    def moved(run: PricedRun, way: str) -> tuple[float, int]:
+        each = (one for one in getattr(graph_of(run).kinds["block"], way))
+        streams = [one for one in each if isinstance(one, Stream) and "adapters" in one.name]
+        return sum(one.nbytes for one in streams), sum(one.launches for one in streams)
+
+    plain, packed = _run(), _run(adapter="qlora")
+    tokens, hidden = plain.strategy.rank_tokens(plain.training), plain.model.hidden
+    more = [a - b for a, b in zip(moved(packed, "forward"), moved(plain, "forward"), strict=True)]
+    assert more == [2 * 2 * tokens * 2 * hidden, 2]
+    assert moved(packed, "backward") == moved(plain, "backward")
+
+
+def test_nothing_hides_gathers_where_every_adapter_is_a_unit() -> None:
+    """FSDP gathers forward and backward; without peft's units the next block's is beside."""
+    sharded = {"n_gpus": 2, "global_batch": 16, "micro_batch": 8, "zero_stage": 3, "layers": 8}
+    peft, own = (_run(**sharded, framework=f"PyTorch FSDP {how}") for how in ("and PEFT", "alone"))
+    parts = [parts_of(run, graph_of(run), run.nodes) for run in (peft, own)]
+    graph = graph_of(peft)
+    costs = price(graph, peft.training, peft.nodes, peft.framework)
+    gathers = sum(costs.kinds[name].gather for name in graph.layers)
+    assert parts[0]["communication"] == pytest.approx(2 * gathers, rel=0.02)  # and sums
+    assert parts[1]["communication"] < gathers / 2  # the table has no compute
+
+
+def test_megatrons_adapters_gather_where_products_are_pipelined() -> None:
+    """NeMo pipelines none beside adapters; a row that says so gathers what they read apart."""
+    split = {"framework": CORE, "n_gpus": 4, "tp": 4, "notes": "rank 8; targets all"}
+    usual, pipelined = _run(**split), _run(**split, async_tp=1)
+    assert (usual.framework.tensor_exposed, pipelined.framework.tensor_exposed) == (1.0, 0.029)
+    mine = [
+        [one for one in graph_of(run).kinds["block"].forward if getattr(one, "exposed", False)]
+        for run in (usual, pipelined)
+    ]
+    assert mine[0] == []
+    assert [one.count for one in mine[1]] == [2]  # queries, keys and values; gate and up
+    joint = replace(pipelined, framework=replace(pipelined.framework, gathers_for_adapters=False))
+    waits = [
+        price(graph_of(run), run.training, run.nodes, run.framework).kinds["block"].forward_waits
+        for run in (pipelined, joint)
+    ]
+    whole = pipelined.training.sequence_length * pipelined.model.hidden * 2
+    gathers = 2 * all_gather(whole, tensor_group(pipelined.strategy, pipelined.nodes))
+    assert waits[0].collectives - waits[1].collectives == pytest.approx(gathers)
+    assert _run(**split | {"adapter": ""}).framework.tensor_exposed == 0.029
 
 
 def test_dropout_and_parts_apart_are_kept() -> None:

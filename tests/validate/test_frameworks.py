@@ -167,6 +167,8 @@ def test_megatrons_sharded_state_is_its_distributed_optimizer() -> None:
         ("MaxText (JAX)", {}, 0.0),
         ("DeepSpeed + HF + Liger", {"compile": 0}, 0.0),
         ("Unsloth", {}, 0.0),
+        ("NeMo Automodel", {}, 0.0),
+        ("NeMo Automodel", {"tp": 2}, 1.0),  # without Liger's kernels
         ("Megatron-LM", {}, 0.0),
         ("Megatron-LM", {"gated_mlp": 1}, 1.0),  # its fused kernels were GPT's
         ("Megatron-Core", {"gated_mlp": 1}, 0.0),
