@@ -28,9 +28,8 @@ FSDP_QLORA = "fsdp_qlora"  # in a row's source
 RANK = re.compile(r"\brank[ =](\d+)")
 TARGETS = re.compile(r"\btargets[ =]((?:\w+_proj|all)(?:[ +]\w+_proj)*)")
 DROPOUT = re.compile(r"\blora dropout[ =]([\d.]+)")
-FUSED = re.compile(
-    r"Unsloth|Automodel|bigplan"
-)  # frameworks whose adapters have kernels of their own
+# Frameworks whose adapters have kernels of their own.
+FUSED = re.compile(r"Unsloth|Automodel|bigplan")
 JOINED = re.compile(r"Megatron|NeMo(?!.*Automodel)")  # those with one A and B for a product
 KINDS = ("lora", "qlora")
 
