@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, Rings
-from bigplan.solve.linear import Linear, Rule
+from bigplan.solve.linear import EXACT, Linear, Rule
 from bigplan.solve.memory import size_rules
 from bigplan.solve.stage import StageClass, placement_rules, stage_classes, switch_rules
 
@@ -102,7 +102,7 @@ class _Follower:
             values[self.name] = max(0.0, min(limits))
         elif (needed := limits[0]) > values[self.name]:
             is_switch = ".has." in self.name
-            values[self.name] = float(needed > 1e-9) if is_switch else needed
+            values[self.name] = float(needed > EXACT) if is_switch else needed
 
 
 def _limit(rule: Rule, name: str) -> Linear:

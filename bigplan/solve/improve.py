@@ -173,8 +173,8 @@ def _started(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
 
     present, before = trial.placement.loss_chunk, Rings.of(trial.placement)
     chunks = [c for c in loss.chunks if c >= present] if loss else [None]
-    chunk = min(chunks, key=lambda c: hope(tried[-1], (), c))  # these leave the most room
     for alike in _alike(trial):
+        chunk = min(chunks, key=lambda c: hope(tried[-1], alike, c))  # these leave the most room
         exposed = HOPEFUL if alike else EXPOSED
         hopes = {rings: hope(rings, alike, chunk) for rings in tried}
         if chunk == present and not alike:

@@ -52,6 +52,7 @@ CERTIFIED_RELAXATIONS = 200  # linear programs, to raise the bound at most
 # Strategies that differ in these alone take about as much longer than their estimates: of 40 sets
 # of Mixtral's on 10 Gb/s Ethernet 34 agree within 3%, all within 9%; steps are 7 to 73% longer.
 ALIKE = "zero", "zero_group", "first_blocks", "last_blocks"
+MORE = 1 + WITHIN  # strategies expected within it of the best may be simpler, and are not put off
 
 
 # Called before every step of a search, with the simulated seconds of the best plan so far, a bound
@@ -197,7 +198,7 @@ class _State:
                 self._open(entry, entry.of)
             elif isinstance(entry.of, Strategy) or entry.estimate is None:
                 heapq.heappush(self._queue, (self._refine(entry, entry.of), index))
-            elif (now := self._expected(entry.of, entry.estimate)) > expected:
+            elif (now := self._expected(entry.of, entry.estimate)) > max(expected, before * MORE):
                 heapq.heappush(self._queue, (now, index))
             elif not entry.of.strategy.zero_group or expected < before:
                 self._resolve(entry.of, entry.estimate)

@@ -24,7 +24,7 @@ from bigplan.spec.training import Training
 # Four layers whose updates take as long as their forward pass, part of their state streamed.
 MODEL = find_model("llama-3-8b").model_copy(update={"layers": 4})
 TRAINING = Training(sequence_length=8192, global_batch=8)
-NODES = find_cluster("h200-1x").with_caps(gpu=16_000 * 2**20).group
+NODES = find_cluster("h200-1x").with_caps(gpu=15_000 * 2**20).group
 
 
 @cache
