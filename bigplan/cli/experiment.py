@@ -98,7 +98,7 @@ def _planned(studied: Studied, folder: Path, jobs: int) -> StudyOutcome:
 def _launched(
     studied: Studied, outcome: StudyOutcome, measure: Literal["none", "all"] | int
 ) -> StudyOutcome:
-    require_linux("experiment launch")
+    require_linux("experiment run --launch")
     from bigplan.launcher.session import require_packages
 
     require_packages()

@@ -149,12 +149,12 @@ FSDP = Framework(
     shards_masters=True,
 )
 
-# FSDP's first version around peft's adapters: each matrix that trains is a unit of its own inside
-# its block's (`fsdp_auto_wrap_policy` of peft, `get_wrapping_policy` of fsdp_qlora), so that 13
-# units have to be freed in a pass of a block with six adapters. The host may be two of them ahead
-# (`_FreeEventQueue`, by `limit_all_gathers`). So it asks for the next block's gather when the GPU
-# is at the last adapter of this one, forward, and at the keys' of q, k and v, backward. What is
-# left of the block is a few percent of a pass, and counts as nothing.
+# FSDP's first version around peft's adapters. Each matrix that trains is a unit of its own, inside
+# its block's unit (`fsdp_auto_wrap_policy` of peft, `get_wrapping_policy` of fsdp_qlora): a block
+# with six adapters has 13 units. The host waits until all but two units are freed
+# (`_FreeEventQueue`, by `limit_all_gathers`). So it asks for the next block's gather only when the
+# GPU has reached this block's last adapter, forward, and the keys' adapter, backward. Only the rest
+# of the block can hide the gather. It is a few percent of a pass, and counts as nothing.
 FSDP_PEFT = replace(FSDP, name="FSDP with peft", gather_exposed=1.0, regather_exposed=1.0)
 
 # Plain PyTorch loops, whatever their name. Gradients are reduced during the backward, as by
