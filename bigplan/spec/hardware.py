@@ -12,7 +12,7 @@ from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.files.document import validate
 from bigplan.spec.files.problems import models_in
 from bigplan.spec.files.words import did_you_mean
-from bigplan.spec.part import MachinePart
+from bigplan.spec.part import DEFAULT, MachinePart
 
 NewValue = str | int | float
 
@@ -86,7 +86,7 @@ def _put(data: dict[str, Any], key: str, value: NewValue, group: NodeGroup) -> N
         )
     name, _, inner = name.partition(".")
     told = data[part]["sources"]
-    before = told.get(name, "the default")
+    before = told.get(name, DEFAULT)
     if inner:
         data[part][name] = {**(data[part].get(name) or {}), inner: value}
     else:

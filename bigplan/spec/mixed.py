@@ -14,7 +14,7 @@ from bigplan.errors import InputError
 from bigplan.spec.cluster import Cluster, Member, NodeGroup, Nvme, Running
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.link import Network
-from bigplan.spec.part import MachinePart
+from bigplan.spec.part import DEFAULT, MachinePart
 from bigplan.units import counted
 
 P = TypeVar("P", bound=MachinePart)
@@ -150,7 +150,7 @@ def _figure(part: MachinePart, field: str, parts: Sequence[MachinePart]) -> floa
 
 
 def _source(part: MachinePart, field: str) -> str:
-    return part.sources.get(field) or part.sources.get(_ABSENT.get(field, ""), "the default")
+    return part.sources.get(field) or part.sources.get(_ABSENT.get(field, ""), DEFAULT)
 
 
 def large_products(gpu: Gpu) -> float:

@@ -15,6 +15,7 @@ from bigplan.spec.files.problems import KeyPath
 from bigplan.spec.files.words import did_you_mean
 from bigplan.units import BANDWIDTH, BYTES, FLOPS, RATE, SECONDS, Quantity, exact_text, format_bytes
 
+DEFAULT = "the default"  # the source of a figure that nothing states
 WORDS = ("sources", "name", "device")  # keys of parts that are no numbers
 
 
@@ -68,14 +69,18 @@ class MachinePart(Spec):
 
     def changed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The raw block with what is `given` of it; figures given without a source say so."""
-        told = dict(given.get("sources") or {})
-        for name in given.keys() & type(self).model_fields.keys() - told.keys() - set(WORDS):
-            if given[name] is not None:
-                before = self.sources.get(name, "the default")
-                told[name] = f"estimate: {given[name]} as stated, in place of: {before}"
         usual = self.model_dump(mode="json", exclude_none=True)
+        told = given.get("sources", {})
+        if not isinstance(told, Mapping):
+            return usual | dict(given)  # which validation refuses
+        figures = type(self).model_fields.keys() - told.keys() - set(WORDS)
+        stated = {
+            name: f"estimate: {value} as stated, in place of: {self.sources.get(name, DEFAULT)}"
+            for name, value in given.items()
+            if name in figures and value is not None
+        }
         left = {name: source for name, source in self.sources.items() if name not in given}
-        return usual | dict(given) | {"sources": left | told}
+        return usual | dict(given) | {"sources": left | stated | dict(told)}
 
 
 class Changeable:

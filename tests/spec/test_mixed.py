@@ -198,6 +198,8 @@ def test_a_part_that_is_given_in_full_is_no_change_of_the_usual_one() -> None:
             "nvme: {read: fast}",
             r"lab\.yaml:3: `node_groups\.0\.nvme\.read`: 'fast' is not a bandwidth",
         ),
+        ("host: {cores: 2, sources: x}", r"lab\.yaml:3: `node_groups\.0\.host\.sources` is 'x'"),
+        ("host: {cores: 2, sources: [1]}", r"lab\.yaml:3: `node_groups\.0\.host\.sources` is a"),
         ("nodes: two", r"lab\.yaml:3: `node_groups\.0\.nodes` is 'two', which must be a whole"),
         ("gpus: 4", r"lab\.yaml:3: unknown key 'gpus' in `node_groups\.0`; did you mean"),
         ("gpu: null", r"lab\.yaml:3: `node_groups\.0`: gpu: a group needs it; leave it out"),
