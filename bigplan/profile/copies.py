@@ -74,16 +74,19 @@ class Copier:
         return seconds
 
     def run(self, stop: threading.Event, clock: ReadClock) -> None:
-        """Copy chunk after chunk, over and over, until `stop` is set; two are always queued."""
+        """Copy at least one chunk, then one after another, until `stop` is set; two are queued.
+
+        On a busy machine a short window may be over before this thread begins.
+        """
         begin, before = clock(), None
         for start, nbytes in _chunks(self.target.numel()):
-            if stop.is_set():
-                break
             ended = self.timed(nbytes, start, clock)
             if before is not None:
                 before()
             before = ended
             self.nbytes += nbytes
+            if stop.is_set():
+                break
         if before is not None:
             before()
         self.seconds = clock() - begin
