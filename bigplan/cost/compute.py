@@ -177,10 +177,7 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
         arithmetic *= EIGHT_BITS_OF_ROWS
     element = 4 if precision == "fp32" else 2
     seconds = norm(arithmetic, gemm.elements * element / device.stream_rate, gpu.gemm_overlap)
-    if gpu.gemm_power_limit is None or precision not in ("bf16", "fp16"):
-        return seconds
-    limit = gpu.peak(precision) * gpu.gemm_power_limit
-    return max(seconds, device.slowest * gemm.flops / limit)
+    return max(seconds, device.slowest * gemm.flops / gpu.power_limit(precision))
 
 
 def tile_waste(gemm: Gemm, gpu: Gpu) -> float:

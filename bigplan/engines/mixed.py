@@ -139,8 +139,7 @@ def _shared_seconds(request: Request, groups: Iterable[NodeGroup]) -> float:
 
 
 def _fastest(group: NodeGroup) -> float:
-    gpu = group.gpu
-    return max(rate * gpu.gemm_share(name) for name, rate in gpu.peak_flops.items())
+    return max(map(group.gpu.large_products, group.gpu.peak_flops))
 
 
 def recorded(plan: Plan, tried: tuple[Mix, ...]) -> Plan:

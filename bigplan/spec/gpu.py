@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from statistics import NormalDist
 from typing import Annotated, Literal
 
@@ -118,6 +119,17 @@ class Gpu(MachinePart):
             str(name): s for name, s in (self.gemm_efficiencies or {}).items()
         }
         return shares.get(precision, self.gemm_efficiency)
+
+    def power_limit(self, precision: str) -> float:
+        """FLOP/s that products of the precision can keep up; inf where no power limits them."""
+        if self.gemm_power_limit is None or precision not in ("bf16", "fp16"):
+            return inf
+        return self.peak(precision) * self.gemm_power_limit
+
+    def large_products(self, precision: str) -> float:
+        """FLOP/s of large products of the precision, one after the other."""
+        share = self.gemm_share(precision)
+        return min(self.peak(precision) * share, self.power_limit(precision))
 
     @property
     def runs_kernels(self) -> bool:

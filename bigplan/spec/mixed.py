@@ -157,7 +157,7 @@ def large_products(gpu: Gpu) -> float:
     """FLOP/s of large products in 16 bits, or in what the GPU has."""
     peaks = gpu.peak_flops
     precision = next((name for name in ("bf16", "fp16") if name in peaks), next(iter(peaks)))
-    return gpu.peak_flops[precision] * gpu.gemm_share(precision)
+    return gpu.large_products(precision)
 
 
 def worst_gpu(gpus: Sequence[Gpu]) -> Gpu:

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from bigplan.cost.compute import Device, gemm_seconds
+from bigplan.graph.operators import Gemm
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.unequal import (
@@ -88,9 +90,8 @@ def test_work_by_tokens_is_faster_where_a_group_has_less_of_it() -> None:
 
 
 def test_first_speeds_are_those_of_large_products() -> None:
-    fast, slow = first_speeds([H100, A100])
-    assert fast / slow == pytest.approx(
-        H100.gpu.peak("bf16")
-        * H100.gpu.gemm_share("bf16")
-        / (A100.gpu.peak("bf16") * A100.gpu.gemm_share("bf16"))
-    )
+    """As prices have them: an H100's run at its power limit, an A100's have none."""
+    large = Gemm("w", 2**18, 2**18, 2**18)
+    priced = [large.flops / gemm_seconds(large, Device(g.gpu, "bf16")) for g in (H100, A100)]
+    assert H100.gpu.gemm_power_limit
+    assert first_speeds([H100, A100]) == pytest.approx(priced, rel=0.005)
