@@ -155,6 +155,20 @@ def launches(operator: Operator, eager: float = 0.0) -> int:
 
 
 def gemm_seconds(gemm: Gemm, device: Device) -> float:
+    """What tiles take, or as long as the product's energy lasts where that is longer.
+
+    A GPU at its power limit has so many joules a second, and a product's go with its FLOPs: what a
+    smaller product waits for, a higher clock makes up for.
+    """
+    return max(tiled_seconds(gemm, device), power_seconds(gemm, device))
+
+
+def power_seconds(gemm: Gemm, device: Device) -> float:
+    """Seconds at the GPU's power limit; 0 where it has none."""
+    return device.slowest * gemm.flops / device.gpu.power_limit(device.precision_of(gemm))
+
+
+def tiled_seconds(gemm: Gemm, device: Device) -> float:
     """Arithmetic and operand traffic, added: tiles wait for their first and last bytes.
 
     Where tiles share a multiprocessor, one loads and stores while another multiplies, so that less
@@ -163,9 +177,6 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     Arithmetic runs in whole tiles and waves at peak x efficiency x K / (K + K0): a tile's prologue
     and epilogue cost as much as K0 more of the inner dimension, whatever K is. Of grouped products
     each group's matrix is read once, and its rows fill tiles of their own.
-
-    A GPU at its power limit takes as long as its energy lasts, which goes with FLOPs: what a
-    smaller product waits for, a higher clock makes up for.
     """
     gpu = device.gpu
     precision = device.precision_of(gemm)
@@ -176,8 +187,7 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     if gemm.scaled_rows and gemm.of_rows:
         arithmetic *= EIGHT_BITS_OF_ROWS
     element = 4 if precision == "fp32" else 2
-    seconds = norm(arithmetic, gemm.elements * element / device.stream_rate, gpu.gemm_overlap)
-    return max(seconds, device.slowest * gemm.flops / gpu.power_limit(precision))
+    return norm(arithmetic, gemm.elements * element / device.stream_rate, gpu.gemm_overlap)
 
 
 def tile_waste(gemm: Gemm, gpu: Gpu) -> float:

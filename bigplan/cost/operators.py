@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from bigplan.cost.collective import LayerGroups, dispatched_seconds, exposed_seconds
-from bigplan.cost.compute import Device, alignment, chained, launches, operator_seconds, tile_waste
+from bigplan.cost.compute import (
+    Device,
+    alignment,
+    chained,
+    launches,
+    operator_seconds,
+    tile_waste,
+    tiled_seconds,
+)
 from bigplan.cost.framework import Framework
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator
 
@@ -16,6 +24,7 @@ class Bound(StrEnum):
     """What an operator waits for."""
 
     COMPUTE = "compute"
+    POWER = "power"  # its tiles would be faster, but for the GPU's power limit
     MEMORY = "memory"
     LATENCY = "latency"  # its kernels take less time than launching them
     COMMUNICATION = "communication"
@@ -33,6 +42,7 @@ class OperatorCost:
     bound: Bound
     tile_waste: float = 1.0  # work of whole tiles and waves over useful work
     alignment: float = 1.0  # rate beside that of dimensions that are multiples of 8
+    power_lost: float = 0.0  # share of the seconds that the GPU's power limit adds
 
     @property
     def intensity(self) -> float:
@@ -83,11 +93,20 @@ def _kernel_cost(operator: Operator, device: Device, framework: Framework) -> Op
         bound = Bound.MEMORY
     else:
         bound = Bound.COMPUTE
-    if not isinstance(operator, Gemm):
-        return OperatorCost(operator.name, seconds, flops, nbytes, number, bound)
-    waste = tile_waste(operator, device.gpu)
-    width = alignment(operator, device.gpu, device.precision_of(operator))
-    return OperatorCost(operator.name, seconds, flops, nbytes, number, bound, waste, width)
+    cost = OperatorCost(operator.name, seconds, flops, nbytes, number, bound)
+    return _product(cost, operator, device) if isinstance(operator, Gemm) else cost
+
+
+def _product(cost: OperatorCost, gemm: Gemm, device: Device) -> OperatorCost:
+    """The product's cost with what slows it."""
+    lost = 1 - tiled_seconds(gemm, device) / cost.seconds
+    return replace(
+        cost,
+        bound=Bound.POWER if lost else cost.bound,
+        tile_waste=tile_waste(gemm, device.gpu),
+        alignment=alignment(gemm, device.gpu, device.precision_of(gemm)),
+        power_lost=lost,
+    )
 
 
 def traffic(operator: Operator, device: Device) -> float:

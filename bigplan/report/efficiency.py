@@ -25,8 +25,9 @@ class Efficiency:
     `mfu` and `hfu` are shares of the peak FLOP/s, without and with recomputation. `memory_share` is
     `memory_bandwidth` (bytes/s while kernels run) over the nominal bandwidth.
     `without_tensor_cores` and `narrow_loads` are shares of the time of products and attention: off
-    tensor cores, and on them but slowed by rows whose lengths are no multiples of 8. `by_bound`
-    splits the time of forward and backward.
+    tensor cores, and on them but slowed by rows whose lengths are no multiples of 8. `power_lost`
+    is the share of that time that the GPU's power limit adds. `by_bound` splits the time of forward
+    and backward.
     """
 
     utilisation: float
@@ -36,6 +37,7 @@ class Efficiency:
     memory_share: float
     without_tensor_cores: float
     narrow_loads: float
+    power_lost: float
     by_bound: Mapping[str, float]
 
 
@@ -59,6 +61,7 @@ def efficiency_of(plan: Plan, timeline: Timeline, rows: Sequence[OperatorRow]) -
         memory_share=bandwidth / gpu.memory_bandwidth,
         without_tensor_cores=without / whole,
         narrow_loads=narrow / whole,
+        power_lost=sum(row.seconds * (row.power_lost or 0.0) for row in products) / whole,
         by_bound=_by_bound(layers),
     )
 

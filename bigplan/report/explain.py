@@ -94,8 +94,10 @@ def explain_json(explanation: OperatorExplanation) -> dict[str, Any]:
 
 HARDLY = 1e-4  # of all rows' seconds: shorter waiting for launches gets no row
 SHORT = {"communication": "network"}
+VISIBLE = 0.005  # a smaller share of the time is not told
 LEGEND = (
-    "of peak: of the FLOP/s where compute binds, of memory bandwidth elsewhere. TC: tensor cores; "
+    "of peak: of the FLOP/s where compute or power binds, of memory bandwidth elsewhere. power: "
+    "the GPU's limit, at which its clock falls. TC: tensor cores; "
     "slow: on them, with narrow loads, for rows' lengths are no multiples of 8. "
     "tile, wave: lost to partial tiles of 128 x 256 and to the last wave of them; lost: of the "
     "time, with the best tile. hidden: at the same time as a product."
@@ -208,8 +210,14 @@ def efficiency_lines(found: Efficiency, monitor: str) -> Iterator[str]:
         )
     if found.without_tensor_cores:
         yield f"  {found.without_tensor_cores:.1%} of the products' time is without tensor cores"
+    if found.power_lost >= VISIBLE:
+        yield (
+            f"  {found.power_lost:.1%} of the products' time is lost to the GPU's power limit, at "
+            "which its clock falls"
+        )
     if found.by_bound:
-        shares = [f"{name} {share:.0%}" for name, share in found.by_bound.items() if share >= 0.005]
+        told = found.by_bound.items()
+        shares = [f"{name} {share:.0%}" for name, share in told if share >= VISIBLE]
         yield f"  time of forward and backward is bound by {listed(shares)}"
 
 

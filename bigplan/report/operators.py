@@ -51,7 +51,8 @@ class OperatorRow:
     1 where they are. `tile_lost` is the share of the work
     of 128 x 256 tiles that lies outside the matrix. `wave_lost` is the share of the
     multiprocessors' time in which the last wave leaves them idle. `lost` is the share of the priced
-    time that both cost with the best tile. `of_peak` is the rate reached. It is a share of the
+    time that both cost with the best tile: nothing at the GPU's power limit, which costs
+    `power_lost` of the time. `of_peak` is the rate reached. It is a share of the
     GPU's peak FLOP/s where arithmetic binds, elsewhere of its nominal memory bandwidth.
     """
 
@@ -68,6 +69,7 @@ class OperatorRow:
     tile_lost: float | None = None
     wave_lost: float | None = None
     lost: float | None = None
+    power_lost: float | None = None
     of_peak: float | None = None
 
     @property
@@ -154,15 +156,21 @@ def _row(
         alignment=alignment(gemm, device.gpu, device.precision) if gemm else None,
         tile_lost=tile_lost(gemm) if gemm else None,
         wave_lost=wave_lost(gemm, device.gpu.multiprocessors) if gemm else None,
-        lost=1 - 1 / cost.tile_waste if gemm else None,
+        lost=_lost(cost) if gemm else None,
+        power_lost=cost.power_lost if gemm else None,
         of_peak=_of_peak(cost, device),
     )
+
+
+def _lost(cost: OperatorCost) -> float:
+    """To tiles; where power binds, a higher clock makes up for what they wait."""
+    return 0.0 if cost.bound is Bound.POWER else 1 - 1 / cost.tile_waste
 
 
 def _of_peak(cost: OperatorCost, device: Device) -> float | None:
     if not cost.seconds or cost.bound is Bound.COMMUNICATION:
         return None
-    if cost.bound is Bound.COMPUTE:
+    if cost.bound in (Bound.COMPUTE, Bound.POWER):
         return cost.flops / cost.seconds / device.gpu.peak(device.precision)
     return cost.nbytes / cost.seconds / device.gpu.memory_bandwidth
 

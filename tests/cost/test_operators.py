@@ -31,7 +31,8 @@ def _cost(operator: Operator, framework: Framework = FUSED) -> OperatorCost:
 @pytest.mark.parametrize(
     ("operator", "bound"),
     [
-        (Gemm("large", 8192, 8192, 8192), Bound.COMPUTE),
+        (Gemm("large", 4096, 4096, 4096), Bound.COMPUTE),
+        (Gemm("larger", 8192, 8192, 8192), Bound.POWER),
         (Attention("long", 1e13, 1e6), Bound.COMPUTE),
         (Attention("bytes", 1.0, 1e9), Bound.MEMORY),
         (Stream("norm", 1e9), Bound.MEMORY),
@@ -59,6 +60,16 @@ def test_a_product_tells_its_waste() -> None:
     assert cost.alignment < 1.0 == _cost(Gemm("even", 8192, 8192, 8192)).alignment
     partial = Gemm("partial", 8200, 8192, 8192)
     assert _cost(partial).tile_waste == tile_waste(partial, DEVICE.gpu) > 1.0
+
+
+def test_a_product_tells_what_the_power_limit_adds() -> None:
+    larger = Gemm("larger", 16392, 16384, 16384)  # with tiles beyond its edge
+    free = replace(DEVICE, gpu=NODES.gpu.without("gemm_power_limit"))
+    (unlimited,) = operator_costs([larger], free, GROUP, FUSED)
+    cost = _cost(larger)
+    assert cost.seconds * (1 - cost.power_lost) == pytest.approx(unlimited.seconds)
+    assert cost.power_lost > 0.0 == unlimited.power_lost
+    assert unlimited.bound is Bound.COMPUTE
 
 
 def test_intensity_is_work_over_traffic() -> None:

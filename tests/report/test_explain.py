@@ -75,6 +75,22 @@ def test_a_vocabulary_that_loads_narrowly_is_slow_on_tensor_cores_not_without_th
     assert f"{share / every:.1%} of the products' time is on tensor cores that wait" in text
 
 
+def test_products_at_the_power_limit_are_told_with_what_it_costs() -> None:
+    training = Training(sequence_length=8192, global_batch=2)
+    cluster = find_cluster("h200-1x")
+    pins = {"micro_batch": 2}
+    found = explain(make_plan(Request(find_model("llama-like-3.3b"), training, cluster, pins)))
+    limited = [row for row in found.rows if row.bound == "power"]
+    assert {(row.lost, row.of_peak) for row in limited} == {(0, cluster.group.gpu.gemm_power_limit)}
+    products = sum(row.seconds for row in found.rows if row.tensor_cores is not None)
+    lost = sum(row.seconds * (row.power_lost or 0) for row in limited) / products
+    text = " ".join(shown(explain_report(found)).split())
+    assert f"{lost:.1%} of the products' time is lost to the GPU's power limit" in text
+    assert f"power {found.efficiency.by_bound['power']:.0%}" in text
+    small = shown(explain_report(explain(planned("resident"))))
+    assert "power limit" not in " ".join(small.split())
+
+
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_words() -> None:
     found = explain(planned("resident"))
     text = shown(explain_report(found, 80), width=80).split("Updates and moves")[0]

@@ -7,12 +7,17 @@ from math import ceil, floor, log10
 from typing import Any
 
 from bigplan.cost.operators import Bound
-from bigplan.page.charts.looks import BLUE, GREY, ORANGE, PURPLE, chart, colour, told
+from bigplan.page.charts.looks import BLUE, GREY, ORANGE, PURPLE, RED, chart, colour, told
 from bigplan.report.operators import OperatorRow
 from bigplan.report.text import seconds_text
 from bigplan.units import format_bandwidth, format_flops
 
-BOUNDS = {Bound.COMPUTE.value: BLUE, Bound.MEMORY.value: ORANGE, Bound.LATENCY.value: PURPLE}
+BOUNDS = {
+    Bound.COMPUTE.value: BLUE,
+    Bound.POWER.value: RED,
+    Bound.MEMORY.value: ORANGE,
+    Bound.LATENCY.value: PURPLE,
+}
 LEFT = 10.0  # FLOP per byte at the left edge, unless an operator has fewer
 EDGE = 1.4  # times the left edge: the place of operators that only move bytes
 HEIGHT = 340
