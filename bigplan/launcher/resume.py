@@ -26,6 +26,19 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import FREE_IN_A_RUN, Training
 from bigplan.units import be, counted
 
+# What is named in place of a run, by a file that it has, and what to do.
+_MEANT = {
+    "config.json": (
+        "a Hugging Face folder; name the run that it was exported from, or plan one that starts "
+        "from its weights (--weights)"
+    ),
+    "adapter_config.json": (
+        "a folder of adapters; name the run that it was exported from, or plan one that starts "
+        "from them (--lora-weights)"
+    ),
+    "manifest.json": "a checkpoint; name the folder of the run whose `checkpoints` it is in",
+}
+
 
 @dataclass(frozen=True)
 class Resumable:
@@ -40,16 +53,21 @@ class Resumable:
 def read_resumable(folder: Path) -> Resumable:
     """Read a run's folder. Raises InputError where it is none, or older than checkpoints."""
     if not (folder / PLAN).is_file():
-        raise InputError(
-            f"{folder} holds no {PLAN}, so it is no run of `bigplan launch`; "
-            "name a folder such as runs/my-model-1"
-        )
+        raise _no_run(folder)
     if not (folder / LAUNCH).is_file():
         raise InputError(
             f"{folder} was written by a version of bigplan without checkpoints (it has no "
             f"{LAUNCH}), so nothing can be resumed; launch {folder / PLAN} instead"
         )
     return Resumable(folder, load_plan(folder / PLAN), read_launch(folder), read_asked(folder))
+
+
+def _no_run(folder: Path) -> InputError:
+    told = f"{folder} holds no {PLAN}, so it is no run of `bigplan launch`"
+    for name, meant in _MEANT.items():
+        if (folder / name).is_file():
+            return InputError(f"{told} but {meant}")
+    return InputError(f"{told}; name a folder such as runs/my-model-1")
 
 
 def refuse_other_training(before: Plan, model: ModelSpec, training: Training) -> None:

@@ -51,3 +51,20 @@ def test_what_cannot_be_evaluated(
     code, _, err = bigplan("evaluate", *arguments)
     assert code == 2
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("held", "meant"),
+    [
+        ("config.json", "a Hugging Face folder; name the run that it was exported from"),
+        ("adapter_config.json", "a folder of adapters; name the run that it was exported from"),
+        ("manifest.json", "a checkpoint; name the folder of the run"),
+    ],
+)
+def test_what_a_run_wrote_is_told_from_the_run(bigplan: Run, held: str, meant: str) -> None:
+    Path("written").mkdir()
+    Path("written", held).write_text("{}")
+    for command in (("evaluate",), ("launch", "--resume")):
+        code, _, err = bigplan(*command, "written")
+        assert code == 2
+        assert meant in err
