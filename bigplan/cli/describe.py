@@ -52,9 +52,11 @@ def detect(
     require_linux("detect")
     if out is not None:
         require_target("--out", out, CLUSTER)
-    if told := load_told(available_cores()):
-        print(f"warning: {told}", file=sys.stderr)
-    cluster = _with_own_rates(detect_machine(cpu_devices, folder))
+    busy = load_told(available_cores())  # before this process is
+    found = detect_machine(cpu_devices, folder)
+    if busy:
+        print(f"warning: {busy}", file=sys.stderr)
+    cluster = _with_own_rates(found)
     text = to_yaml(cluster)
     if out is not None:
         write_text(out, text, "cluster")

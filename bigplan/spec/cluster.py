@@ -38,6 +38,7 @@ from bigplan.units import (
 )
 
 MOST_NODES = 10**5  # with eight GPUs each, as many GPUs as the largest clusters have
+MOST_GPUS = 1024  # of a node
 
 
 class Host(MachinePart):
@@ -147,7 +148,7 @@ class NodeGroup(Spec):
 
     name: str = Field(max_length=LONGEST_NAME)
     nodes: int = Field(default=1, gt=0, le=MOST_NODES)
-    gpus_per_node: int = Field(gt=0, le=1024)
+    gpus_per_node: int = Field(gt=0, le=MOST_GPUS)
     gpu: NamedGpu
     """a shipped type such as a100-sxm4-80gb, or all its figures"""
     host: Host
@@ -190,7 +191,7 @@ class LikeGroup(Spec):
     """a shipped cluster of one group, such as dgx-h100"""
     name: str | None = Field(default=None, max_length=LONGEST_NAME)
     nodes: int = Field(default=1, gt=0, le=MOST_NODES)
-    gpus_per_node: int | None = Field(default=None, gt=0, le=1024)
+    gpus_per_node: int | None = Field(default=None, gt=0, le=MOST_GPUS)
     gpu: Annotated[NamedGpu, Changeable()] | None = None
     host: Annotated[Host, Changeable()] | None = None
     pcie: Annotated[Pcie, Changeable()] | None = None
@@ -257,7 +258,7 @@ class Member(Spec):
 
     name: str = Field(max_length=LONGEST_NAME)
     nodes: int = Field(gt=0, le=MOST_NODES)
-    gpus: int = Field(gt=0, le=1024)
+    gpus: int = Field(gt=0, le=MOST_GPUS)
     """of a node, in use or not"""
     gpu: str = Field(max_length=LONGEST_NAME)
     figures: NodeGroup | None = Field(default=None, exclude_if=lambda group: group is None)

@@ -138,6 +138,15 @@ def test_detect_warns_of_a_busy_machine(
     assert ("40.0 cores" in err and "there are 8" in err) is (load > 1)
 
 
+def test_what_detect_refuses_comes_before_what_it_warns_of(
+    bigplan: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (1e6, 0.0, 0.0))
+    for arguments in (("--cpu-devices", 0), ("--cpu-devices", 10**6), ("--folder", "absent")):
+        code, _, err = bigplan("detect", *arguments)
+        assert (code, "warning" in err) == (2, False), err
+
+
 @pytest.mark.usefixtures("refuses")
 def test_an_interface_is_of_several_nodes(bigplan: Run) -> None:
     code, _, err = bigplan("profile", "--interface", "eth0")

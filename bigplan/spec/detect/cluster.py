@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from bigplan.errors import InputError
 from bigplan.spec.catalog import find_cluster, find_gpu, list_clusters, list_gpus
-from bigplan.spec.cluster import Cluster, Host, NodeGroup, Nvme, Pcie
+from bigplan.spec.cluster import MOST_GPUS, Cluster, Host, NodeGroup, Nvme, Pcie
 from bigplan.spec.detect.machine import (
     FoundGpu,
     available_cores,
@@ -72,8 +72,8 @@ def detect(
     are the ones to describe (default: nvidia-smi's, as
     far as CUDA_VISIBLE_DEVICES leaves them). Raises InputError.
     """
-    if cpu_devices is not None and cpu_devices < 1:
-        raise InputError(f"cpu_devices is {cpu_devices}; use at least 1")
+    if cpu_devices is not None and not 1 <= cpu_devices <= MOST_GPUS:
+        raise InputError(f"cpu_devices is {cpu_devices}; use 1 to {MOST_GPUS:,}")
     named, folder = folder is not None, (folder or Path.cwd()).resolve()
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder; name an existing one for offloaded tensors")

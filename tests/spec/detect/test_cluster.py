@@ -142,8 +142,9 @@ def test_unlike_gpus_count_as_the_worst_of_them(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cpu_devices is 0"):
-        detect(cpu_devices=0)
+    for number in (0, 1025):
+        with pytest.raises(InputError, match=f"cpu_devices is {number}; use 1 to 1,024"):
+            detect(cpu_devices=number)
     with pytest.raises(InputError, match="is no folder"):
         detect(folder=tmp_path / "absent")
     with pytest.raises(InputError, match=r"/proc takes no file of 96 MiB, .* name another folder"):
