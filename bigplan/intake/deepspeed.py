@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bigplan.errors import RefusedError
+from bigplan.errors import InputError, RefusedError
 from bigplan.intake.copies import ONE_COPY, Copies
 from bigplan.intake.section import Section
 from bigplan.intake.setup import BatchSizes, Given, Offload, Setup
@@ -88,6 +88,7 @@ def setup_of(data: object, file: str, given: Given) -> Setup:
     copies, removed = _copies(zero, stage, offload)
     sizes = _sizes(zero, offload)
     unpriced = [*removed, *_unpriced(top, zero), *_parallel(top), *_low_states(top)]
+    _refuse_others(top)
     unpriced += [*top.left(_HARMLESS), *zero.left(_HARMLESS_ZERO)]
     ignored = [*top.without_effect(_HARMLESS), *zero.without_effect(_HARMLESS_ZERO)]
     ignored += _inner(top)
@@ -105,6 +106,16 @@ def setup_of(data: object, file: str, given: Given) -> Setup:
         unpriced=tuple(unpriced),
         ignored=tuple(ignored),
     )
+
+
+def _refuse_others(top: Section) -> None:
+    """Raise InputError for another kind of JSON: it has keys, and none that was looked for."""
+    if top.data and top.seen.union(_HARMLESS).isdisjoint(top.data):
+        raise InputError(
+            f"{top.file}: none of DeepSpeed's keys is in it, such as "
+            "train_micro_batch_size_per_gpu or zero_optimization; name the JSON that "
+            "`deepspeed.initialize` or `--deepspeed` takes"
+        )
 
 
 def _pinning(offload: Offload, environment: Mapping[str, str]) -> Iterator[str]:

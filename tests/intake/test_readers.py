@@ -126,7 +126,7 @@ def test_what_deepspeed_does_besides_is_named(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="autotp_size is 4"):
         setup(tmp_path, "ds_config.json", '{"tensor_parallel": {"autotp_size": 4}}')
     with pytest.raises(InputError, match="experts of other kinds"):
-        setup(tmp_path, "ds_config.json", '{"moe": {"experts": 8}}')
+        setup(tmp_path, "ds_config.json", '{"bf16": {}, "moe": {"experts": 8}}')
 
 
 def test_accelerate_with_fsdp(tmp_path: Path) -> None:

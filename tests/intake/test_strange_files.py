@@ -62,6 +62,15 @@ def test_the_value_the_rule_and_the_remedy_are_told(tmp_path: Path) -> None:
         assert told in str(caught.value)
 
 
+def test_another_json_is_told_from_deepspeeds(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "llama", "hidden_size": 64, "sliding_window": null}')
+    with pytest.raises(InputError, match="none of DeepSpeed's keys"):
+        TOOLS["deepspeed"](file, Given())
+    file.write_text("{}")  # all is left to the command line
+    TOOLS["deepspeed"](file, Given())
+
+
 ODD = st.sampled_from(
     [
         None,
