@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -12,7 +12,7 @@ from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.files.document import validate
 from bigplan.spec.files.problems import models_in
 from bigplan.spec.files.words import did_you_mean
-from bigplan.spec.part import DEFAULT, MachinePart
+from bigplan.spec.part import MachinePart
 
 NewValue = str | int | float
 
@@ -68,28 +68,22 @@ def with_hardware(cluster: Cluster, changes: Mapping[str, NewValue]) -> Cluster:
 def _changed(cluster: Cluster, changes: Mapping[str, NewValue]) -> Cluster:
     data = cluster.model_dump(mode="json", exclude_none=True)
     for group, raw in zip(cluster.node_groups, data["node_groups"], strict=True):
+        figures: dict[str, dict[str, NewValue]] = defaultdict(dict)
         for key, value in changes.items():
-            _put(raw, key, value, group)
+            part, dot, name = key.partition(".")
+            if dot:
+                figures[part][name] = value
+            else:
+                raw[part] = value
+        raw |= {part: _part(group, part).changed(given) for part, given in figures.items()}
     return validate(data, Cluster, "hardware")
 
 
-def _put(data: dict[str, Any], key: str, value: NewValue, group: NodeGroup) -> None:
-    part, dot, name = key.partition(".")
-    if not dot:
-        data[part] = value
-        return
+def _part(group: NodeGroup, part: str) -> MachinePart:
     block = getattr(group, part)
-    if not isinstance(block, MachinePart):
-        raise RefusedError(
-            f"hardware.{key}: {group.name} has no {part} whose figure could change; describe it in "
-            "a cluster file"
-        )
-    name, _, inner = name.partition(".")
-    told = data[part]["sources"]
-    before = told.get(name, DEFAULT)
-    if inner:
-        data[part][name] = {**(data[part].get(name) or {}), inner: value}
-    else:
-        data[part][name] = value
-    if type(block).model_fields[name].default != value:
-        told[name] = f"estimate: {value} as asked for, in place of: {before}"
+    if isinstance(block, MachinePart):
+        return block
+    raise RefusedError(
+        f"hardware.{part}: {group.name} has none whose figures could change; describe it in a "
+        "cluster file"
+    )

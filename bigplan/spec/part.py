@@ -16,7 +16,7 @@ from bigplan.spec.files.words import did_you_mean
 from bigplan.units import BANDWIDTH, BYTES, FLOPS, RATE, SECONDS, Quantity, exact_text, format_bytes
 
 DEFAULT = "the default"  # the source of a figure that nothing states
-WORDS = ("sources", "name", "device")  # keys of parts that are no numbers
+WORDS = ("sources", "name", "device", "path")  # keys of parts that are no numbers
 
 
 class MachinePart(Spec):
@@ -68,7 +68,7 @@ class MachinePart(Spec):
         return self.model_copy(update={field: limit, "sources": sources})
 
     def changed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The raw block with what is `given` of it; figures given without a source say so."""
+        """The raw block with what is `given` of it; other figures given without a source say so."""
         usual = self.model_dump(mode="json", exclude_none=True)
         told = given.get("sources", {})
         if not isinstance(told, Mapping):
@@ -77,9 +77,9 @@ class MachinePart(Spec):
         stated = {
             name: f"estimate: {value} as stated, in place of: {self.sources.get(name, DEFAULT)}"
             for name, value in given.items()
-            if name in figures and value is not None
+            if name in figures and value not in (None, usual.get(name))
         }
-        left = {name: source for name, source in self.sources.items() if name not in given}
+        left = {n: source for n, source in self.sources.items() if given.get(n, source) is not None}
         return usual | dict(given) | {"sources": left | stated | dict(told)}
 
 

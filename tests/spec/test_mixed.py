@@ -156,7 +156,8 @@ def test_a_group_may_be_like_a_shipped_cluster() -> None:
 
 
 def test_figures_of_a_part_may_be_given_alone() -> None:
-    given = "host: {memory: 120 GiB, cores: 16}, nvme: {read: 7 GB/s}, inter_node: {nics: 1}"
+    drives = "nvme: {read: 7 GB/s, path: /fast}"
+    given = f"host: {{memory: 120 GiB, cores: 16}}, {drives}, inter_node: {{nics: 1}}"
     (group,) = parse_document(LIKE % given, Cluster).node_groups
     usual = GROUPS["dgx-h100"]
     assert usual.nvme is not None
@@ -165,7 +166,10 @@ def test_figures_of_a_part_may_be_given_alone() -> None:
     assert group.inter_node is not None
     assert (group.host.memory, group.host.cores) == (120 * 2**30, 16)
     assert group.host.adam_rate == usual.host.adam_rate
-    assert group.nvme == usual.nvme.model_copy(update={"read": 7e9, "sources": group.nvme.sources})
+    sources = usual.nvme.sources | {"read": group.nvme.sources["read"]}
+    assert group.nvme == usual.nvme.model_copy(
+        update={"read": 7e9, "path": "/fast", "sources": sources}
+    )
     assert group.inter_node.bandwidth == usual.inter_node.bandwidth
     assert group.inter_node.nics == 1
     told = group.host.sources
