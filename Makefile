@@ -1,12 +1,12 @@
-# make demo and make test set the environment up first; nothing else is needed than Python 3.11 or 3.12.
+# make demo and make test set the environment up first; nothing else is needed than Python 3.11 to 3.14.
 PYTHON ?= python3
 PYTEST_ARGS ?=
 COMPILED := tests/runtime/deepspeed/test_compiled.py # these compile operators of DeepSpeed
 NONE := [ $$? -eq 5 ] # pytest's way to say that PYTEST_ARGS left no test of these
 VENV := .venv
 BIN := $(VENV)/bin
-SUPPORTED := import sys; sys.version_info[:2] in ((3, 11), (3, 12)) or \
-  sys.exit("bigplan needs Python 3.11 or 3.12, this is " + sys.version.split()[0] + ": add PYTHON=python3.12")
+SUPPORTED := import sys; (3, 11) <= sys.version_info[:2] < (3, 15) or \
+  sys.exit("bigplan needs Python 3.11 to 3.14, this is " + sys.version.split()[0] + ": add PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-compiled check docs venv

@@ -39,8 +39,10 @@ def _plain(kind: str, weighs: str, gate: Tensor, up: Tensor, weights: Tensor) ->
     if weighs == "inputs":
         return F.silu(gate * each) * (up * each)
     if kind == "clamped_swiglu":
-        limited = gate.clamp(max=7.0)
-        return (up.clamp(-7.0, 7.0) + 1.0) * limited * torch.sigmoid(1.702 * limited) * each
+        # torch's clamp has a gradient at the limit itself up to 2.13, and none from 2.14 on.
+        limited = torch.where(gate <= 7.0, gate, 7.0)
+        within = torch.where(up.abs() <= 7.0, up, 7.0 * up.sign())
+        return (within + 1.0) * limited * torch.sigmoid(1.702 * limited) * each
     if kind == "relu2":
         return F.relu(up).square() * each
     opened = F.silu(gate) if kind == "swiglu" else F.gelu(gate, approximate="tanh")

@@ -1339,7 +1339,7 @@ def test_files(tmp_path: Path) -> None:
     path.write_text(json.dumps({"model_type": "llama"} | _SMALL))
     assert load_hf_config(path).name == "little"
     assert find_model(str(path.parent)) == find_model(str(path)) == load_hf_config(path)
-    path.write_text('{\n"a": 1,\n}')
+    path.write_text('{\n"a": 1\n"b": 2}')
     with pytest.raises(InputError, match=r"config\.json:3: not JSON"):
         load_hf_config(path)
     path.write_text("commit: b9e2857\n")
