@@ -1,6 +1,7 @@
 # make demo and make test set the environment up first; nothing else is needed than Python 3.11 to 3.14.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+PINS ?= -c constraints.txt
 COMPILED := tests/runtime/deepspeed/test_compiled.py # these compile operators of DeepSpeed
 NONE := [ $$? -eq 5 ] # pytest's way to say that PYTEST_ARGS left no test of these
 VENV := .venv
@@ -14,6 +15,7 @@ SUPPORTED := import sys; (3, 11) <= sys.version_info[:2] < (3, 15) or \
 help:
 	@echo "make demo    plan two models, train a small one on this machine, resume it twice (a few minutes)"
 	@echo "make test    run all tests (9 minutes on 2 quiet cores, 22 on busy ones)"
+	@echo "make test VENV=.venv-newest PINS=   the same with the newest versions that pyproject.toml allows"
 	@echo "make test-compiled   those that compile operators of DeepSpeed first (5 minutes)"
 	@echo "make check   lint, format, types, import rules, sizes"
 	@echo "make docs    build the documentation into site/; a dead link is an error"
@@ -56,6 +58,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setup: installing bigplan and what it needs into $(VENV) (about 2 minutes, 1.5 GB)"
 	@test -x $(BIN)/pip || $(PYTHON) -c '$(SUPPORTED)'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[all]' -c constraints.txt
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[all]' $(PINS)
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
