@@ -62,20 +62,8 @@ def _round_trips(graph: Graph, classes: list[tuple[StageTimes, float]], ends: fl
     last, hops = classes[-1]
     if graph.strategy.pp == 1 or last.stage.interleaved:
         return 0.0
-    trip = hops + _compute(last) + _later_messages(graph, last.costs)
+    trip = hops + _compute(last)
     return ends + -(-graph.units // graph.in_flight_units(0)) * trip
-
-
-def _later_messages(graph: Graph, costs: Costs) -> float:
-    """Seconds, each way, in which the messages of a unit after its first hold the next stage up.
-
-    It goes on to its second layer when it has run the first on all micro-batches.
-    """
-    kinds = costs.kinds.values()
-    forward = max(cost.forward for cost in kinds)
-    backward = max(cost.backward + max(map(cost.again, graph.recomputes)) for cost in kinds)
-    held = max(0.0, costs.send - forward) + max(0.0, costs.send - backward)
-    return (graph.strategy.accumulation_group - 1) * held
 
 
 def sent_seconds(graph: Graph, costs: Costs) -> float:
@@ -125,16 +113,31 @@ def lacks_room(graph: Graph, costs: Costs, least: Rings = ROOMY) -> bool:
 
 
 def _classes(graph: Graph, costs: Costs) -> list[tuple[StageTimes, float]]:
-    """Every class, and the seconds of a unit in stages before its last one, there and back."""
+    """Every class, and the seconds of a unit until its last stage and back, without its compute."""
     hops = 0.0
     found = list[tuple[StageTimes, float]]()
     for stage in stage_classes(graph):
         times = StageTimes(stage, costs)
-        hop = _hop(times) + 2 * costs.send
-        hops += (len(stage.stages) - 1) * hop
+        hop, held = _hop(times) + 2 * costs.send, _held(times)
+        hops += (len(stage.stages) - 1) * (held + hop) + held
         found.append((times, hops))
         hops += hop
     return found
+
+
+def _held(times: StageTimes) -> float:
+    """Seconds in which a stage waits for messages of a unit after its first, and its own wait.
+
+    A stage of several layers goes on to its second one when it has run the first one on all
+    micro-batches, and sends gradients when it has run all but the first one on all of them.
+    """
+    stage, costs = times.stage, times.costs
+    if 0 in stage.stages or stage.interleaved or sum(count for _, count in stage.kinds) == 1:
+        return 0.0
+    first = costs.kinds[stage.end_kinds[0]]
+    backward = first.backward + max(map(first.again, stage.graph.recomputes))
+    held = max(0.0, costs.send - first.forward) + max(0.0, costs.send - backward)
+    return (times.group - 1) * held
 
 
 def _ends(times: StageTimes) -> float:
