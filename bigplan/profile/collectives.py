@@ -47,7 +47,7 @@ LEAST_SECONDS = 0.1  # of work beside exchanges: some tens of products
 # room in it would queue the exchanges too late.
 FEW_QUEUED, MOST_QUEUED = 10, 500
 TURNS = 2  # of products alone and beside exchanges, three times as long as the products together
-LEAST_SHARE = 0.01  # of a speed: a short measurement may count no run at all
+LEAST_SHARE = 0.01  # of a speed: nothing stands still beside something else
 BACKENDS = {"cuda": "NCCL", "cpu": "gloo"}
 
 
@@ -210,7 +210,7 @@ def _beside(
     peers.call(end)
     slower = max(one.exchange for one in both) / runs
     rate = statistics.mean(one.work for one in both)
-    return KeptSpeed(_share(alone / slower), _share(rate / usual if usual else 1.0), rounded(alone))
+    return KeptSpeed(_share(alone / slower), _share(rate / usual), rounded(alone))
 
 
 def _beside_products(exchange: Exchange, peers: Together, seconds: float) -> KeptSpeed:

@@ -58,7 +58,7 @@ class Company:
     def __init__(self, work: Callable[[], object], threads: int) -> None:
         self.runs = 0
         self._work, self._threads = work, threads
-        self._stop = threading.Event()
+        self._stop, self._ended = threading.Event(), threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -66,7 +66,15 @@ class Company:
         torch.set_num_threads(self._threads)  # by default a new thread's products take all cores
         while not self._stop.is_set():
             self._work()
-            self.runs += 1
+            with self._ended:
+                self.runs += 1
+                self._ended.notify_all()
+
+    def beyond(self, runs: int) -> int:
+        """How many have ended, once these are more than `runs`."""
+        with self._ended:
+            self._ended.wait_for(lambda: self.runs > runs)
+            return self.runs
 
     def stop(self) -> None:
         """Stop once the run under way has ended."""

@@ -73,9 +73,8 @@ def test_exchanges_of_all_kinds_and_of_some_ranks(group: NodeGroup) -> None:
         # What goes on beside them on GPUs runs here too.
         for work in (multiplying, copying):
             peers.call(begin, work)
-            # A busy machine may not come to each of three processes within a fifth of a second.
-            rates = (min(peers.call(exchange.rate_of_company, 0.2)) for _ in range(50))
-            assert any(rate > 0 for rate in rates)
+            # As on a machine so busy that no run ends within the window.
+            assert min(peers.call(exchange.rate_of_company, 0.0)) > 0
             peers.call(end)
 
 
