@@ -197,7 +197,7 @@ def _read(path: Path) -> ListedLaunch | None:
 def _is_held(path: Path) -> bool:
     with suppress(FileNotFoundError), path.open() as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may be looking, too
         except BlockingIOError:
             return True
         except OSError:  # a file system without locks: nothing can be told

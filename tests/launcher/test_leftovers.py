@@ -1,5 +1,6 @@
 """What launches leave that were killed, and who may remove it."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -61,8 +62,8 @@ def launched(run: Path, session: Path) -> Iterator[subprocess.Popen[str]]:
     )
     assert process.stdout is not None
     assert process.stdin is not None
-    assert process.stdout.readline() == "listed\n"
     try:
+        assert process.stdout.readline() == "listed\n"
         yield process
     finally:
         process.stdin.close()
@@ -175,6 +176,17 @@ def test_two_that_name_one_scratch_are_told_once(run: Path) -> None:
             process.kill()
             process.wait()
     assert len(leftovers()) == 1
+
+
+def test_two_that_look_at_once_both_see_it(run: Path, state: Path) -> None:
+    """As the ranks of one node do."""
+    with launched(run, run / "none") as process:
+        process.kill()
+        process.wait()
+    (path,) = state.iterdir()
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert len(leftovers()) == 1
 
 
 def test_a_rank_is_on_the_list_of_a_machine_that_the_launch_is_not_on(
