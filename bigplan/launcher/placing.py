@@ -123,15 +123,16 @@ def place(layout: Layout) -> Any:
     Raises NoRoomError where there is none.
     """
     found = layout.fitting()
+    others = len(found) > layout.nodes and not layout.groups
     if len(found) >= layout.nodes:
         # By name, as Ray still trusts a node that was lost seconds ago.
         group = _group(layout, found[: layout.nodes])
-        if group.wait(BUSY_SECONDS if len(found) > layout.nodes else PLACEMENT_SECONDS):
+        if group.wait(BUSY_SECONDS if others else PLACEMENT_SECONDS):
             return group
         remove(group)
     if len(found) != layout.nodes and not layout.groups:
         group = _group(layout)
-        if group.wait(PLACEMENT_SECONDS if len(found) > layout.nodes else 0):
+        if group.wait(PLACEMENT_SECONDS if others else 0):
             return group
         remove(group)
     have = "; ".join(

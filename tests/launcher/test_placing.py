@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from bigplan.engines import make_plan
+from bigplan.errors import NoRoomError
 from bigplan.graph.strategy import Replicas
 from bigplan.launcher import placing
 from bigplan.launcher.nodes import Node
@@ -96,3 +97,24 @@ def test_nodes_that_others_use_are_told_from_nodes_that_are_too_small(there: lis
     assert placing._taken(layout, layout.fitting()) == ""
     there.append(node("c"))
     assert "others still used" in placing._taken(layout, layout.fitting())
+
+
+@pytest.mark.parametrize(("slow", "waits"), [(True, [60.0]), (False, [5.0, 60.0])])
+def test_nodes_are_waited_for_where_no_others_would_do(
+    there: list[Node], monkeypatch: pytest.MonkeyPatch, slow: bool, waits: list[float]
+) -> None:
+    """Of a plan for all groups Ray may take any, and is asked for these for a moment only."""
+    asked: list[float] = []
+
+    class Busy:
+        def wait(self, seconds: float) -> bool:
+            asked.append(seconds)
+            return False
+
+    monkeypatch.setattr(placing, "_group", lambda *_: Busy())
+    monkeypatch.setattr(placing, "remove", lambda _: None)
+    monkeypatch.setattr(placing, "known", lambda: tuple(there))
+    there += [node(name, fast=1) for name in "abcd"]
+    with pytest.raises(NoRoomError, match="others still used after 60 s"):
+        placing.place(Layout.of(mixed_plan(slow=slow)))
+    assert asked == waits
