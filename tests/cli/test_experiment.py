@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,12 +70,18 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     path = study(tmp_path, grid).path
     script = [sys.executable, "-c", "from bigplan.cli import main; main()"]
     command = [*script, "experiment", "run", str(path), "--jobs", "2", "--out", str(tmp_path / "o")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     points = tmp_path / "o" / "points"
-    while not list(points.glob("*.json")) and process.poll() is None:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-    _, err = process.communicate(timeout=100)
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            while not list(points.glob("*.json")) and process.poll() is None:
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+            _, err = process.communicate()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130, err
     assert "Run the same again to go on." in err
     assert "Traceback" not in err

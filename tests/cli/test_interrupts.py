@@ -58,7 +58,6 @@ def stopped(folder: Path, script: str, *command: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
         check=False,
     )
     assert process.returncode == 130, process.stdout

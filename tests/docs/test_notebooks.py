@@ -37,9 +37,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     stored = [kinds(cell) for cell in notebook.cells if cell.cell_type == "code"]
-    client = nbclient.NotebookClient(
-        notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}
-    )
+    client = nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}})
     with first_plans(notebook):
         client.execute()  # raises where a cell does
     assert [kinds(cell) for cell in notebook.cells if cell.cell_type == "code"] == stored

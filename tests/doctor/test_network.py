@@ -23,13 +23,13 @@ def test_what_listens_and_what_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_no_other_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server((network.LOOPBACK_ADDRESS, 0)) as server:
-        port = server.getsockname()[1]
-    monkeypatch.setattr(network, "DASHBOARD_AGENT", port)  # closed again
     monkeypatch.setattr(network, "find_spec", lambda name: object())
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(network, "leftovers", lambda: ())
-    found = {one.name: one for one in network.examine()}
+    with socket.socket() as taken:
+        taken.bind((network.LOOPBACK_ADDRESS, 0))  # and nobody listens
+        monkeypatch.setattr(network, "DASHBOARD_AGENT", taken.getsockname()[1])
+        found = {one.name: one for one in network.examine()}
     assert found["Ray"].state == "good"
     assert "cluster" not in found
 

@@ -15,7 +15,7 @@ def work(task: int) -> tuple[int, int]:
     if task < 0:
         os.kill(os.getpid(), -task)
     if task == 7:
-        time.sleep(600)
+        time.sleep(1e6)
     return task, os.getpid()
 
 
@@ -47,12 +47,10 @@ def test_a_process_that_dies_takes_one_task_with_it() -> None:
 
 
 def test_closing_ends_the_processes_at_once() -> None:
-    began = time.monotonic()
     with closing(results([1, 7, 7], work, 2)) as found:
         first = next(found)
     assert not isinstance(first, Lost)
     assert first[0] == 1
-    assert time.monotonic() - began < 100, "they would sleep for ten minutes"
     with pytest.raises(ProcessLookupError):
         os.kill(first[1], 0)
 

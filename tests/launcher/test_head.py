@@ -40,10 +40,11 @@ def test_a_web_server_is_no_ray(web_server: str) -> None:
 
 
 def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-    with pytest.raises(InputError, match=f"nothing listens at {address}"):
-        require_ray(address)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InputError, match=f"nothing listens at {address}"):
+            require_ray(address)
 
 
 @pytest.mark.parametrize("address", ["auto", "ray://somewhere:10001", "somewhere"])

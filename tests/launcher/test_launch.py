@@ -287,10 +287,8 @@ def test_room_that_ray_does_not_take_back_holds_no_launch_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As where SIGTERM has ended the raylet with the launch."""
-    late = threading.Event()
+    launch_is_over = threading.Event()
     monkeypatch.setattr(placing, "REMOVE_SECONDS", 0.01)
-    monkeypatch.setattr(ray.util, "remove_placement_group", lambda group: late.wait(200))
-    begun = time.monotonic()
+    monkeypatch.setattr(ray.util, "remove_placement_group", lambda _: launch_is_over.wait())
     placing.remove(None)
-    assert time.monotonic() - begun < 100
-    late.set()
+    launch_is_over.set()

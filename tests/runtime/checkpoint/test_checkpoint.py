@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -132,24 +132,23 @@ def test_a_checkpoint_outlasts_its_step_and_the_next_updates_wait_for_it(
     training = plan.training.model_copy(update={"clip_norm": clip_norm})
     plan = plan.model_copy(update={"training": training})
     whole = course(plan, STEPS)
-    write, ends = writing.FileWriter._chunk, []
+    write, over = writing.FileWriter._chunk, threading.Event()
 
-    def slow(self: writing.FileWriter, offset: int, view: memoryview, nbytes: int) -> list[int]:
-        time.sleep(0.02)
-        ends.append(time.perf_counter())
+    def late(self: writing.FileWriter, offset: int, view: memoryview, nbytes: int) -> list[int]:
+        """Not before the step that began the checkpoint is over."""
+        assert over.wait(100)
         return write(self, offset, view, nbytes)
 
-    monkeypatch.setattr(writing.FileWriter, "_chunk", slow)
+    monkeypatch.setattr(writing.FileWriter, "_chunk", late)
     with running(plan) as (worker, _):
         results = [worker.step()]
         results.append(worker.step(tmp_path))
-        ended = time.perf_counter()
+        over.set()
         results += [worker.step() for _ in range(STEPS - 2)]
         worker.finish()
         same("last state", whole.state, state_of(worker))
     assert results[1].saved == ()
     assert len(results[2].saved) == 1
-    assert max(ends) > ended
     assert [result.loss for result in results] == whole.losses
     rest = course(plan, STEPS, tmp_path)
     assert rest.losses == whole.losses[rest.first :]

@@ -248,7 +248,8 @@ def test_closing_with_work_queued_does_not_wait_for_ever() -> None:
     assert running.wait(100)
     closing = threading.Thread(target=lanes.close)
     closing.start()
-    time.sleep(0.05)
+    while lanes.failed is None:  # until it has begun to close
+        time.sleep(0.001)
     release.set()
     closing.join(50)
     assert not closing.is_alive()

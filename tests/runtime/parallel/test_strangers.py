@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from tests.runtime.parallel.held_ranks import NAME, run_rank
 from tests.runtime.parallel.two_ranks import WORLD, cases
 from tests.runtime.processes import start
 
-SECONDS = 60.0  # to start two processes on a busy machine
+SECONDS = 60.0  # for a connection on a busy machine
 LOOPBACK = ("127.0.0.1", "::1")
 
 
@@ -37,13 +36,14 @@ def _elsewhere() -> list[str]:
 def ranks(tmp_path: Path) -> Iterator[ProcessContext]:
     """Two ranks that have met and wait."""
     context = start(run_rank, tmp_path, WORLD, join=False)
-    end = time.monotonic() + SECONDS
-    while not all((tmp_path / f"met.{rank}").exists() for rank in range(WORLD)):
-        assert time.monotonic() < end
-        context.join(timeout=0.05)
-    yield context
-    (tmp_path / "go").touch()
-    context.join()
+    try:
+        while not all((tmp_path / f"met.{rank}").exists() for rank in range(WORLD)):
+            context.join(timeout=0.05)  # raises what fails in one
+        yield context
+    finally:
+        for process in context.processes:
+            process.kill()
+            process.join()
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="sockets are listed by Linux")

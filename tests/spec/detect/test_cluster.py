@@ -1,5 +1,4 @@
 import errno
-import time
 from pathlib import Path
 
 import pytest
@@ -32,9 +31,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: FoundGpu) -> None:
 
 @pytest.mark.usefixtures("without_gpus")
 def test_a_cpu_machine(tmp_path: Path) -> None:
-    start = time.perf_counter()
     cluster = detect(cpu_devices=2, folder=tmp_path)
-    assert time.perf_counter() - start < 20  # about 2 s alone; neighbours share the cores
     group = cluster.group
     assert (group.gpus_per_node, group.gpu.device, cluster.gpus) == (2, "cpu", 2)
     assert 2 * group.gpu.memory <= group.host.memory
