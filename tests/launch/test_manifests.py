@@ -7,6 +7,8 @@ import signal
 import stat
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -107,9 +109,9 @@ STUBS = {
         echo "$said" >> "$LOG"  # a line at once: nodes are started side by side
         exec "$@" """,
     "ray": """
+        trap 'echo "ended $2" >> "$LOG"; exit 0' TERM
         [ "$2" != --head ] || : > "$LOG.head"
         [ "$2" = --head ] || : > "$LOG.workers"
-        trap 'echo "ended $2" >> "$LOG"; exit 0' TERM
         for _ in {1..1200}; do sleep 0.05; done""",
     "python3": """
         case "$2" in *secrets*) echo 0123456789abcdef; exit ;; esac
@@ -134,15 +136,23 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **job, "PATH": paths, "LOG": str(tmp_path / "log")}
 
 
-def started(slurm: dict[str, str], **more: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def started(slurm: dict[str, str], **more: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The script; after the block none of its processes is left."""
     words = ["bash", str(SLURM), "plan.yaml", "--run-dir", "/shared/my runs"]
-    return subprocess.Popen(words, env=slurm | more)
+    with subprocess.Popen(words, env=slurm | more, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_slurm_starts_ray_on_all_nodes_with_one_token_and_tells_the_runs_end(
     slurm: dict[str, str],
 ) -> None:
-    assert started(slurm, RUNS="fails").wait(60) == 5
+    with started(slurm, RUNS="fails") as process:
+        assert process.wait(60) == 5
     lines = Path(slurm["LOG"]).read_text().splitlines()
     calls = [line for line in lines if " ray start " in line or " bigplan " in line]
     assert all(line.split()[1:4] == ["token", "16", "none"] for line in calls)
@@ -159,18 +169,23 @@ def test_slurm_starts_ray_on_all_nodes_with_one_token_and_tells_the_runs_end(
 
 
 def test_slurms_warning_stops_the_run_and_then_ray(slurm: dict[str, str]) -> None:
-    process, running = started(slurm, RUNS="long"), Path(slurm["LOG"] + ".runs")
-    limit = time.monotonic() + 60
-    while not running.exists():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 130
-    until_said(Path(slurm["LOG"]), "ended --head", limit)
-    assert "stopped" in Path(slurm["LOG"]).read_text().splitlines()
+    log = Path(slurm["LOG"])
+    with started(slurm, RUNS="long") as process:
+        until(Path(f"{log}.runs").exists)
+        until(lambda: catches(process.pid, signal.SIGTERM))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+        until(lambda: "ended --head" in log.read_text().splitlines())
+    assert "stopped" in log.read_text().splitlines()
 
 
-def until_said(log: Path, what: str, limit: float) -> None:
-    while what not in log.read_text().splitlines():
-        assert time.monotonic() < limit
+def catches(process: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    (caught,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    return bool(caught >> (number - 1) & 1)
+
+
+def until(happened: Callable[[], bool]) -> None:
+    while not happened():
         time.sleep(0.02)

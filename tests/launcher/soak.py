@@ -49,7 +49,8 @@ class Soak:
 
     def uninterrupted(self) -> Path:
         """A run of the first plan from its first step to its last."""
-        code, text = self._wait(self._launch(str(self.plans[0]), "--run-dir", self._at("whole")))
+        with self._launch(str(self.plans[0]), "--run-dir", self._at("whole")) as process:
+            code, text = self._wait(process)
         assert code == 0, text
         return self._run("whole")
 
@@ -64,9 +65,9 @@ class Soak:
                 resumed += 1
                 plan = self.plans[resumed % len(self.plans)]
                 where = (str(plan), "--resume", str(run))
-            process = self._launch(*where)
-            ended = self._end(process, name) if count < ends else None
-            code, text = self._wait(process)
+            with self._launch(*where) as process:
+                ended = self._end(process, name) if count < ends else None
+                code, text = self._wait(process)
             count += ended is not None
             if code == 0:
                 return self._run(name), count
@@ -77,18 +78,25 @@ class Soak:
                 f"{count}: exit code {code}, newest checkpoint {newest_step(self._run(name))}"
             )
 
-    def _launch(self, *where: str) -> subprocess.Popen[str]:
+    @contextlib.contextmanager
+    def _launch(self, *where: str) -> Iterator[subprocess.Popen[str]]:
+        """A launch that is over after the block, whatever happens there."""
         options = ["--steps", str(self.steps), "--checkpoint-every", str(self.every)]
         options += ["--max-restarts", "0"]  # what is looked at is a launch that ends
         paths = os.pathsep.join(filter(None, sys.path))
         with (self.folder / "out.txt").open("w") as out:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-c", self.before + COMMAND, "launch", *where, *options],
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
     def _wait(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         code = process.wait(PATIENCE)

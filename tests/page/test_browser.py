@@ -100,10 +100,16 @@ def test_the_timeline_zooms(opened: Opened) -> None:
     page = opened.page
     whole = opened.evaluate(WINDOW)
 
-    def pressed(what: str) -> list[float]:
-        page.click(f"#timeline [data-zoom={what}]")
-        page.wait_for_timeout(100)
+    def other_than(before: list[float]) -> list[float]:
+        """What is shown once the chart has moved."""
+        moved = f"before => String({WINDOW}) !== String(before)"
+        page.wait_for_function(moved, arg=before, timeout=SECONDS)
         return [float(end) for end in opened.evaluate(WINDOW)]
+
+    def pressed(what: str) -> list[float]:
+        before = opened.evaluate(WINDOW)
+        page.click(f"#timeline [data-zoom={what}]")
+        return other_than(before)
 
     start, end = pressed("in")
     assert (start, end) == pytest.approx((0.25 * whole[1], 0.75 * whole[1]))
@@ -117,8 +123,7 @@ def test_the_timeline_zooms(opened: Opened) -> None:
     page.keyboard.down("Control")
     page.mouse.wheel(0, -300)
     page.keyboard.up("Control")
-    page.wait_for_timeout(200)
-    start, end = opened.evaluate(WINDOW)
+    start, end = other_than(whole)
     assert 0 < end - start < whole[1]
     assert opened.complaints == []
 
