@@ -12,6 +12,8 @@ from bigplan.errors import InputError, LostError, WorkerError
 
 CONNECT_SECONDS = 10.0
 EVERY = 5.0  # seconds between two questions to a cluster's head
+GLANCE = 1.0  # seconds for an answer while ranks are waited for, as there are more questions
+SURE = 5.0  # seconds for an answer where without it the head is left to itself
 GONE = 40.0  # seconds without an answer; after 60 Ray ends whoever is connected, without a word
 VITAL = ("gcs_server", "raylet")  # of a local Ray's processes: no work goes on without them
 
@@ -41,7 +43,7 @@ class RayHead:
         if now - self._asked < EVERY:
             return
         self._asked = now
-        if self._answers():
+        if self._answers(GLANCE):
             self._heard = now
         elif now - self._heard > GONE:
             self.lost = True
@@ -51,8 +53,11 @@ class RayHead:
             )
 
     def alive(self) -> bool:
-        """Whether Ray can be asked for anything: without its head that would never end."""
-        return not (self.lost or self.dead()) and self._answers()
+        """Whether Ray can be asked for anything: without its head that would never end.
+
+        Of a busy head that is taken for a dead one the next ranks would find no room.
+        """
+        return not (self.lost or self.dead()) and self._answers(SURE)
 
     def wait(self, pause: Callable[[float], object] = time.sleep) -> None:
         """Return once a cluster's head answers. Raises WorkerError where it does not in time."""
@@ -61,10 +66,10 @@ class RayHead:
             pause(1.0)
             self.look()
 
-    def _answers(self) -> bool:
+    def _answers(self, seconds: float) -> bool:
         try:
             if self.address is not None:
-                require_ray(self.address, 1.0)
+                require_ray(self.address, seconds)
         except InputError:
             return False
         return True

@@ -102,6 +102,15 @@ def test_a_clusters_head_is_given_up_before_ray_ends_this_process(
     assert GONE + EVERY < 60  # then Ray would
 
 
+def test_a_head_that_takes_its_time_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(address: str, seconds: float) -> None:
+        if seconds < 3.0:
+            raise InputError("what listens there is no Ray head (deadline_exceeded)")
+
+    monkeypatch.setattr(head, "require_ray", ask)
+    assert RayHead("somewhere:6379").alive()
+
+
 def test_a_head_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now, back = [0.0], [20.0]
 
