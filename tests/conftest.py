@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.effort import first_plans_alone, gets_first_plans
 from tests.examples import USUAL
@@ -24,14 +24,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What is imported and collected stays: looking for cycles in it took 2 of a worker's 22 s.
 gc.disable()
 
-# Neighbours on a shared machine stretch single examples several times: no deadline per example.
+# Neighbours on a shared machine stretch single examples several times: no deadline per example,
+# nor for how long it may take to make the first ones.
 # The profile of `make test` tries a fifth of a test's own number: tests/examples.py says why.
 for name, most in (
     ("quick", USUAL // 10),
     ("bigplan", USUAL // 5),
     ("thorough", 10 * USUAL),
 ):
-    settings.register_profile(name, deadline=None, max_examples=most)
+    settings.register_profile(
+        name, deadline=None, max_examples=most, suppress_health_check=[HealthCheck.too_slow]
+    )
 settings.load_profile("bigplan")
 
 # A shell's background job ignores SIGINT, one under nohup SIGHUP, and so would the processes that

@@ -6,7 +6,6 @@ the launch is connected to it, and would end with it.
 
 import os
 import pickle
-import shutil
 import signal
 import threading
 import time
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -147,24 +146,23 @@ def machines(variables: Mapping[str, Mapping[str, str]] | None = None) -> Iterat
     from ray.cluster_utils import Cluster as Nodes
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    state = mkdtemp()
-    head = {
-        "node_ip_address": "127.0.0.2",
-        "num_cpus": 0,
-        "include_dashboard": False,
-        "no_monitor": True,
-        "object_store_memory": 80 << 20,
-        "env_vars": {"XDG_STATE_HOME": state},
-    }
-    made = Machines(Nodes(initialize_head=True, head_node_args=head), variables=variables or {})
-    try:
-        made.add("a")
-        made.add("b")
-        yield made
-    finally:
-        made.cluster.shutdown()
-        made.starter.shutdown()
-        shutil.rmtree(state)
+    with TemporaryDirectory() as state:
+        head = {
+            "node_ip_address": "127.0.0.2",
+            "num_cpus": 0,
+            "include_dashboard": False,
+            "no_monitor": True,
+            "object_store_memory": 80 << 20,
+            "env_vars": {"XDG_STATE_HOME": state},
+        }
+        made = Machines(Nodes(initialize_head=True, head_node_args=head), variables=variables or {})
+        try:
+            made.add("a")
+            made.add("b")
+            yield made
+        finally:
+            made.cluster.shutdown()
+            made.starter.shutdown()
 
 
 class Scripted(NativeWorker):

@@ -66,11 +66,14 @@ def start(
 def start(
     run: Callable[[int, str], None], folder: object, ranks: int, *, join: bool = True
 ) -> ProcessContext | None:
-    """`run(rank, folder)` in a process for each rank; what fails in one is raised here."""
+    """`run(rank, folder)` in a process for each rank; what fails in one is raised here.
+
+    None outlives this process, as where a test's time is over.
+    """
     server()
     arguments = (run, str(folder))
     started: ProcessContext | None = start_processes(  # type: ignore[no-untyped-call]
-        _begin, arguments, ranks, join, start_method="forkserver"
+        _begin, arguments, ranks, join, daemon=True, start_method="forkserver"
     )
     return started
 

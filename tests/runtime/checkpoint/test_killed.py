@@ -51,7 +51,7 @@ def _run(
     device: str = "cpu",
 ) -> bool:
     """Whether the run came to its end; `after`: the seconds after which it is killed."""
-    process = processes.Process(target=train, args=(folder, name, kill, device))
+    process = processes.Process(target=train, args=(folder, name, kill, device), daemon=True)
     process.start()
     process.join(after)
     if process.is_alive():
