@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from fractions import Fraction
 from math import ceil
-from threading import Barrier, get_native_id
+from threading import Barrier
 
 import torch
 
@@ -38,7 +38,7 @@ class Cores:
             torch.set_num_threads(1)
             if sys.platform == "linux":  # where a thread has a priority of its own
                 with suppress(OSError):  # a sandbox may forbid it
-                    os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
+                    os.nice(NICE)
             met.wait()  # so that every thread begins once
 
         wait([self._pool.submit(begin) for _ in range(count)])

@@ -11,15 +11,13 @@
 #include <vector>
 
 #ifdef __linux__
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
 // As native.py's _Team has it.
 struct Team {
   int32_t threads;
-  int32_t nice;  // of each of them, where there are several
+  int32_t nice;  // how much more so than the caller each of them is, where there are several
 };
 
 namespace {
@@ -31,9 +29,9 @@ constexpr int64_t CHUNK = 1 << 17;
 int64_t chunks(int64_t elements) { return (elements + CHUNK - 1) / CHUNK; }
 
 // Which matters where the process has threads that should not wait for these.
-void be_nice(int32_t nice) {
+void be_nice(int32_t more) {
 #ifdef __linux__  // where a thread has a priority of its own; a sandbox may forbid to set it
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), nice);
+  [[maybe_unused]] const int forbidden = nice(more);
 #endif
 }
 

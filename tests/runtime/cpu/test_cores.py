@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +13,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from bigplan.mechanics import CORES_BESIDE_COPIES
+from bigplan.mechanics import CORES_BESIDE_COPIES, NICE
 from bigplan.runtime.cpu.cores import Cores
+from tests.runtime.processes import start
 
 
 @pytest.fixture(params=[1, 3])
@@ -36,6 +39,24 @@ def test_jobs_run_on_single_threaded_torch(cores: Cores) -> None:
     assert {threads for _, threads in seen} == {1}
     assert all(name.startswith("core") for name, _ in seen)
     assert torch.get_num_threads() == outside
+
+
+def _nicer(rank: int, folder: str) -> None:
+    """Leave how nice the threads are of a process that is nice itself, as Ray's workers are."""
+    own, torch_threads = os.nice(3), torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen: list[int] = []
+    with Cores() as cores:
+        cores.run(lambda: seen.append(os.nice(0)) for _ in range(9))
+    torch.set_num_threads(torch_threads)
+    (Path(folder) / "nice").write_text(f"{own} {os.nice(0)} {min(seen)} {max(seen)}")
+
+
+def test_threads_are_nicer_than_their_process(tmp_path: Path) -> None:
+    start(_nicer, tmp_path, 1)
+    own, later, *threads = map(int, (tmp_path / "nice").read_text().split())
+    assert own == later
+    assert threads == [min(19, own + NICE)] * 2
 
 
 def test_a_thread_that_starts_later_has_all_of_torchs_threads(cores: Cores) -> None:
