@@ -244,9 +244,9 @@ LEAST_LARGEST = 1e-30
 # waited 0.12, 0.08 and 0.06 s a step (benchmarks/LOG.md). `adam_rate_beside_copies` is measured
 # with this part of the cores.
 CORES_BESIDE_COPIES = Fraction(3, 4)
-# How much nicer the threads of runtime/cpu/cores.py are than the process, which on nodes that are
-# started without RAY_worker_niceness has 15 itself. Threads that queue copies and kernels go first.
-# They need a core for microseconds at a time, and while they wait for a core, the GPU waits too.
+# How much nicer the threads of runtime/cpu/cores.py are than their process. Threads that queue
+# copies and kernels go first. They need a core for microseconds at a time, and while they wait for
+# a core, the GPU waits too.
 NICE = 10
 # Elements that a core updates at a time by torch's kernels, where no kernel could be compiled.
 # Small parts wait for the interpreter: on 16 cores of an H200 machine, parts of 2^19, 2^20 and 2^21

@@ -72,7 +72,7 @@ class Crew:
 
         bundle = seat(rank, self._plan.strategy) // self._layout.per_node
         # One process never gets another's cores.
-        variables = {"OMP_NUM_THREADS": str(self._layout.cores)}
+        variables = placing.priority() | {"OMP_NUM_THREADS": str(self._layout.cores)}
         if self._layout.cuda:
             # Read when torch is imported. Without it layers of changing sizes left 1.1 GiB of an
             # H200 held to 15 GiB reserved and unusable; with it 0.1.

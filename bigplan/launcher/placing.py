@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Thread
@@ -16,6 +17,7 @@ from bigplan.units import counted
 PLACEMENT_SECONDS = 60.0  # a cluster that is up answers in seconds; autoscaling is asked for first
 REMOVE_SECONDS = 5.0  # a Ray that is up takes milliseconds
 BUSY_SECONDS = 5.0  # where other nodes would do as well
+NICENESS = "RAY_worker_niceness"  # in the environment of a process of Ray's
 _A_TRACE = 0.001  # Ray's smallest amount: every node has 1 of the resource that names its address
 
 
@@ -177,6 +179,14 @@ def _group(layout: Layout, on: Sequence[Node] = ()) -> Any:
         bundle[f"node:{node.address}"] = _A_TRACE
     strategy = "STRICT_PACK" if layout.nodes == 1 else "STRICT_SPREAD"
     return ray.util.placement_group(bundles, strategy=strategy)
+
+
+def priority() -> dict[str, str]:
+    """Variables of an actor that is to have the priority of a usual process, or what a user says.
+
+    Ray's own are nice by 15: beside any other process a rank would get a 28th of a core.
+    """
+    return {NICENESS: os.environ.get(NICENESS, "0")}
 
 
 def remove(group: Any) -> None:

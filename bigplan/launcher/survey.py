@@ -17,6 +17,7 @@ from typing import Any
 
 from bigplan.errors import BigplanError, InputError, PreflightError, WorkerError
 from bigplan.launcher.nodes import Node, answering, known
+from bigplan.launcher.placing import priority
 from bigplan.profile.bench import source
 from bigplan.profile.cards import Cards, cards
 from bigplan.profile.collectives import BACKENDS, across, measure_link
@@ -147,6 +148,7 @@ def _hired(
         .options(
             num_cpus=amounts.get("CPU", 0),
             num_gpus=amounts.get("GPU", 0),
+            runtime_env={"env_vars": priority()},
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.key, soft=False),
         )
         .remote(*arguments)

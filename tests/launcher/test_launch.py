@@ -149,7 +149,7 @@ def test_a_refused_preflight_reaches_the_user_and_leaves_nothing(tmp_path: Path)
 
 
 class Meets(Fake):
-    """Says where its ranks met."""
+    """Says where its ranks met, and how nice they are."""
 
     met = ""
 
@@ -158,7 +158,7 @@ class Meets(Fake):
         return super().start(meeting, resume, apart)
 
     def finish(self) -> Finished:
-        return replace(super().finish(), notes=(self.met,))
+        return replace(super().finish(), notes=(self.met, f"nice by {os.nice(0)}"))
 
 
 @pytest.mark.usefixtures("one_ray")
@@ -166,6 +166,7 @@ def test_ranks_meet_among_the_files_of_their_ray(tmp_path: Path, running: Sessio
     """So a launch that is killed leaves no folder of its own."""
     record = read_record(launch(tiny_plan(), told(tmp_path, steps=1), quiet(), Meets))
     (met,) = {Path(note) for note in record.summary.notes if note.startswith("/")}
+    assert f"nice by {os.nice(0)}" in record.summary.notes  # as this process is, and no more
     assert running.folder is not None
     assert met.is_relative_to(running.folder)
     assert not met.parent.exists()

@@ -99,6 +99,13 @@ def test_nodes_that_others_use_are_told_from_nodes_that_are_too_small(there: lis
     assert "others still used" in placing._taken(layout, layout.fitting())
 
 
+def test_ranks_are_as_nice_as_a_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(placing.NICENESS, raising=False)
+    assert placing.priority() == {"RAY_worker_niceness": "0"}
+    monkeypatch.setenv("RAY_worker_niceness", "7")
+    assert placing.priority() == {"RAY_worker_niceness": "7"}
+
+
 @pytest.mark.parametrize(("slow", "waits"), [(True, [60.0]), (False, [5.0, 60.0])])
 def test_nodes_are_waited_for_where_no_others_would_do(
     there: list[Node], monkeypatch: pytest.MonkeyPatch, slow: bool, waits: list[float]
