@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from bigplan.doctor.finding import Finding
+from bigplan.errors import InputError
 from bigplan.spec.catalog import find_gpu, list_gpus
 from bigplan.spec.detect.machine import FoundGpu, find_gpus
 from bigplan.units import format_bytes
@@ -36,7 +37,12 @@ print(json.dumps(found))
 
 def examine() -> Iterator[Finding]:
     """The driver's GPUs, those of them that are described, and torch's view of them."""
-    gpus = find_gpus()
+    try:
+        gpus = find_gpus()
+    except InputError as error:
+        found, _, remedy = str(error).partition("; ")
+        yield Finding(TOPIC, "driver", "bad", found, remedy)
+        return
     if not gpus:
         yield Finding(
             TOPIC,

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from bigplan.doctor import gpus
+from bigplan.errors import InputError
 from bigplan.spec.detect.machine import FoundGpu
 
 H100 = FoundGpu("NVIDIA H100 80GB HBM3", 85_520_809_984, 5, 16)
@@ -15,6 +16,16 @@ def test_none_is_fine_for_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, torch = gpus.examine()
     assert driver.state == "note"
     assert torch.found == "computes on the CPU"
+
+
+def test_a_driver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent() -> None:
+        raise InputError("nvidia-smi has not answered for 60 s; try it again")
+
+    monkeypatch.setattr(gpus, "find_gpus", silent)
+    (driver,) = gpus.examine()
+    assert (driver.state, driver.remedy) == ("bad", "try it again")
+    assert driver.found == "nvidia-smi has not answered for 60 s"
 
 
 def test_listed_and_described(monkeypatch: pytest.MonkeyPatch) -> None:

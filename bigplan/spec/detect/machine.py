@@ -9,7 +9,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigplan.errors import InputError
+
 COMPILERS = ("c++", "g++", "clang++")  # tried after $CXX
+# Allowed for nvidia-smi, which starts every GPU where nothing else keeps the driver loaded.
+SMI_SECONDS = 60.0
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -80,12 +84,18 @@ def cache_folder() -> Path:
 
 
 def find_gpus() -> tuple[FoundGpu, ...]:
-    """GPUs that nvidia-smi lists; none where it is absent or fails."""
+    """GPUs that nvidia-smi lists; none where it is absent or fails.
+
+    Raises InputError where it does not answer: there may be GPUs.
+    """
     return parse_gpus(_listed())
 
 
 def visible_gpus() -> tuple[FoundGpu, ...]:
-    """GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES leaves to this process."""
+    """GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES leaves to this process.
+
+    Raises InputError as find_gpus.
+    """
     return parse_gpus(_listed(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -94,8 +104,14 @@ def _listed() -> str:
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=20, check=True
+            command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True
         ).stdout
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"nvidia-smi has not answered for {SMI_SECONDS:.0f} s, so GPUs cannot be told; try it "
+            "again when the machine is less busy (with `nvidia-smi -pm 1` it answers sooner), or "
+            "name devices of the CPU with --cpu-devices"
+        ) from None
     except (OSError, subprocess.SubprocessError):
         return ""
 

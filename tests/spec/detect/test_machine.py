@@ -1,12 +1,16 @@
+import os
 from pathlib import Path
 
 import pytest
 
+from bigplan.errors import InputError
+from bigplan.spec.detect import machine
 from bigplan.spec.detect.machine import (
     FoundGpu,
     available_cores,
     available_memory,
     cpu_name,
+    find_gpus,
     parse_gpus,
 )
 
@@ -82,3 +86,20 @@ def test_nvidia_smi_listing() -> None:
 )
 def test_only_visible_gpus_count(visible: str, gpus: tuple[FoundGpu, ...]) -> None:
     assert parse_gpus(LISTING, visible) == gpus
+
+
+@pytest.mark.parametrize("does", ["exit 9", "exec sleep 60"])
+def test_gpus_that_cannot_be_told_are_not_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str
+) -> None:
+    """A driver that fails has none; one that does not answer may have some."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\n{does}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    if "sleep" not in does:
+        assert find_gpus() == ()
+        return
+    monkeypatch.setattr(machine, "SMI_SECONDS", 0.2)
+    with pytest.raises(InputError, match=r"has not answered for 0 s, .* --cpu-devices"):
+        find_gpus()
