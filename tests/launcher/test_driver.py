@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
@@ -534,31 +535,31 @@ class Filling(Fake):
         return super().step(checkpoint)
 
 
-@pytest.fixture
+@contextmanager
 def unlimited() -> Iterator[None]:
-    """No limit of files' sizes is left behind."""
+    """No limit of files' sizes is left behind: pytest may write into a file next."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("unlimited")
 def test_a_full_drive_ends_no_training_and_loses_no_record(tmp_path: Path) -> None:
-    out = StringIO()
-    folder = launch(
-        tiny_plan(), told(tmp_path, steps=7, checkpoint_every=2), Console(file=out), Filling
-    )
+    out, how = StringIO(), told(tmp_path, steps=7, checkpoint_every=2)
+    with unlimited():
+        folder = launch(tiny_plan(), how, Console(file=out), Filling)
     assert tells(out.getvalue(), "record cannot be written", "File too large", "Training goes on")
     record = read_record(folder)
     assert [metric.step for metric in record.metrics] == list(range(1, 8))
     assert record.summary.status == "finished"
 
 
-@pytest.mark.usefixtures("unlimited")
 def test_a_record_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Filling, "room", 9)
-    with pytest.raises(WorkerError, match=r"record cannot be written.*File too large"):
-        launch(tiny_plan(), told(tmp_path, steps=4, checkpoint_keep=0), quiet(), Filling)
+    how = told(tmp_path, steps=4, checkpoint_keep=0)
+    with unlimited(), pytest.raises(WorkerError, match=r"cannot be written.*File too large"):
+        launch(tiny_plan(), how, quiet(), Filling)
 
 
 class Crowded(Fake):
