@@ -33,7 +33,8 @@ def first_plans(notebook: Any) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where it makes folders, which stay
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     stored = [kinds(cell) for cell in notebook.cells if cell.cell_type == "code"]
