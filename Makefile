@@ -55,7 +55,7 @@ venv: $(VENV)/.installed
 # Installs again only when the requirements change; a failed install leaves no stamp. pip would compile
 # all modules on one core, a third to a half of its time; some packages hold files that no Python compiles.
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "Setup: installing bigplan and what it needs into $(VENV) (about 2 minutes, 1.5 GB)"
+	@echo "Setup: installing bigplan and what it needs into $(VENV) (2 to 4 minutes; 1.5 GB, or 6 with torch for CUDA)"
 	@test -x $(BIN)/pip || $(PYTHON) -c '$(SUPPORTED)'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[all]' $(PINS)
