@@ -116,11 +116,11 @@ def export_adapters(found: FoundCheckpoint, folder: Path, precision: str) -> Non
     manifest, dtype = found.manifest, DTYPES[precision]
     model, training = manifest.model, manifest.training
     family = adapted_family(model, training.weights)
-    tensors = hf_tensors(family, model)
+    tensors = hf_tensors(family, model, FAMILIES[family].in_transformers)
     nbytes = trained_count(model, training.lora) * dtype.itemsize
     with Reader(found.path, manifest) as reader, written_whole(folder, nbytes) as partial:
         every = _Adapters(reader, manifest)
-        of = FAMILIES[family].tensors.module
+        of = FAMILIES[family].modules.module
         made = [one for tensor in tensors if (one := _module(tensor, every, of)) is not None]
         made += _modules_of_experts(model, family, every)
         named = {f"{one.name}.{part}": value for one in made for part, value in one.parts(dtype)}

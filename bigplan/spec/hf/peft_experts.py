@@ -128,7 +128,7 @@ def expert_module(family: str, model: ModelSpec, layer: int) -> str:
     (first, *_) = _stored(family, model, layer, OF_SENT[-1])
     if first.tensor.endswith(_OF_GRANITE):
         return first.tensor.removesuffix(_OF_GRANITE) + ".experts"
-    tensor = FAMILIES[family].tensors.module(first.tensor)
+    tensor = FAMILIES[family].modules.module(first.tensor)
     module = tensor.rpartition(".experts.")[0] + ".experts"
     for old, new in _RENAMED.items():
         module = module.replace(old, new)

@@ -148,6 +148,7 @@ _WITH_RANKS = (
     "mistral4",
     "mistral3",
     "minicpm3",
+    "sarvam_mla",
 )
 _OF_INFERENCE = ("mamba_ssm_dtype",)  # the dtype of states of delta rules, kept between tokens
 _SHARED_KEYS = ("num_kv_shared_layers",)

@@ -152,6 +152,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lfm2-moe": {},  # what a convolution reads is one module
     "lfm3": {},  # files call its gates otherwise
     "nemotron-h": {},  # and all blocks
+    "sarvam-moe": {},  # and have three of its modules in one matrix
     # What leads to a latent of experts and back.
     "nemotron-h-latent": {"targets": ["latent_down_proj", "latent_up_proj", "shared.up_proj"]},
     "nemotron-h-latent-experts": {"targets": [*EXPERTS[1:], "latent_up_proj"]},  # without a gate

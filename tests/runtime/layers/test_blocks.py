@@ -14,6 +14,7 @@ import torch
 from bigplan.runtime.export.hf import joined
 from bigplan.runtime.layers import blocks
 from bigplan.runtime.mixers import positions
+from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.weights import ParameterPiece, hf_tensors
 from tests.runtime.weights.hf_models import CASES, LENGTH, loss, named, ours_of, reference, spec_of
 
@@ -53,7 +54,8 @@ def test_loss_and_gradients_equal_transformers(case: str) -> None:
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(expected.item(), rel=TOLERANCE)
     by_name = named(theirs, gradients=True)
-    for tensor in hf_tensors(CASES[case][0], model):
+    family = CASES[case][0]
+    for tensor in hf_tensors(family, model, FAMILIES[family].in_transformers):
         if any(piece.parameter.constant for piece in tensor.pieces):
             continue
         rows = [_gradient(ours[piece.layer], piece) for piece in tensor.pieces]

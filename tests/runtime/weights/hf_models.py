@@ -15,6 +15,7 @@ from bigplan.runtime.operators import capped
 from bigplan.runtime.weights.rope_pairs import apart
 from bigplan.spec.expert_steps import ROUTER_BIAS
 from bigplan.spec.hf.config import from_hf_config
+from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.weights import hf_tensors, stored
 from bigplan.spec.layers import BLOCK_SCALE
 from bigplan.spec.model import ModelSpec
@@ -126,6 +127,7 @@ GLM4_MOE = BESIDE | {
         "partial_rotary_factor": 0.5,
     },
 }
+SARVAM_MOE = GLM4_MOE | {"rope_parameters": LLAMA["rope_parameters"]}
 GLM_FLASH = {"mlp_layer_types": ["dense", "dense", "sparse"]}
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 GPT_OSS = (
@@ -533,6 +535,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", GLM),
     "ernie4.5": ("ernie4_5", LLAMA | NO_TOKENS | {"head_dim": 16}),
     "ernie4.5-bias": ("ernie4_5", LLAMA | NO_TOKENS | {"use_bias": True}),
+    "exaone": ("exaone", LLAMA | NO_TOKENS),
+    "exaone-bias-tied": (
+        "exaone",
+        LLAMA
+        | NO_TOKENS
+        | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+        | {"rope_parameters": LLAMA3},
+    ),
     "exaone4": ("exaone4", EXAONE4),
     "exaone4-global": ("exaone4", EXAONE4_GLOBAL),
     "seed-oss": ("seed_oss", LLAMA | NO_TOKENS | {"head_dim": 16, "residual_dropout": 0.0}),
@@ -778,6 +788,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hy-v3": ("hy_v3", HY_V3),
     "hy-v3-turns": ("hy_v3", HY_V3 | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "exaone-moe": ("exaone_moe", EXAONE_MOE),
+    "sarvam-moe": ("sarvam_moe", SARVAM_MOE),
+    "sarvam-moe-bias-bare": (
+        "sarvam_moe",
+        SARVAM_MOE | {"attention_bias": True, "use_qk_norm": False, "n_shared_experts": 2},
+    ),
+    "sarvam-mla": ("sarvam_mla", DEEPSEEK | OF_DEEPSEEK | {"q_lora_rank": None}),
     "afmoe": ("afmoe", AFMOE),
     "granite-moe-swa": (
         "granitemoe_swa",
@@ -996,13 +1012,15 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
     config: Any = reference.config
     theirs = named(reference)
     layers: Layers = [{} for _ in model.layer_sequence()]
-    for tensor in hf_tensors(config.model_type, model):
+    layout = FAMILIES[config.model_type].in_transformers
+    for tensor in hf_tensors(config.model_type, model, layout):
         value = theirs.pop(tensor.name)
         for piece in tensor.pieces:
             if piece.parameter.constant:
                 layers[piece.layer][piece.parameter.name] = terms_of(value.flatten())
                 continue
-            place = stored(config.model_type, model, piece.layer, piece.parameter)[piece.expert]
+            found = stored(config.model_type, model, piece.layer, piece.parameter, layout)
+            place = found[piece.expert]
             matrix = value[place.expert] if place.stacked else value
             matrix = matrix.T if place.transposed else matrix
             cycles = matrix.reshape(-1, place.cycle or place.run, *matrix.shape[1:])

@@ -27,7 +27,7 @@ from bigplan.runtime.export import hf
 from bigplan.runtime.export.hf import joined, write_folder
 from bigplan.runtime.weights.hf import HfFolder
 from bigplan.spec.hf.config import load_hf_config
-from bigplan.spec.hf.weights import hf_tensors
+from bigplan.spec.hf.weights import CONFIG, SINGLE, hf_tensors
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
@@ -125,6 +125,19 @@ def test_transformers_loads_what_is_written(
     again = _read(tmp_path / "out", model)
     for before, after in zip(layers, again, strict=True):
         assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["exaone", "sarvam-moe-bias-bare"])
+def test_files_with_the_names_of_transformers_are_read(case: str, tmp_path: Path) -> None:
+    """And not those of the publisher, which transformers writes."""
+    theirs = reference(case)
+    theirs.config.save_pretrained(tmp_path)  # type: ignore[union-attr, operator] # a model of its
+    save_file({name: value.contiguous() for name, value in named(theirs).items()}, tmp_path / SINGLE)
+    model = load_hf_config(tmp_path / CONFIG)
+    for found, expected in zip(_read(tmp_path, model), ours_of(theirs, model), strict=True):
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), name
 
 
 @torch.no_grad()

@@ -64,6 +64,25 @@ _DOTS1 = {
     "num_experts_per_tok": 3,
     "first_k_dense_replace": 1,
 }
+_OF_EXAONE_3 = {key: value for key, value in _SMALL.items() if key != "num_hidden_layers"}
+_OF_EXAONE_3 |= {"activation_function": "silu"}
+_OF_SARVAM = {"num_experts": 8, "num_shared_experts": 2, "score_function": "sigmoid"}
+_OF_SARVAM |= {"moe_router_enable_expert_bias": True}
+_OF_SARVAM_105B: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "head_dim": 576,
+    "q_head_dim": 192,
+    "rope_theta": 20000.0,
+    "rope_scaling": {
+        "type": "deepseek_yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
 _FLASH = {
     "num_key_value_heads": 8,
     "mlp_layer_types": ["dense", "dense", "sparse"],
@@ -160,6 +179,15 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("youtu", _SMALL | {"num_key_value_heads": 8}),
     ("hy_v3", _SMALL),
     ("exaone_moe", _SMALL | {"sliding_window_pattern": 3}),
+    ("exaone", _SMALL),
+    ("exaone", _SMALL | {"mlp_bias": True, "attention_bias": True, "tie_word_embeddings": True}),
+    # as published
+    ("exaone", _OF_EXAONE_3 | {"num_layers": 3, "layer_norm_epsilon": 1e-4}),
+    ("sarvam_moe", _SMALL | _OF_SARVAM | {"use_qkv_bias": True}),
+    ("sarvam_mla", _SMALL | _OF_SARVAM | _OF_SARVAM_105B),
+    ("sarvam_moe", _SMALL),
+    ("sarvam_moe", _SMALL | {"attention_bias": True, "use_qk_norm": False, "num_experts": 8}),
+    ("sarvam_mla", _SMALL | {"num_key_value_heads": 8}),
     ("mellum", _SMALL | {"num_experts": 8}),
     ("bamba", _SMALL | _BAMBA),
     ("bamba", _SMALL | _BAMBA | {"attn_layer_indices": [0, 2], "mlp_bias": True}),
@@ -840,6 +868,16 @@ def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> 
 
 
 @pytest.mark.parametrize(
+    ("model_type", "count"),
+    # the cards of EXAONE 3.5 7.8B and Sarvam 105B
+    [("exaone", 7.8e9), ("sarvam_mla", 106.0e9)],
+)
+def test_published_counts_of_what_a_class_builds_by_default(model_type: str, count: float) -> None:
+    found = from_hf_config({"model_type": model_type}).parameter_count
+    assert found == pytest.approx(count, rel=0, abs=0.05e9)
+
+
+@pytest.mark.parametrize(
     ("hidden", "ffn", "blocks", "heads", "space", "vocab", "count", "digit"),
     [
         # the 0.5 B's file of tensors; arXiv 2507.22448
@@ -1000,6 +1038,15 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("iquestcoder", {"clip_qkv": 8.0}, "`clip_qkv` is 8.0"),
         ("iquestcoder", {"use_sliding_window": True}, "`use_sliding_window` is True"),
         ("helium", {"mlp_bias": True}, "`mlp_bias` is True"),
+        ("exaone", {"activation_function": "gelu"}, "`activation_function` is 'gelu', which"),
+        ("sarvam_moe", {"moe_router_enable_expert_bias": False}, "expert_bias` is False, which"),
+        ("sarvam_moe", {"use_bias": True}, "`use_bias` is True, which"),
+        ("sarvam_mla", _ALIKE | {"score_function": "softmax"}, "`score_function` is 'softmax'"),
+        (
+            "sarvam_mla",
+            _ALIKE | {"moe_shared_expert_intermediate_size": 1024},
+            "supported: moe_intermediate_size, which a shared expert has",
+        ),
         ("gemma4_text", {"vocab_size_per_layer_input": 9}, "`vocab_size_per_layer_input` is 9"),
         (
             "gemma4",

@@ -17,7 +17,7 @@ from bigplan.spec.hf.families.cwm import CWM
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from bigplan.spec.hf.families.ernie import ERNIE
 from bigplan.spec.hf.families.ernie_moe import ERNIE_MOE
-from bigplan.spec.hf.families.exaone import EXAONE4
+from bigplan.spec.hf.families.exaone import EXAONE, EXAONE4
 from bigplan.spec.hf.families.exaone_moe import EXAONE_MOE
 from bigplan.spec.hf.families.experts import MIXTRAL, QWEN3_MOE
 from bigplan.spec.hf.families.falcon import FALCON
@@ -68,6 +68,7 @@ from bigplan.spec.hf.families.phimoe import PHIMOE
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
 from bigplan.spec.hf.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from bigplan.spec.hf.families.qwen3_next import QWEN3_NEXT
+from bigplan.spec.hf.families.sarvam import SARVAM_MLA, SARVAM_MOE
 from bigplan.spec.hf.families.seed_oss import SEED_OSS
 from bigplan.spec.hf.families.shared_experts import DOTS1, GLM4_MOE, QWEN2_MOE
 from bigplan.spec.hf.families.smollm3 import SMOLLM3
@@ -102,6 +103,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "cohere2": COHERE2,
     "glm": GLM,
     "glm4": GLM4,
+    "exaone": EXAONE,
     "exaone4": EXAONE4,
     "seed_oss": SEED_OSS,
     "ernie4_5": ERNIE,
@@ -140,6 +142,8 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "ernie4_5_moe": ERNIE_MOE,
     "hy_v3": HY_V3,
     "exaone_moe": EXAONE_MOE,
+    "sarvam_moe": SARVAM_MOE,
+    "sarvam_mla": SARVAM_MLA,
     "mellum": MELLUM,
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": GRANITE_MOE_SHARED,

@@ -1,4 +1,7 @@
-"""EXAONE 4: norms after attention and MLP, and no rope in global blocks between local ones."""
+"""EXAONE 3, a Llama whose files have names of their own, and EXAONE 4.
+
+EXAONE 4 has norms after attention and MLP, and no rope in global blocks between local ones.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,49 @@ from typing import Any
 
 from bigplan.spec.hf.families.family import NO_TOKENS
 from bigplan.spec.hf.families.layer_types import layer_types
-from bigplan.spec.hf.families.llama import LLAMA_LIKE, NORMS_AFTER
+from bigplan.spec.hf.families.llama import LLAMA, LLAMA_LIKE, NORMS_AFTER
 from bigplan.spec.hf.families.parts import always, written
 from bigplan.spec.hf.reader import ConfigReader
 
+_WITHIN = "transformer.h.{}"
+_OWN = {
+    "embed_tokens": "transformer.wte",
+    "input_norm": f"{_WITHIN}.ln_1",
+    "q_proj": f"{_WITHIN}.attn.attention.q_proj",
+    "k_proj": f"{_WITHIN}.attn.attention.k_proj",
+    "v_proj": f"{_WITHIN}.attn.attention.v_proj",
+    "o_proj": f"{_WITHIN}.attn.attention.out_proj",
+    "post_norm": f"{_WITHIN}.ln_2",
+    "gate_proj": f"{_WITHIN}.mlp.c_fc_0",
+    "up_proj": f"{_WITHIN}.mlp.c_fc_1",
+    "down_proj": f"{_WITHIN}.mlp.c_proj",
+    "norm": "transformer.ln_f",
+}
+_OWN_KEYS = {
+    "num_hidden_layers": "num_layers",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "hidden_act": "activation_function",
+}
+EXAONE = (
+    LLAMA.like(
+        "exaone",
+        "LlamaForCausalLM",
+        {
+            "vocab_size": 102400,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+        },
+        written(NO_TOKENS),
+    )
+    .published_as(LLAMA.tensors.but(_OWN))
+    .by_old_names(_OWN_KEYS)
+)
 _PATTERN = "sliding_window_pattern"
 
 

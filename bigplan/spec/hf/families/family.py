@@ -68,11 +68,29 @@ class ModelFamily:
     keys: Mapping[str, tuple[str, ...]]
     """field of ModelSpec -> its key in a config.json, dotted; of several the first that is there"""
     other_tensors: tuple[Tensors, ...] = ()  # of files that have them otherwise; never written
+    in_transformers: int = 0  # the layout that has transformers' modules, by which peft names adapters
 
     @property
     def layouts(self) -> tuple[Tensors, ...]:
         """How files may have the tensors, by how likely that is."""
         return self.tensors, *self.other_tensors
+
+    @property
+    def modules(self) -> Tensors:
+        """As transformers' modules have them."""
+        return self.layouts[self.in_transformers]
+
+    def published_as(self, tensors: Tensors) -> ModelFamily:
+        """The family, whose files have `tensors` in place of those of transformers' modules."""
+        return replace(self, tensors=tensors, other_tensors=(self.tensors,), in_transformers=1)
+
+    def by_old_names(self, names: Mapping[str, str]) -> ModelFamily:
+        """The family, whose published files may have `names` of their own for keys."""
+        keys = {
+            name: (*known, *(names[key] for key in known if key in names))
+            for name, known in self.keys.items()
+        }
+        return replace(self, read=lambda reader: self.read(reader.by_old_names(names)), keys=keys)
 
     def like(
         self,
