@@ -190,13 +190,11 @@ def check_mixers(model: Any) -> None:
             f"`{others[0]}` and `{others[1]}` without `mixer_pattern`, which says which blocks "
             "have which; state it, or remove one"
         )
-    convolves = others == [CONVOLUTION]
-    around = convolves and model.norms == "around"
+    around = others == [CONVOLUTION] and model.norms == "around"
     unlike = {
         "`parallel_residual`": model.parallel_residual,
         f"`norms: {model.norms}`": model.norms != "before" and not (around or _norms_before(model)),
-        "`attention_pattern`": bool(model.attention_pattern)
-        and not (convolves and model.mixer_pattern and not model.experts),
+        "`attention_pattern`": bool(model.attention_pattern) and not _differs(model, others),
         "`latent_attention`": model.latent_attention is not None,
         f"`positions: {model.positions}`": model.positions == "alibi",
     }
@@ -206,6 +204,12 @@ def check_mixers(model: Any) -> None:
             "one after the other, and attention beside it is of one kind, with heads made of the "
             "residual stream; change that, or remove it"
         )
+
+
+def _differs(model: Any, others: list[Mixer]) -> bool:
+    """Whether attention may differ from block to block beside these mixers."""
+    alone = others in ([CONVOLUTION], [DELTA_RULE]) and bool(model.mixer_pattern)
+    return alone and not any(model.dense)
 
 
 def _norms_before(model: Any) -> bool:

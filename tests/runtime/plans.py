@@ -195,8 +195,8 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         dense = bool({"dense_blocks", "expert_pattern"} & {*style})
         mixers = of_lfm2(dense=dense) | of_qwen3_next(dense=dense) | of_granite4(dense=dense)
         mixers |= of_falcon_h1(style)
-        if "experts" not in style and style.get("positions", "rope") == "rope":
-            mixers |= of_lfm3()
+        if not dense and style.get("positions", "rope") == "rope":
+            mixers |= of_lfm3() | of_lara_mini()
         style |= draw(mixers | of_nemotron_h(style) if _stand_alone(style) else mixers)
         if "expert_pattern" in style and "mixer_pattern" in style:  # attention beside experts
             style["expert_pattern"] = ("1 dense", "1 routed")
@@ -265,6 +265,18 @@ def of_lfm3() -> st.SearchStrategy[dict[str, object]]:
     }
     norms = st.sampled_from(("before", "around"))
     return st.builds(lambda base, one: patterns | base | {"norms": one}, bases, norms)
+
+
+def of_lara_mini() -> st.SearchStrategy[dict[str, object]]:
+    """A delta rule, and rope in blocks with a window alone."""
+    rule = {"key_heads": 4, "key_dim": 4, "value_heads": 16, "value_dim": 16, "taps": 3}
+    patterns = {
+        "mixer_pattern": ("1 delta_rule", "2 attention"),
+        "attention_pattern": ("2 local", "1 global"),
+        "sliding_window": 5,
+        "global_rope": False,
+    }
+    return st.just(patterns | {"delta_rule": rule})
 
 
 def of_qwen3_next(*, dense: bool) -> st.SearchStrategy[dict[str, object]]:

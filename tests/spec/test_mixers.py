@@ -71,7 +71,8 @@ def test_a_block_may_be_one_thing_alone() -> None:
         ({**EXPERTS, "dense_blocks": 3, "dense_ffn": 8}, "leaves no block with attention after `d"),
         ({"norms": "after"}, "`convolution` with `norms: after`"),
         (
-            {**EXPERTS, "attention_pattern": ["1 local", "1 global"], "sliding_window": 5},
+            {**EXPERTS, "dense_blocks": 1, "dense_ffn": 8}
+            | {"attention_pattern": ["1 local", "1 global"], "sliding_window": 5},
             "`convolution` with `attention_pattern`",
         ),
         (ALONE | {"norms": "after"}, "`mlp` in `mixer_pattern` with `norms: after`, but a block"),

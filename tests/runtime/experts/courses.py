@@ -14,7 +14,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, Tier
 from bigplan.plan import Plan
 from tests.runtime.checkpoints import Course, course
-from tests.runtime.parallel.sharded_ranks import all_resident
+from tests.runtime.parallel.sharded_ranks import DELTA_RULE, all_resident
 from tests.runtime.plans import LENGTH, plan_of, tiny_model, tiny_training
 
 BATCH, STEPS = 4, 2  # steps of a course; the last one writes what the first has left
@@ -57,12 +57,21 @@ BOTH: dict[str, object] = {
     "shared_ffn": 48,
     "routing": {"scores": "sigmoid", "bias": True, "scale": 2.5},
 }
+# Lara 4 Mini's: a delta rule, attention in a window, and attention that sees all tokens.
+LARA_MINI: dict[str, object] = DELTA_RULE | {
+    "mixer_pattern": ("1 delta_rule", "2 attention"),
+    "attention_pattern": ("2 local", "1 global"),
+    "sliding_window": 5,
+    "global_rope": False,
+    "shared_ffn": 48,
+}
 KINDS: dict[str, dict[str, object]] = {
     "plain": {},
     "beside": BESIDE,
     "llama4": LLAMA_4,
     "latent": LATENT,
     "both": BOTH,
+    "lara-mini": LARA_MINI,
 }
 ALONE = Strategy(dp=1, micro_batch=2)
 
@@ -102,6 +111,7 @@ FEW = {
     "beside": ("ep2-pp2", "ep2-zero3", "ep2-zero2-groups", "ep2-tp2", "ep2-tp2-cp2-zero2"),
     "llama4": ("ep2-pp2", "ep2-tp2-cp2-zero2"),
     "both": ("ep2-pp2", "ep2-tp2-zero3"),
+    "lara-mini": ("ep2-pp2", "ep2-tp2-cp2-zero2"),
     "latent": ("ep2-tp2", "ep4-zero3", "ep2-tp2-cp2-zero2"),
 }
 

@@ -52,6 +52,12 @@ LFM3 = LFM2 | {
     "attention_pattern": ("2 local", "2 global"),
     "sliding_window": 5,
 }
+LARA_MINI = DELTA_RULE | {
+    "mixer_pattern": ("1 delta_rule", "1 attention"),
+    "attention_pattern": ("2 local", "2 global"),
+    "sliding_window": 5,
+    "global_rope": False,
+}
 IN_TURNS: dict[str, object] = {"mixer_pattern": ("1 delta_rule", "1 attention")}
 EVERY_MIXER: dict[str, object] = {
     **LFM2,
@@ -71,6 +77,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "gemma-4-e": GEMMA4_E | {"layers": 4},
     "gpt-oss": GPT_OSS,
     "lfm3": LFM3,
+    "lara-mini": LARA_MINI,
     # The plain loop balances over whole sequences.
     "qwen3-next": QWEN3_NEXT | IN_TURNS | {"router_loss": 0.0},
     "falcon-h1": FALCON_H1,

@@ -252,6 +252,9 @@ _RULES = (
 )
 QWEN3_NEXT = QWEN2_MOE | _RULES
 QWEN3_5 = LLAMA | _RULES | {"head_dim": 16, "num_hidden_layers": 3, "attention_bias": True}
+LARA_MINI = {key: value for key, value in QWEN2_MOE.items() if key != "intermediate_size"} | _RULES
+LARA_MINI |= {"sliding_window": WINDOW, "rope_parameters": LLAMA["rope_parameters"]}
+LARA_MINI |= {"layer_types": ["sliding_attention", "linear_attention", "full_attention"]}
 OLMO_HYBRID = LLAMA | _RULES | NO_TOKENS | {"num_hidden_layers": 3, "num_key_value_heads": 3}
 NO_ROPE = {"rope_type": "default", "rope_theta": None}
 MAMBA = {
@@ -754,6 +757,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3.5": ("qwen3_5_text", QWEN3_5),
     "qwen3.5-moe": ("qwen3_5_moe_text", QWEN3_NEXT),
+    "lara-mini": ("lara_mini", LARA_MINI),
+    "lara-mini-global": (
+        "lara_mini",
+        LARA_MINI
+        | {"layer_types": ["linear_attention", "full_attention", "full_attention"]}
+        | {"norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": True},
+    ),
     "qwen3-next-turns": (
         "qwen3_next",
         QWEN3_NEXT
@@ -888,7 +898,7 @@ _OF_GRANITE = {
     ".router.": ".router.layer.",
 }
 # Families whose files have a tensor of all experts' gates and ups, as transformers 5 has them.
-_STACKED = ("gpt_oss", "llama4_text", "gemma4_text", "mistral4", "granitemoe_swa")
+_STACKED = ("gpt_oss", "llama4_text", "gemma4_text", "mistral4", "granitemoe_swa", "lara_mini")
 # What files call the modules that transformers 5 has by other names.
 RENAMED = {
     "nemotron_h": {"model.": "backbone."},

@@ -88,6 +88,8 @@ CASES = [
         "nemotron-h-latent",
         "nemotron-h-both",
         "qwen3-moe-turns",
+        "sarvam-moe",
+        "lara-mini",
     ),
 ]
 

@@ -45,6 +45,8 @@ _SHARED_KEYS: dict[str, object] = {
 }
 _RULE = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 _QWEN3_NEXT = _RULE | {"num_experts": 16}
+_LARA = {key: value for key, value in _SMALL.items() if key != "intermediate_size"} | _QWEN3_NEXT
+_LARA |= {"num_hidden_layers": 6}
 _GRANITE_4 = {"num_local_experts": 0, "shared_intermediate_size": 160, "mamba_n_heads": 8}
 _NEMOTRON_H = {key: value for key, value in _SMALL.items() if key != "num_hidden_layers"}
 _NEMOTRON_3 = {"hybrid_override_pattern": "ME*E"}
@@ -151,6 +153,13 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_5_text", _SMALL | _RULE),
     ("qwen3_5_text", _SMALL | _RULE | {"head_dim": 24, "tie_word_embeddings": True}),
     ("qwen3_5_moe_text", _SMALL | _QWEN3_NEXT),
+    ("lara_mini", _LARA),
+    (
+        "lara_mini",
+        _LARA
+        | {"layer_types": ["sliding_attention", *_TYPES[1:]], "num_hidden_layers": 3}
+        | {"norm_topk_prob": False, "attention_bias": True},
+    ),
     ("granitemoehybrid", _SMALL | _GRANITE_4),
     (
         "granitemoehybrid",

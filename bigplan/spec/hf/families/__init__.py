@@ -42,6 +42,7 @@ from bigplan.spec.hf.families.hunyuan_moe import HUNYUAN_MOE
 from bigplan.spec.hf.families.hy_v3 import HY_V3
 from bigplan.spec.hf.families.hyperclovax import HYPERCLOVAX
 from bigplan.spec.hf.families.kolibri import KOLIBRI1
+from bigplan.spec.hf.families.lara_mini import LARA_MINI
 from bigplan.spec.hf.families.lfm2 import LFM2
 from bigplan.spec.hf.families.lfm2_moe import LFM2_MOE
 from bigplan.spec.hf.families.lfm3 import LFM3
@@ -156,6 +157,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "olmo_hybrid": OLMO_HYBRID,
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": QWEN3_5_MOE,
+    "lara_mini": LARA_MINI,
     "granitemoehybrid": GRANITE_HYBRID,
     "bamba": BAMBA,
     "falcon_h1": FALCON_H1,
