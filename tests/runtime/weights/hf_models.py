@@ -594,6 +594,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "apertus",
         LLAMA | NO_TOKENS | APERTUS | {"attention_bias": True, "tie_word_embeddings": True},
     ),
+    "apertus1.5": ("apertus1p5_text", LLAMA | NO_TOKENS | APERTUS | {"tie_word_embeddings": False}),
     "codegen": ("codegen", CODEGEN),
     "gpt-neo": ("gpt_neo", GPT_NEO),
     "gpt-neo-global-untied": (

@@ -48,6 +48,8 @@ LLAMAS = SQUARE | {"vision_output_dim": 16, "projector_input_dim": 16, "projecto
 GEMMAS = SQUARE | {"head_dim": 8, "num_key_value_heads": 2, "position_embedding_size": 8}
 UNIFIED = {"patch_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16}
 MTP = {"mtp_num_hidden_layers": 1, "mamba_ssm_dtype": "float32"}
+CODES = {"codebook_size": 64, "embed_dim": 8, "latent_channels": 8, "base_channels": 32}
+CODES |= {"channel_multiplier": [1], "num_res_blocks": 1, "attn_resolutions": []}
 # By the whole model's type: a case of the text model, what is different, and the tower.
 TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("gemma3", {}, SQUARE | {"model_type": "siglip_vision_model"}),
@@ -81,8 +83,17 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma4 of 26B A4B": ("gemma4-experts", {"pad_token_id": 0}, GEMMAS),
     "gemma4 of E2B": ("gemma4-e", {"pad_token_id": 0}, GEMMAS),
     "gemma4_unified": ("gemma4", {"pad_token_id": 0}, UNIFIED),
+    "apertus1p5": ("apertus1.5", {"output_vocab_size": 90, "pad_token_id": 0}, CODES),
     "qwen3_5": ("qwen3.5", MTP, QWENS),
     "qwen3_5_moe": ("qwen3.5-moe", MTP, QWENS),
+}
+# Words of pictures and of sounds, which stand behind those that the head gives.
+OF_ALL: dict[str, dict[str, Any]] = {
+    "apertus1p5": {
+        "audio_config": {"model_type": "wavtokenizer_encoder", "codebook_size": 32},
+        "image_token_offset": 100,
+        "audio_token_offset": 164,
+    }
 }
 TOLERANCE = 1e-5  # as test_hf.py
 
@@ -91,7 +102,10 @@ def _whole(whole_type: str) -> Any:
     """A model with a tower."""
     case, changes, tower = TOWERS[whole_type]
     whole = transformers.AutoConfig.for_model(
-        whole_type.partition(" ")[0], text_config=CASES[case][1] | changes, vision_config=tower
+        whole_type.partition(" ")[0],
+        text_config=CASES[case][1] | changes,
+        vision_config=tower,
+        **OF_ALL.get(whole_type, {}),
     )
     if whole_type not in ("gemma3", "qwen3_5", "qwen3_5_moe"):
         whole.tie_word_embeddings = False

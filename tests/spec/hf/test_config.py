@@ -290,6 +290,7 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("gemma4_unified_text", _SMALL),
     ("apertus", _SMALL | {"hidden_act": "xielu"}),
     ("apertus", _PHI3 | {"attention_bias": True, "tie_word_embeddings": True}),
+    ("apertus1p5_text", _PHI3),
     ("gpt_neo", _GPT_NEO),
     ("gpt_neo", _GPT_NEO | {"tie_word_embeddings": False, "intermediate_size": 160}),
     ("gpt_bigcode", _GPT2),
@@ -1093,6 +1094,12 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("mistral4", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "`rope_parameters` is"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
         ("apertus", {"hidden_act": "silu"}, "`hidden_act` is 'silu'"),
+        ("apertus1p5_text", {"output_vocab_size": 301}, "supported: at most vocab_size"),
+        (
+            "apertus1p5_text",
+            {"output_vocab_size": 299, "tie_word_embeddings": True},
+            "null or vocab_size where tie_word_embeddings is true",
+        ),
         ("gpt_oss", {"swiglu_limit": 10.0}, "`swiglu_limit` is 10.0, which is not supported"),
         (
             "deepseek_v32",

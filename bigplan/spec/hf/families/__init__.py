@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigplan.spec.hf.families.afmoe import AFMOE
-from bigplan.spec.hf.families.apertus import APERTUS
+from bigplan.spec.hf.families.apertus import APERTUS, APERTUS_1_5_TEXT
 from bigplan.spec.hf.families.arcee import ARCEE, JAIS2, NEMOTRON
 from bigplan.spec.hf.families.aria import ARIA_TEXT
 from bigplan.spec.hf.families.axk1 import AXK1
@@ -173,6 +173,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4_UNIFIED,
     "apertus": APERTUS,
+    "apertus1p5_text": APERTUS_1_5_TEXT,
     "gpt_neo": GPT_NEO,
     "gpt_bigcode": GPT_BIGCODE,
     "codegen": CODEGEN,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from bigplan.spec.hf.families.apertus import APERTUS_1_5_TEXT
 from bigplan.spec.hf.families.experts import FIRST, LAST, QWEN3_MOE, stacked_names
 from bigplan.spec.hf.families.family import ModelFamily, Tensors
 from bigplan.spec.hf.families.gemma import GEMMA3
@@ -94,6 +95,7 @@ _MISTRAL3 = replace(
 # By the type of the whole model.
 BESIDE_TOWERS: Mapping[str, ModelFamily] = {
     "gemma3": _beside(GEMMA3),
+    "apertus1p5": _beside(APERTUS_1_5_TEXT),
     "mistral3": _beside(_MISTRAL3),
     "llava": _beside(MISTRAL),
     "qwen2_vl": _beside(QWEN2, **_QWEN2),

@@ -33,6 +33,7 @@ class Tensors:
     swapped: tuple[str, ...] = ()  # those whose halves stand the other way: rope turns backwards
     as_row: tuple[str, ...] = ()  # parameters of n numbers of which the files make a matrix [1, n]
     absent: tuple[str, ...] = ()  # constants that are zeros where files do not have them
+    longer: tuple[str, ...] = ()  # those of which files may have more rows, which nothing reads
     as_number: tuple[str, ...] = ()  # parameters of one number that the files have without a shape
     # Last words of names of tensors that files have in parts, by torch.chunk's rule, and of these.
     in_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
