@@ -384,6 +384,13 @@ COHERE2 = COHERE | {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "logit_scale": 0.25,
 }
+NEAR = {"rope_type": "default", "rope_theta": 100.0}
+COHERE_COMPASS = COHERE2 | {
+    "rope_parameters": {
+        "full_attention": None,
+        "sliding_attention": NEAR | {"mrope_section": [2, 1, 1]},
+    },
+}
 GLM = LLAMA | NO_TOKENS | {"head_dim": 16}
 GLM["rope_parameters"] = QUARTER | {"partial_rotary_factor": 0.5}
 EXAONE4 = OLMO3 | {"rope_parameters": LLAMA["rope_parameters"], "head_dim": 16}
@@ -533,6 +540,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         COHERE | {"attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.7},
     ),
     "cohere2": ("cohere2", COHERE2),
+    "cohere-compass": ("cohere_compass_text", COHERE_COMPASS),
+    "cohere-compass-turned": (
+        "cohere_compass_text",
+        COHERE_COMPASS
+        | {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": NEAR}}
+        | {"logit_scale": None, "tie_word_embeddings": False},
+    ),
     "glm": ("glm", GLM),
     "glm-no-bias": ("glm", GLM | {"attention_bias": False, "tie_word_embeddings": True}),
     "glm4": ("glm4", GLM),

@@ -133,7 +133,9 @@ def test_files_with_the_names_of_transformers_are_read(case: str, tmp_path: Path
     """And not those of the publisher, which transformers writes."""
     theirs = reference(case)
     theirs.config.save_pretrained(tmp_path)  # type: ignore[union-attr, operator] # a model of its
-    save_file({name: value.contiguous() for name, value in named(theirs).items()}, tmp_path / SINGLE)
+    save_file(
+        {name: value.contiguous() for name, value in named(theirs).items()}, tmp_path / SINGLE
+    )
     model = load_hf_config(tmp_path / CONFIG)
     for found, expected in zip(_read(tmp_path, model), ours_of(theirs, model), strict=True):
         for name, value in expected.items():

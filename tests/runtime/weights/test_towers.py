@@ -84,6 +84,7 @@ TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma4 of E2B": ("gemma4-e", {"pad_token_id": 0}, GEMMAS),
     "gemma4_unified": ("gemma4", {"pad_token_id": 0}, UNIFIED),
     "apertus1p5": ("apertus1.5", {"output_vocab_size": 90, "pad_token_id": 0}, CODES),
+    "cohere_compass": ("cohere-compass", {}, QWENS | {"deepstack_visual_indexes": [0]}),
     "qwen3_5": ("qwen3.5", MTP, QWENS),
     "qwen3_5_moe": ("qwen3.5-moe", MTP, QWENS),
 }

@@ -160,6 +160,13 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
         | {"layer_types": ["sliding_attention", *_TYPES[1:]], "num_hidden_layers": 3}
         | {"norm_topk_prob": False, "attention_bias": True},
     ),
+    ("cohere_compass_text", _PHI3 | {"rope_parameters": {"full_attention": None}}),
+    (
+        "cohere_compass_text",
+        _PHI3
+        | {"layer_types": ["sliding_attention"] * 3, "logit_scale": 0.25}
+        | {"rope_parameters": {"sliding_attention": {"rope_theta": 5e4}}},
+    ),
     ("granitemoehybrid", _SMALL | _GRANITE_4),
     (
         "granitemoehybrid",
@@ -1029,6 +1036,16 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
             "one number where rope_type is not default",
         ),
         ("cohere", {"use_qk_norm": True}, "its LayerNorm has weights of its own for each head"),
+        (
+            "cohere_compass_text",
+            {"rope_parameters": {"rope_theta": 1e4}},
+            "supported: full_attention, which may be null",
+        ),
+        (
+            "cohere_compass_text",
+            {"layer_types": ["sliding_attention"] * 3, "rope_parameters": {"full_attention": None}},
+            "supported: sliding_attention, by which rope turns blocks with a window",
+        ),
         ("cohere2", {"sliding_window": None}, "`sliding_window` is None"),
         ("falcon", {"parallel_attn": False}, "`parallel_attn` is False"),
         (
@@ -1092,6 +1109,8 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
         ("flint", {"output_router_logits": True}, "`router_aux_loss_coef` is 0.0005"),
         ("aria_text", {"mlp_bias": True}, "`mlp_bias` is True"),
         ("mistral4", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "`rope_parameters` is"),
+        ("dory", {}, "model_type 'dory' is not supported: norms keep hidden states on a sphere"),
+        ("inkling2_loop_text", {}, "is not supported: some of its blocks run several times"),
         ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
         ("apertus", {"hidden_act": "silu"}, "`hidden_act` is 'silu'"),
         ("apertus1p5_text", {"output_vocab_size": 301}, "supported: at most vocab_size"),

@@ -12,7 +12,7 @@ from bigplan.spec.hf.families.axk1 import AXK1
 from bigplan.spec.hf.families.bamba import BAMBA
 from bigplan.spec.hf.families.beside_towers import BESIDE_TOWERS
 from bigplan.spec.hf.families.bloom import BLOOM
-from bigplan.spec.hf.families.cohere import COHERE, COHERE2
+from bigplan.spec.hf.families.cohere import COHERE, COHERE2, COHERE_COMPASS_TEXT
 from bigplan.spec.hf.families.cwm import CWM
 from bigplan.spec.hf.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from bigplan.spec.hf.families.ernie import ERNIE
@@ -102,6 +102,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "granite": GRANITE,
     "cohere": COHERE,
     "cohere2": COHERE2,
+    "cohere_compass_text": COHERE_COMPASS_TEXT,
     "glm": GLM,
     "glm4": GLM4,
     "exaone": EXAONE,

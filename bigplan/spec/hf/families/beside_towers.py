@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bigplan.spec.hf.families.apertus import APERTUS_1_5_TEXT
+from bigplan.spec.hf.families.cohere import COHERE_COMPASS_TEXT
 from bigplan.spec.hf.families.experts import FIRST, LAST, QWEN3_MOE, stacked_names
 from bigplan.spec.hf.families.family import ModelFamily, Tensors
 from bigplan.spec.hf.families.gemma import GEMMA3
@@ -133,6 +134,7 @@ BESIDE_TOWERS: Mapping[str, ModelFamily] = {
     "llama4": _beside(LLAMA4),
     "gemma4": _beside(GEMMA4),
     "gemma4_unified": _beside(GEMMA4_UNIFIED),
+    "cohere_compass": _beside(COHERE_COMPASS_TEXT),
     "qwen3_5": _beside(QWEN3_5),
     "qwen3_5_moe": _beside(
         QWEN3_5_MOE,
