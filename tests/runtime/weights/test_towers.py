@@ -48,7 +48,12 @@ LLAMAS = SQUARE | {"vision_output_dim": 16, "projector_input_dim": 16, "projecto
 GEMMAS = SQUARE | {"head_dim": 8, "num_key_value_heads": 2, "position_embedding_size": 8}
 UNIFIED = {"patch_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16}
 MTP = {"mtp_num_hidden_layers": 1, "mamba_ssm_dtype": "float32"}
-CODES = {"codebook_size": 64, "embed_dim": 8, "latent_channels": 8, "base_channels": 32}
+CODES: dict[str, Any] = {
+    "codebook_size": 64,
+    "embed_dim": 8,
+    "latent_channels": 8,
+    "base_channels": 32,
+}
 CODES |= {"channel_multiplier": [1], "num_res_blocks": 1, "attn_resolutions": []}
 # By the whole model's type: a case of the text model, what is different, and the tower.
 TOWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

@@ -66,9 +66,15 @@ _DOTS1 = {
     "num_experts_per_tok": 3,
     "first_k_dense_replace": 1,
 }
-_OF_EXAONE_3 = {key: value for key, value in _SMALL.items() if key != "num_hidden_layers"}
+_OF_EXAONE_3: dict[str, object] = {
+    key: value for key, value in _SMALL.items() if key != "num_hidden_layers"
+}
 _OF_EXAONE_3 |= {"activation_function": "silu"}
-_OF_SARVAM = {"num_experts": 8, "num_shared_experts": 2, "score_function": "sigmoid"}
+_OF_SARVAM: dict[str, object] = {
+    "num_experts": 8,
+    "num_shared_experts": 2,
+    "score_function": "sigmoid",
+}
 _OF_SARVAM |= {"moe_router_enable_expert_bias": True}
 _OF_SARVAM_105B: dict[str, Any] = {
     "num_key_value_heads": 8,
