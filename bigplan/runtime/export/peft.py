@@ -11,7 +11,7 @@ its own columns alone. It gives the same, so nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,11 +120,10 @@ def export_adapters(found: FoundCheckpoint, folder: Path, precision: str) -> Non
     nbytes = trained_count(model, training.lora) * dtype.itemsize
     with Reader(found.path, manifest) as reader, written_whole(folder, nbytes) as partial:
         every = _Adapters(reader, manifest)
-        of = FAMILIES[family].modules.module
-        made = [one for tensor in tensors if (one := _module(tensor, every, of)) is not None]
+        made = [one for tensor in tensors if (one := _module(tensor, every)) is not None]
         made += _modules_of_experts(model, family, every)
         named = {f"{one.name}.{part}": value for one in made for part, value in one.parts(dtype)}
-        modules = [of(tensor.name) for tensor in tensors]
+        modules = [_named(tensor) for tensor in tensors]
         turned = any(one.transposed for one in made)
         config = _config(every.lora, made, modules, with_experts=model.experts > 0) | {
             "base_model_name_or_path": training.weights,
@@ -156,10 +155,13 @@ class _Module(NamedTuple):
         yield "lora_B.weight", self.up.to(dtype).contiguous()
 
 
-def _module(tensor: HfTensor, every: _Adapters, of: Callable[[str], str]) -> _Module | None:
-    """The adapter of a tensor of the model's files, where one of its matrices has one.
+def _named(tensor: HfTensor) -> str:
+    """The module that a matrix is of."""
+    return tensor.name.removesuffix(".weight")
 
-    `of`: the module of a tensor.
+
+def _module(tensor: HfTensor, every: _Adapters) -> _Module | None:
+    """The adapter of a tensor of the model's files, where one of its matrices has one.
 
     Not of experts: their adapters are not of one of them each.
     """
@@ -179,8 +181,7 @@ def _module(tensor: HfTensor, every: _Adapters, of: Callable[[str], str]) -> _Mo
     up = joined(tensor, ups)
     if tensor.transposed:  # of which `joined` makes [in, out]
         up = up.T
-    module = of(tensor.name)
-    return _Module(module, torch.cat(downs), up, tensor.transposed, rank * len(downs))
+    return _Module(_named(tensor), torch.cat(downs), up, tensor.transposed, rank * len(downs))
 
 
 def _modules_of_experts(model: ModelSpec, family: str, every: _Adapters) -> Iterator[_Module]:

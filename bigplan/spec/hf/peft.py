@@ -202,12 +202,12 @@ def _places(
 ) -> Iterator[AdapterPlace]:
     """All matrices whose module has an adapter."""
     kinds = {kind: {p.name: p for p in of} for kind, of in model.kinds().items()}
-    known = FAMILIES[family]
+    layout = FAMILIES[family].in_transformers
     for layer, kind in _blocks(model):
         for target in targets_of(model, [kind]):
             matrix = kinds[kind][f"{target}{_WEIGHT}"]
-            (rows,) = stored(family, model, layer, matrix, known.in_transformers)
-            module = PREFIX + known.modules.module(rows.tensor)
+            (rows,) = stored(family, model, layer, matrix, layout)
+            module = PREFIX + rows.tensor.removesuffix(_WEIGHT)
             if f"{module}.lora_A.weight" in shapes:
                 yield AdapterPlace(layer, target, module, rows, matrix)
 

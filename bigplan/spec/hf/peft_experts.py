@@ -128,8 +128,7 @@ def expert_module(family: str, model: ModelSpec, layer: int) -> str:
     (first, *_) = _stored(family, model, layer, OF_SENT[-1])
     if first.tensor.endswith(_OF_GRANITE):
         return first.tensor.removesuffix(_OF_GRANITE) + ".experts"
-    tensor = FAMILIES[family].modules.module(first.tensor)
-    module = tensor.rpartition(".experts.")[0] + ".experts"
+    module = first.tensor.rpartition(".experts.")[0] + ".experts"
     for old, new in _RENAMED.items():
         module = module.replace(old, new)
     return module
@@ -150,7 +149,8 @@ def expert_places(
 
 
 def _stored(family: str, model: ModelSpec, layer: int, target: str) -> tuple[Stored, ...]:
-    return stored(family, model, layer, _matrix(model, layer, target))
+    layout = FAMILIES[family].in_transformers
+    return stored(family, model, layer, _matrix(model, layer, target), layout)
 
 
 def _matrix(model: ModelSpec, layer: int, target: str) -> Parameter:

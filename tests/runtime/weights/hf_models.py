@@ -916,7 +916,6 @@ _OF_GRANITE = {
 _STACKED = ("gpt_oss", "llama4_text", "gemma4_text", "mistral4", "granitemoe_swa", "lara_mini")
 # What files call the modules that transformers 5 has by other names.
 RENAMED = {
-    "nemotron_h": {"model.": "backbone."},
     "mixtral": {".mlp.": ".block_sparse_moe."},
     "minimax_m2": {".mlp.": ".block_sparse_moe."},
     "phimoe": {".mlp.": ".block_sparse_moe.", ".router.": ".gate."},
@@ -936,7 +935,6 @@ RENAMED = {
         ".mlp.shared_experts.": ".mlp.shared_mlp.",
     },
     "exaone_moe": {".mlp.gate.e_score_correction_bias": ".mlp.e_score_correction_bias"},
-    "lfm3": {".self_attn.g_proj.": ".self_attn.gate_proj."},
     "granitemoehybrid": _OF_GRANITE,
     "granitemoe": _OF_GRANITE,
     "granitemoeshared": _OF_GRANITE,

@@ -173,7 +173,9 @@ def test_the_text_model_is_read_and_written(
         for layer, kind in enumerate(model.layer_sequence())
     ]
     tokens = torch.randint(2, model.vocab, (2, LENGTH))
-    expected: Tensor = theirs(input_ids=tokens).logits
+    # In transformers 5.24 a whole Llama 4 without a picture ends in an AttributeError.
+    text_model = theirs.language_model if whole_type == "llama4" else theirs
+    expected: Tensor = text_model(input_ids=tokens).logits
     ours = logits(model, layers, tokens)
     assert (ours - expected).abs().max() < TOLERANCE * expected.abs().max()
     for layer, kind in enumerate(model.layer_sequence()):

@@ -33,15 +33,12 @@ class Tensors:
     swapped: tuple[str, ...] = ()  # those whose halves stand the other way: rope turns backwards
     as_row: tuple[str, ...] = ()  # parameters of n numbers of which the files make a matrix [1, n]
     absent: tuple[str, ...] = ()  # constants that are zeros where files do not have them
-    longer: tuple[str, ...] = ()  # those of which files may have more rows, which nothing reads
+    longer: tuple[str, ...] = ()  # parameters of which files may have more rows, left unread
     as_number: tuple[str, ...] = ()  # parameters of one number that the files have without a shape
     # Last words of names of tensors that files have in parts, by torch.chunk's rule, and of these.
     in_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Names of modules of models with one norm for attention and MLP, where these differ.
     with_shared_norm: Mapping[str, str] = field(default_factory=dict)
-    # Words in names of tensors, and what transformers calls these modules, by which peft names
-    # adapters.
-    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def but(
         self, names: Mapping[str, str], *, without: Collection[str] = (), **changes: Any
@@ -49,13 +46,6 @@ class Tensors:
         """With other names of modules, or of more; `without` some; `changes` of other fields."""
         kept = {name: place for name, place in self.names.items() if name not in without}
         return replace(self, names={**kept, **names}, **changes)
-
-    def module(self, tensor: str) -> str:
-        """The module of transformers that a matrix of the files is of."""
-        module = tensor.removesuffix(".weight")
-        for word, own in self.renamed.items():
-            module = module.replace(word, own)
-        return module
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +67,6 @@ class ModelFamily:
     def layouts(self) -> tuple[Tensors, ...]:
         """How files may have the tensors, by how likely that is."""
         return self.tensors, *self.other_tensors
-
-    @property
-    def modules(self) -> Tensors:
-        """As transformers' modules have them."""
-        return self.layouts[self.in_transformers]
 
     def published_as(self, tensors: Tensors) -> ModelFamily:
         """The family, whose files have `tensors` in place of those of transformers' modules."""

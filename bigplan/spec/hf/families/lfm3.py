@@ -75,7 +75,7 @@ def _write_switches(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-_WITHIN = "model.layers.{}"
+_WITHIN, _GATE = "model.layers.{}", "q_gate_proj"
 _KEYS = {
     **CONVOLUTIONS.keys,
     "mixer_pattern": ("layer_types",),
@@ -108,21 +108,21 @@ _LFM3 = LLAMA_LIKE.like(
     written(NO_TOKENS),
     tensors=LFM2.tensors.but(
         {
-            "q_gate_proj": f"{_WITHIN}.self_attn.gate_proj",
+            _GATE: f"{_WITHIN}.self_attn.g_proj",
             "q_norm": f"{_WITHIN}.self_attn.q_norm",
             "k_norm": f"{_WITHIN}.self_attn.k_norm",
             "o_proj": f"{_WITHIN}.self_attn.o_proj",
             "attention_closing_norm": f"{_WITHIN}.post_operator_norm",
             "convolution_closing_norm": f"{_WITHIN}.post_operator_norm",
             "mlp_closing_norm": f"{_WITHIN}.post_ffn_norm",
-        },
-        renamed={"self_attn.gate_proj": "self_attn.g_proj"},
+        }
     ),
     without=(*OF_RMSNORM, "hidden_act"),
 )
+_PUBLISHED = _LFM3.published_as(_LFM3.tensors.but({_GATE: f"{_WITHIN}.self_attn.gate_proj"}))
 
 
-_WITH_ROPES = ropes_by_kind(_LFM3, lambda reader: _LOCAL_BASE)
+_WITH_ROPES = ropes_by_kind(_PUBLISHED, lambda reader: _LOCAL_BASE)
 
 
 def _read(reader: ConfigReader) -> dict[str, Any]:

@@ -105,10 +105,10 @@ _KEYS = {
     "expert_latent": ("moe_latent_size",),
     "mlp": ("mlp_hidden_act",),
 }
-_WITHIN = "backbone.layers.{}"
+_WITHIN = "model.layers.{}"
 _MIXER = f"{_WITHIN}.mixer"
 _PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-NEMOTRON_H = family(
+_NEMOTRON_H = family(
     "nemotron_h",
     "NemotronHForCausalLM",
     {
@@ -164,7 +164,7 @@ NEMOTRON_H = family(
     written({"mlp_hidden_act": "relu2", "tie_word_embeddings": False, **NO_TOKENS}),
     tensors=Tensors(
         {
-            "embed_tokens": "backbone.embeddings",
+            "embed_tokens": "model.embeddings",
             "input_norm": f"{_WITHIN}.norm",
             "post_norm": f"{_WITHIN}.norm",
             **mamba_names(_MIXER),
@@ -175,10 +175,13 @@ NEMOTRON_H = family(
             ROUTER_BIAS: f"{_MIXER}.gate.e_score_correction_bias",
             **{f"shared.{name}": f"{_MIXER}.shared_experts.{name}" for name in _PRODUCTS[4:]},
             **{f"experts.{name}": f"{_MIXER}.experts.{{expert}}.{name}" for name in _PRODUCTS[4:]},
-            "norm": "backbone.norm_f",
+            "norm": "model.norm_f",
             "lm_head": "lm_head",
         },
         fused=MAMBA_FUSED,
-        renamed={"backbone.": "model."},
     ),
+)
+_NAMES = _NEMOTRON_H.tensors.names.items()
+NEMOTRON_H = _NEMOTRON_H.published_as(
+    _NEMOTRON_H.tensors.but({n: place.replace("model.", "backbone.", 1) for n, place in _NAMES})
 )
