@@ -58,7 +58,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "ssm_state_size state_size conv_kernel use_conv_bias mamba_rms_norm ssm_multipliers",
     "mixer_pattern": "full_attn_idxs full_attention_interval attn_layer_indices "
     "hybrid_override_pattern layers_block_type",
-    "vocab": "vocab_size padded_vocab_size vocabulary_size",
+    "vocab": "vocab_size padded_vocab_size vocabulary_size output_vocab_size",
     "max_sequence_length": "max_position_embeddings n_positions n_ctx max_seq_len context_length "
     "max_length",
     "norm_epsilon": "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps",
