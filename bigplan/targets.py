@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigplan.errors import InputError
+from bigplan.paths import exists, is_dir, is_file
 
 _HEAD = 4096  # bytes at a file's beginning that show its kind
 
@@ -64,10 +65,10 @@ def require_target(option: str, path: Path, kind: TargetKind, inputs: Iterable[P
     """
     try:
         _require_place(option, path, kind)
-        if not path.is_file():  # a new file, or a device or pipe, which holds nothing to lose
+        if not is_file(path):  # a new file, or a device or pipe, which holds nothing to lose
             return
         for read in inputs:
-            if read.exists() and path.samefile(read):
+            if exists(read) and path.samefile(read):
                 raise InputError(
                     f"{option} {path} is an input of this command, which is never replaced; "
                     "name another file"
@@ -84,14 +85,14 @@ def require_target(option: str, path: Path, kind: TargetKind, inputs: Iterable[P
 
 def _require_place(option: str, path: Path, kind: TargetKind) -> None:
     folder = path.parent
-    if not folder.exists():
+    if not exists(folder):
         raise InputError(f"{option} {path}: the folder {folder} does not exist; create it first")
-    if not folder.is_dir():
+    if not is_dir(folder):
         raise InputError(f"{option} {path}: {folder} is a file, not a folder; name another folder")
-    if path.is_dir():
+    if is_dir(path):
         raise InputError(
             f"{option} {path} is a folder, and the {kind.noun} is one file; name a file in it"
         )
-    changed = path if path.exists() else folder
+    changed = path if exists(path) else folder
     if not os.access(changed, os.W_OK):
         raise InputError(f"{option} {path}: {changed} may not be written; name another file")

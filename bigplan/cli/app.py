@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,9 +13,9 @@ from bigplan.cli.commands import CommandGroup
 from bigplan.cli.interrupts import INTERRUPTED
 from bigplan.cli.output import checked_output
 from bigplan.errors import BigplanError, InputError, control_character, printable, quoted, shortened
+from bigplan.paths import REFUSED
 
 LONGEST_LINE = 3000  # characters of a message; lists of allowed values have up to 2,000
-REFUSED_PATHS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 app = typer.Typer(
     name="bigplan",
@@ -69,7 +68,7 @@ def _checked_paths() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None or error.errno not in REFUSED_PATHS:
+        if error.filename is None or error.errno not in REFUSED:
             raise
         raise InputError(
             f"{error.filename}: {error.strerror}; name another file or folder, or get the right "

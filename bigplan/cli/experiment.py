@@ -12,6 +12,7 @@ from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import require_there
 from bigplan.errors import InputError
 from bigplan.interrupted import ToldInterrupt
+from bigplan.paths import is_file
 from bigplan.system import require_linux
 
 if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
@@ -119,7 +120,7 @@ def compare(
     from bigplan.experiment.running import read_outcome
 
     require_there(folder, "the folder of an experiment, such as runs/my-experiment")
-    if folder.is_file():
+    if is_file(folder):
         raise InputError(f"{folder} is a file; name the folder that `bigplan experiment run` wrote")
     _show(read_outcome(folder, read_index(folder)), as_json, compared=True)
 

@@ -13,6 +13,7 @@ from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import require_there
 from bigplan.cli.interrupts import unwound
 from bigplan.errors import InputError, RefusedError
+from bigplan.paths import is_dir
 from bigplan.spec.lora import trained_count
 from bigplan.units import format_bytes, format_count
 
@@ -90,7 +91,7 @@ def _found(run: Path) -> FoundCheckpoint:
 
     require_there(run, "the folder of a run, such as runs/my-model-1, or of one checkpoint")
     inside = run / "checkpoints"
-    return latest(inside if inside.is_dir() else run)
+    return latest(inside if is_dir(inside) else run)
 
 
 def _moved(found: FoundCheckpoint, weights: Path) -> FoundCheckpoint:

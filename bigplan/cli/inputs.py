@@ -14,6 +14,7 @@ from rich.console import Console
 
 from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.launcher.inputs import unreadable_data
+from bigplan.paths import exists
 from bigplan.spec.catalog import list_clusters, list_models
 from bigplan.spec.files.reading import read_text, user_path
 from bigplan.spec.hf.peft import adapter_folder
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def require_there(path: Path, wanted: str) -> None:
     """Raise InputError where nothing has that name; `wanted` is what the command takes."""
     try:
-        there = path.exists()
+        there = exists(path)
     except OSError as error:
         raise InputError(f"{quoted(path)}: {error.strerror}; name {wanted}") from None
     if not there:

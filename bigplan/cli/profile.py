@@ -15,6 +15,7 @@ from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.interrupts import unwound
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError, RefusedError
+from bigplan.paths import exists, is_dir, is_file
 from bigplan.system import require_linux
 from bigplan.targets import CLUSTER, require_target
 
@@ -99,7 +100,7 @@ def profile(options: ProfileOptions) -> None:
         nvme = _drive_of(known)
     if options.interface is not None and options.address is None:
         raise InputError("--interface is of nodes of a Ray cluster: name that with --address")
-    if options.address is None and nvme is not None and not nvme.is_dir():
+    if options.address is None and nvme is not None and not is_dir(nvme):
         raise InputError(f"--nvme {nvme} is no folder; name one on the drive to measure")
     wish = _wish(options.quick, nvme, options.name, options.cpu_devices)
     if options.address is not None:
@@ -127,7 +128,7 @@ def _multiprocessors(out: Path, console: Console, *, as_json: bool) -> None:
             "multiprocessors are measured by Triton's kernels on a CUDA GPU, and there is none "
             "here, or no Triton: pip install 'bigplan[kernels]'"
         )
-    if out.exists():
+    if exists(out):
         raise InputError(f"{out} is there already; name a new file")
     from bigplan.profile.multiprocessor import measure_multiprocessor
 
@@ -149,7 +150,7 @@ def _known(out: Path) -> Cluster | None:
     from bigplan.spec.files.document import load_document
 
     require_target("--out", out, CLUSTER)
-    return load_document(out, Cluster) if out.is_file() and out.stat().st_size else None
+    return load_document(out, Cluster) if is_file(out) and out.stat().st_size else None
 
 
 def _drive_of(known: Cluster) -> Path | None:

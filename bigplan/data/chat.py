@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from bigplan.data.sources import Document, Span, require_text
 from bigplan.errors import InputError, quoted
+from bigplan.paths import exists, is_dir, is_file
 from bigplan.spec.files.reading import INDEX, read_bytes, read_json
 
 ANSWERS = "assistant"
@@ -52,12 +53,12 @@ class Chat:
     @classmethod
     def of(cls, field: str, tokenizer: Path) -> Chat:
         """The template beside a tokenizer.json, or in its folder. Raises InputError."""
-        if not tokenizer.exists():
+        if not exists(tokenizer):
             raise InputError(
                 f"tokenizer {tokenizer}: no such file; name a tokenizer.json, or a folder that "
                 "holds one and a chat template"
             )
-        folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
+        folder = tokenizer if is_dir(tokenizer) else tokenizer.parent
         config = _config(folder)
         special = {
             name: token
@@ -181,7 +182,7 @@ def _content(value: object, name: str, where: str) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    if not path.is_file():
+    if not is_file(path):
         return {}
     found = read_json(path).data
     return found if isinstance(found, dict) else {}
@@ -194,7 +195,7 @@ def _token(value: object) -> str | None:
 
 def _template(folder: Path, config: Mapping[str, Any]) -> Template:
     path, found = folder / "chat_template.jinja", config.get("chat_template")
-    if path.is_file():
+    if is_file(path):
         try:
             found = read_bytes(path, INDEX).decode()
         except UnicodeDecodeError:

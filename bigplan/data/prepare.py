@@ -28,6 +28,7 @@ from bigplan.data.sources import (
 )
 from bigplan.data.tokenizer import Tokenizer, load_tokenizer
 from bigplan.errors import InputError
+from bigplan.paths import exists, is_dir, is_file
 from bigplan.units import counted
 
 BATCH = 1024  # parts tokenised at a time; fewer if they make a BLOCK of text
@@ -102,18 +103,18 @@ def prepare(
 
 def _check_target(out: Path, sources: list[Path], *, force: bool) -> None:
     """Raise InputError where the folder must not be written."""
-    if not out.exists():
+    if not exists(out):
         return
-    if not out.is_dir():
+    if not is_dir(out):
         raise InputError(f"--out {out} is a file: name a folder")
-    there = [path for path in out.rglob("*") if not path.is_dir()]
+    there = [path for path in out.rglob("*") if not is_dir(path)]
     if not any(out.iterdir()):
         return
     if not force:
         raise InputError(f"--out {out} is not empty: name another folder, or add --force")
     ours = {out / part / name for part in ("", *PARTS) for name in FILES}
     foreign = sorted(path for path in there if path not in ours)
-    prepared = any((out / part / INDEX).is_file() for part in ("", *PARTS))
+    prepared = any(is_file(out / part / INDEX) for part in ("", *PARTS))
     if foreign or not prepared:
         found = f"holds {foreign[0]}" if foreign else f"has no {INDEX}"
         raise InputError(
@@ -176,7 +177,7 @@ def _into_place(folder: Path, out: Path) -> None:
     """Rename to `out`; an older folder there is removed after the new one is in its place."""
     folder.chmod(0o777 & ~_umask())
     sync(path for path in folder.rglob("*"))
-    old = out.with_name(f".{out.name}.{os.getpid()}.replaced") if out.exists() else None
+    old = out.with_name(f".{out.name}.{os.getpid()}.replaced") if exists(out) else None
     if old is not None:
         out.rename(old)
     try:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from bigplan.errors import InputError
+from bigplan.paths import exists, is_dir, is_file
 from bigplan.spec.files.document import Spec, validate
 from bigplan.spec.files.reading import read_json, require_regular
 
@@ -109,7 +110,7 @@ class Tokens:
         Raises InputError.
         """
         found = hashlib.sha256(f"{len(self)}".encode())
-        if self.path.is_dir():
+        if is_dir(self.path):
             sums = read_index(self.path).checksums
             found.update(f"{sums.get(TOKENS)} {sums.get(MASK)}".encode())
         else:
@@ -131,14 +132,14 @@ def open_tokens(path: Path) -> Tokens:
 
     Sizes are checked, checksums are not: that would read everything (`check_folder` does).
     """
-    if path.is_dir():
+    if is_dir(path):
         return _open_folder(path)
     if path.suffix.lower() in UNPREPARED:
         raise InputError(
             f"data {path} is {path.suffix[1:].upper()}, not text or a prepared folder: "
             f"run `bigplan data prepare {path} --out FOLDER` and name that folder"
         )
-    if path.exists():
+    if exists(path):
         require_regular(path)
     ids = _mapped(path, "uint8")
     if not ids[:LOOKED_AT].all():
@@ -166,7 +167,7 @@ def _mapped(path: Path, dtype: Dtype) -> NDArray[Any]:
 def _open_folder(folder: Path) -> Tokens:
     index = read_index(folder)
     for name, size in index.sizes().items():
-        found = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        found = (folder / name).stat().st_size if is_file(folder / name) else 0
         if found != size:
             raise InputError(
                 f"{folder / name} has {found} bytes, {INDEX} says {size}: a copy of the folder is "
@@ -181,8 +182,8 @@ def _open_folder(folder: Path) -> Tokens:
 def read_index(folder: Path) -> PreparedIndex:
     """The folder's index. Raises InputError where it is not one of bigplan's."""
     path = folder / INDEX
-    if not path.is_file():
-        parts = [str(folder / part) for part in PARTS if (folder / part / INDEX).is_file()]
+    if not is_file(path):
+        parts = [str(folder / part) for part in PARTS if is_file(folder / part / INDEX)]
         hint = f"; name {' or '.join(parts)}" if parts else ""
         raise InputError(
             f"{folder} holds no {INDEX}, so `bigplan data prepare` did not write it"

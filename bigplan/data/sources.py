@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from bigplan.data.tokenizer import require
 from bigplan.errors import InputError, quoted
+from bigplan.paths import is_dir, is_file
 from bigplan.spec.files.reading import require_regular
 
 Format = Literal["text", "jsonl", "parquet"]
@@ -115,13 +116,13 @@ def find_sources(paths: tuple[Path, ...]) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        if path.is_dir():
+        if is_dir(path):
             inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
             if not inside:
                 raise InputError(
                     f"{path} holds no file that ends in {', '.join(SUFFIXES)}: name the files"
                 )
-            found += [p for p in inside if p.is_file()]
+            found += [p for p in inside if is_file(p)]
         else:
             require_regular(path)
             found.append(path)

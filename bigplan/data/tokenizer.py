@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bigplan.data.prepared import BYTE_VOCABULARY
 from bigplan.errors import InputError, RefusedError, quoted
+from bigplan.paths import is_dir, is_file
 from bigplan.spec.files.reading import INDEX, read_bytes, read_json
 
 BYTE_END = 255  # no UTF-8 text has this byte
@@ -96,7 +97,7 @@ def load_tokenizer(path: Path | None, end: str | None) -> Tokenizer:
             )
         return ByteTokenizer()
     require("tokenizers", f"reading {path}")
-    file = path / "tokenizer.json" if path.is_dir() else path
+    file = path / "tokenizer.json" if is_dir(path) else path
     inner, content = _read(file)
     # Overrides the file's own settings: texts are neither truncated nor padded.
     inner.no_truncation()
@@ -146,7 +147,7 @@ def _end(file: Path, ids: dict[str, int], wanted: str | None) -> int:
 def _configured(file: Path) -> str | None:
     """The eos_token of tokenizer_config.json, which is text or an object with its text."""
     path = file.with_name("tokenizer_config.json")
-    if not path.is_file():
+    if not is_file(path):
         return None
     try:
         token = read_json(path).data.get("eos_token")

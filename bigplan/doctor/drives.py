@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bigplan.doctor.finding import Finding
+from bigplan.paths import is_dir
 from bigplan.units import format_bytes
 
 TOPIC = "drive"
@@ -19,7 +20,7 @@ _OVER_NETWORK = ("nfs", "nfs4", "cifs", "fuse.sshfs", "lustre", "ceph", "9p", "v
 def examine(folder: Path) -> Iterator[Finding]:
     """The folder's file system, whether it can be written past the page cache, and its room."""
     name = str(folder)
-    if not folder.is_dir():
+    if not is_dir(folder):
         yield Finding(TOPIC, name, "bad", "is no folder", "name one with --folder")
         return
     kind = file_system(folder.resolve())

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from bigplan.engines import ENGINES
 from bigplan.errors import InputError
 from bigplan.experiment.row import StudyRow
+from bigplan.paths import is_dir, is_file
 from bigplan.plan import digest
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.experiment import Experiment
@@ -115,7 +116,7 @@ def _version() -> str:
 
 def make_folder(folder: Path) -> None:
     """Make the folder and its parents. Raises InputError, also for one with other files alone."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / POINTS).is_dir():
+    if is_dir(folder) and any(folder.iterdir()) and not is_dir(folder / POINTS):
         raise InputError(
             f"{folder} has files and is no folder of `bigplan experiment run`, which would replace "
             "those called as its own; name a new or empty one with --out"
@@ -148,7 +149,7 @@ def write_spec(path: Path, spec: Spec) -> None:
 
 def read_spec(path: Path, schema: type[S]) -> S | None:
     """Read a description; None: there is none. Raises InputError where it is damaged."""
-    return validate(read_json(path).data, schema, str(path)) if path.is_file() else None
+    return validate(read_json(path).data, schema, str(path)) if is_file(path) else None
 
 
 def read_index(folder: Path) -> StudyIndex:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bigplan.errors import InputError
+from bigplan.paths import is_dir
 from bigplan.spec.files.reading import user_path
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
@@ -83,7 +84,7 @@ def data_sizes(training: Training) -> Mapping[Path, int]:
         if data is not None and data != "bundled":
             with suppress(OSError, InputError):
                 path = user_path(data).absolute()
-                files = path.iterdir() if path.is_dir() else [path]
+                files = path.iterdir() if is_dir(path) else [path]
                 found |= {file: file.stat().st_size for file in files}
     return found
 

@@ -29,6 +29,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from bigplan.errors import InputError
 from bigplan.graph.strategy import Strategy
+from bigplan.paths import exists, is_dir, is_file
 from bigplan.plan import Plan, load_plan, plan_text
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.files.document import Spec, validate
@@ -197,8 +198,8 @@ def require_place(parent: Path) -> None:
             f"the run folder would be in {parent}, which Ray made for this job and removes after "
             "it, with all checkpoints; name another in full with --run-dir"
         )
-    there = next(folder for folder in (parent, *parent.parents) if folder.exists())
-    if not there.is_dir():
+    there = next(folder for folder in (parent, *parent.parents) if exists(folder))
+    if not is_dir(there):
         raise _no_folder(parent, f"{there} is a file")
     if not os.access(there, os.W_OK | os.X_OK):
         raise _no_folder(parent, f"{there} is not yours to write")
@@ -248,14 +249,14 @@ def read_asked(folder: Path) -> Asked | None:
     """What the run's plan was asked for with; None: the run is older. Raises InputError."""
     path = folder / REQUEST
     with _mended(path):
-        return validate(read_json(path).data, Asked, str(path)) if path.exists() else None
+        return validate(read_json(path).data, Asked, str(path)) if exists(path) else None
 
 
 def keep_plan(folder: Path, step: int) -> None:
     """Put the plan that ran until a step beside the one that runs on from there."""
     name, number = f"plan-until-step-{step:06}", 1
     path = folder / f"{name}.yaml"
-    while path.exists():
+    while exists(path):
         number += 1
         path = folder / f"{name}-{number}.yaml"
     shutil.copyfile(folder / PLAN, path)
@@ -274,7 +275,7 @@ def write_summary(folder: Path, summary: Summary) -> None:
 
 def read_record(folder: Path) -> Record:
     """A run's folder. Raises InputError that names what is missing or broken."""
-    if not (folder / SUMMARY).is_file():
+    if not is_file(folder / SUMMARY):
         raise InputError(
             f"{folder} holds no {SUMMARY}, so it is no run of `bigplan launch`; "
             "name a folder such as runs/my-model-1"
@@ -285,7 +286,7 @@ def read_record(folder: Path) -> Record:
         plan=load_plan(folder / PLAN),
         metrics=read_metrics(folder),
         predicted=_read_timeline(folder / PREDICTED),
-        measured=_read_timeline(measured) if measured.exists() else None,
+        measured=_read_timeline(measured) if exists(measured) else None,
         summary=read_summary(folder),
     )
 
@@ -304,7 +305,7 @@ def read_metrics(folder: Path) -> tuple[Metric, ...]:
     """
     path = folder / METRICS
     with _mended(path):
-        return tuple(_metrics_in(read_text(path, RECORD), path)) if path.exists() else ()
+        return tuple(_metrics_in(read_text(path, RECORD), path)) if exists(path) else ()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from bigplan.launcher.record import (
     read_launch,
     read_summary,
 )
+from bigplan.paths import exists, is_dir, is_file
 from bigplan.plan import Plan, digest, load_plan
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.model import ModelSpec
@@ -52,9 +53,9 @@ class Resumable:
 
 def read_resumable(folder: Path) -> Resumable:
     """Read a run's folder. Raises InputError where it is none, or older than checkpoints."""
-    if not (folder / PLAN).is_file():
+    if not is_file(folder / PLAN):
         raise _no_run(folder)
-    if not (folder / LAUNCH).is_file():
+    if not is_file(folder / LAUNCH):
         raise InputError(
             f"{folder} was written by a version of bigplan without checkpoints (it has no "
             f"{LAUNCH}), so nothing can be resumed; launch {folder / PLAN} instead"
@@ -65,7 +66,7 @@ def read_resumable(folder: Path) -> Resumable:
 def _no_run(folder: Path) -> InputError:
     told = f"{folder} holds no {PLAN}, so it is no run of `bigplan launch`"
     for name, meant in _MEANT.items():
-        if (folder / name).is_file():
+        if is_file(folder / name):
             return InputError(f"{told} but {meant}")
     return InputError(f"{told}; name a folder such as runs/my-model-1")
 
@@ -105,7 +106,7 @@ def refuse_done(folder: Path, target: int) -> None:
     A launch that was killed after its last step has still to close the run's record.
     """
     done = newest_step(folder) or 0
-    closed = (folder / SUMMARY).exists() and read_summary(folder).status == "finished"
+    closed = exists(folder / SUMMARY) and read_summary(folder).status == "finished"
     if done > target or (done == target and closed):
         raise InputError(
             f"{shown(folder)} has done {counted(done, 'step')}, and {target} {be(target)} "
@@ -150,7 +151,7 @@ def _written(value: object) -> str:
 
 def resume_hint(folder: Path) -> str:
     """What to do to go on with a run."""
-    if not folder.is_dir():
+    if not is_dir(folder):
         return "Nothing of the run is left: launch it again"
     newest = newest_step(folder)
     command = f"bigplan launch --resume {shlex.quote(shown(folder))}"

@@ -10,6 +10,7 @@ from bigplan.errors import InputError, quoted
 from bigplan.experiment.folder import EXPERIMENT, read_index
 from bigplan.experiment.running import StudyOutcome, read_outcome
 from bigplan.launcher.record import SUMMARY, Record, read_record
+from bigplan.paths import exists, is_dir, is_file
 from bigplan.plan import Plan, load_plan
 from bigplan.spec.catalog import find_cluster, list_clusters
 from bigplan.spec.cluster import Cluster
@@ -48,10 +49,10 @@ def find_subject(named: str) -> Subject:
     """The subject with this name. Raises InputError for none, or for none of WANTED."""
     path = Path(named).expanduser()
     try:
-        there = path.exists()
+        there = exists(path)
     except OSError as error:
         raise InputError(f"{quoted(path)}: {error.strerror}; name {WANTED}") from None
-    if path.is_dir():
+    if is_dir(path):
         return _in_folder(path)
     if there:
         return _in_file(path)
@@ -63,9 +64,9 @@ def find_subject(named: str) -> Subject:
 
 
 def _in_folder(folder: Path) -> Record | StudyOutcome:
-    if (folder / SUMMARY).is_file():
+    if is_file(folder / SUMMARY):
         return read_record(folder)
-    if (folder / EXPERIMENT).is_file():
+    if is_file(folder / EXPERIMENT):
         return read_outcome(folder, read_index(folder))
     raise InputError(
         f"{folder} holds no {SUMMARY} of `bigplan launch` and no {EXPERIMENT} of `bigplan "

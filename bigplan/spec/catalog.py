@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bigplan.errors import InputError, quoted
+from bigplan.paths import exists, is_dir, is_file
 from bigplan.spec.cluster import Cluster, cluster_folder
 from bigplan.spec.files import shipped
 from bigplan.spec.files.document import load_document
@@ -59,7 +60,7 @@ def names_path(text: str, folder: Path = Path()) -> bool:
     """
     if not looks_like_path(text):
         return False
-    return cached_config(text) is None or (folder / user_path(text)).exists()
+    return cached_config(text) is None or exists(folder / user_path(text))
 
 
 def find_model(name: str) -> ModelSpec:
@@ -72,7 +73,7 @@ def find_model(name: str) -> ModelSpec:
     if not names_path(name) and (cached := cached_config(name)) is not None:
         return load_hf_config(cached).model_copy(update={"name": name})
     path = _existing(name, "model", list_models())
-    if path.is_dir():
+    if is_dir(path):
         path = _config_in(path)
     if path.suffix == ".json":
         return load_hf_config(path)
@@ -82,7 +83,7 @@ def find_model(name: str) -> ModelSpec:
 def _config_in(folder: Path) -> Path:
     """The folder's config.json; an adapter's is read too, to be refused by name."""
     for name in ("config.json", "adapter_config.json"):
-        if (folder / name).is_file():
+        if is_file(folder / name):
             return folder / name
     raise InputError(f"{folder} holds no config.json; name a file, or add one")
 
@@ -96,7 +97,7 @@ def find_cluster(name: str) -> Cluster:
 
 def _existing(name: str, noun: str, known: tuple[str, ...]) -> Path:
     path = user_path(name)
-    if path.exists() and name:
+    if exists(path) and name:
         return path
     if looks_like_path(name):
         hint = f"check the path (seen from {Path.cwd()})"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigplan.errors import CheckpointError, InputError
+from bigplan.paths import exists, is_dir, is_file
 from bigplan.runtime.manifest import NAME, STEP_FOLDER, Manifest, read_manifest
 
 PARTIAL = ".partial"
@@ -33,7 +34,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints in a folder, newest first."""
-    if not folder.is_dir():
+    if not is_dir(folder):
         return []
     found = [
         (int(match[1]), path)
@@ -49,7 +50,7 @@ def latest(resume: Path, *, place: str | None = None) -> FoundCheckpoint:
     Damaged ones are passed over, and told in `skipped`. `place`: as of read_manifest. Raises
     InputError where there is none, CheckpointError where none is good.
     """
-    alone = (resume / NAME).is_file() or STEP_FOLDER.fullmatch(resume.name) is not None
+    alone = is_file(resume / NAME) or STEP_FOLDER.fullmatch(resume.name) is not None
     paths = [resume] if alone else checkpoints(resume)
     skipped = list[str]()
     for path in paths:
@@ -67,7 +68,7 @@ def latest(resume: Path, *, place: str | None = None) -> FoundCheckpoint:
 
 def remove_partial(folder: Path) -> None:
     """Remove what runs that died have left behind."""
-    if folder.is_dir():
+    if is_dir(folder):
         for path in folder.glob("step-*" + PARTIAL):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -90,7 +91,7 @@ def publish(partial: Path, path: Path) -> None:
     """Give a written checkpoint its name, on disk too. Replaces one of the same name."""
     sync_folder(partial)
     old = path.with_name(path.name + ".old" + PARTIAL)
-    if path.exists():
+    if exists(path):
         path.rename(old)
     partial.rename(path)
     sync_folder(path.parent)

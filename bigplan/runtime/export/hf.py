@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bigplan.errors import InputError
+from bigplan.paths import exists, is_file
 from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
 from bigplan.runtime.constants import values_of
 from bigplan.runtime.manifest import Manifest
@@ -121,7 +122,7 @@ def written_whole(folder: Path, nbytes: int) -> Iterator[Path]:
 
     Raises InputError where the folder exists or cannot be written.
     """
-    if folder.exists():
+    if exists(folder):
         raise InputError(f"{folder} exists already; name a folder that does not, or remove it")
     # One that a killed export left is removed: its name is none that a user would choose.
     partial = folder.with_name(f".{folder.name}.bigplan-export")
@@ -143,7 +144,7 @@ def written_whole(folder: Path, nbytes: int) -> Iterator[Path]:
 def _tokenizer(origin: Path, folder: Path) -> dict[str, Any]:
     """Copy what `origin` has of a tokenizer; its special tokens as keys of config.json."""
     for name in TOKENIZER:
-        if (origin / name).is_file():
+        if is_file(origin / name):
             shutil.copyfile(origin / name, folder / name)
     config = _config(origin)
     return {key: config[key] for key in TOKENS if key in config}

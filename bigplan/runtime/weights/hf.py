@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bigplan.errors import InputError, RefusedError
+from bigplan.paths import exists
 from bigplan.rectangle import Rectangle
 from bigplan.runtime.constants import terms_of
 from bigplan.runtime.weights import mxfp4
@@ -293,10 +294,10 @@ def _part(tensor: Tensor | Packed, place: Stored, rectangle: Rectangle) -> Tenso
 def _tensor_files(folder: Path) -> dict[str, Path]:
     """Every tensor of the folder's safetensors files, with its file."""
     index = folder / INDEX
-    if index.exists():
+    if exists(index):
         return _indexed(index)
     single = folder / SINGLE
-    if not single.exists():
+    if not exists(single):
         pickles = sorted(path.name for path in folder.glob("*.bin"))
         if pickles:
             raise RefusedError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bigplan.errors import InputError
+from bigplan.paths import is_dir
 from bigplan.spec.catalog import find_cluster, find_gpu, list_clusters, list_gpus
 from bigplan.spec.cluster import MOST_GPUS, Cluster, Host, NodeGroup, Nvme, Pcie
 from bigplan.spec.detect.machine import (
@@ -75,7 +76,7 @@ def detect(
     if cpu_devices is not None and not 1 <= cpu_devices <= MOST_GPUS:
         raise InputError(f"cpu_devices is {cpu_devices}; use 1 to {MOST_GPUS:,}")
     named, folder = folder is not None, (folder or Path.cwd()).resolve()
-    if not folder.is_dir():
+    if not is_dir(folder):
         raise InputError(f"{folder} is no folder; name an existing one for offloaded tensors")
     fallback = load_document(Path(__file__).with_name("fallback.yaml"), Fallback)
     today = f"measured here by bigplan detect, {date.today().isoformat()}"

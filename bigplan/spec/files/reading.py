@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bigplan.errors import InputError, quoted
+from bigplan.paths import is_file
 
 DESCRIPTION: Final = 16 * 2**20
 """bytes of a description; the largest plans have one or two million"""
@@ -93,7 +94,7 @@ def _up_to(descriptor: int, most: int) -> bytes:
 
 def _require_regular(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
-        held = next((name for name in _HELD if (path / name).is_file()), "")
+        held = next((name for name in _HELD if is_file(path / name)), "")
         which = f"a file in it, such as {path / held}" if held else "the file in it"
         raise InputError(f"{path} is a folder, not a file; name {which}")
     if not stat.S_ISREG(status.st_mode):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from bigplan.paths import exists, is_file
+
 
 def write_whole(path: Path, data: str | bytes) -> None:
     """Write all of a file or nothing, also where the disk is full or the process is killed.
@@ -14,7 +16,7 @@ def write_whole(path: Path, data: str | bytes) -> None:
     """
     data = data.encode() if isinstance(data, str) else data
     target = path.resolve()  # a link stays one
-    in_place = path.exists() and not (path.is_file() and os.access(target.parent, os.W_OK))
+    in_place = exists(path) and not (is_file(path) and os.access(target.parent, os.W_OK))
     if in_place:
         path.write_bytes(data)
         return

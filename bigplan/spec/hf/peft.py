@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bigplan.errors import InputError, RefusedError
+from bigplan.paths import is_file
 from bigplan.spec.files.reading import parse_json, read_json, require_regular, user_path
 from bigplan.spec.hf.config import to_hf_config
 from bigplan.spec.hf.families import FAMILIES
@@ -100,7 +101,7 @@ def started_from(
     """
     stated = {key: value for key, value in stated.items() if value is not None}
     folder = user_path(stated["weights"])
-    if not (folder / CONFIG).is_file() and "rank" in stated:
+    if not is_file(folder / CONFIG) and "rank" in stated:
         return stated
     found = adapter_folder(folder, model, weights, stated.get("targets"))
     check_same(found, stated, folder)
@@ -274,7 +275,7 @@ def _order(place: AdapterPlace) -> tuple[str, int]:
 
 def _config(folder: Path) -> Mapping[str, Any]:
     path = folder / CONFIG
-    if not path.is_file():
+    if not is_file(path):
         raise InputError(
             f"{KEY}: {folder} has no {CONFIG}; name a folder that peft or `bigplan export` wrote, "
             "or leave it out to start with new adapters"
@@ -284,7 +285,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
     if kind != "LORA" or config.get("use_dora"):
         told = "DoRA" if kind == "LORA" else f"peft_type {kind}"
         raise RefusedError(f"{path}: has {told}, and LoRA alone is trained; start from others")
-    if not (folder / WEIGHTS).is_file():
+    if not is_file(folder / WEIGHTS):
         raise InputError(
             f"{KEY}: {folder} has no {WEIGHTS}; write the adapters as safetensors, with peft's "
             "save_pretrained"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bigplan.errors import InputError
+from bigplan.paths import is_dir, is_file
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.config import Own, differences, load_hf_config
 from bigplan.spec.hf.families import FAMILIES
@@ -202,8 +203,8 @@ SINGLE = "model.safetensors"
 def family_of(folder: Path, model: ModelSpec) -> str:
     """The folder's model_type, its config being that of `model`. Raises InputError."""
     path = folder / CONFIG
-    if not path.is_file():
-        problem = f"has no {CONFIG}" if folder.is_dir() else "is no folder"
+    if not is_file(path):
+        problem = f"has no {CONFIG}" if is_dir(folder) else "is no folder"
         raise InputError(
             f"training.weights: {folder} {problem}; name a Hugging Face folder with "
             f"{CONFIG} and {SINGLE} (--weights names its new place where it has moved), or leave "
