@@ -15,7 +15,7 @@ from bigplan.graph.told import strategy_text
 from bigplan.largest import Largest
 from bigplan.placement import Tier
 from bigplan.plan import Alternative, MemoryUse, Plan, Predicted, StepParts
-from bigplan.report.stages import TENSORS, Home, StageShares
+from bigplan.report.stages import TENSORS, StageShares
 from bigplan.report.text import (
     PURPOSES,
     TIER_NAMES,
@@ -219,10 +219,10 @@ def homes_table(stages: Sequence[StageShares]) -> Table:
     return rows
 
 
-def _counts(stage: StageShares) -> list[tuple[str, str, float, tuple[tuple[str, int], ...]]]:
+def _counts(stage: StageShares) -> list[tuple[str, str, float, str]]:
     """The counts by which stages are compared. Bytes are left out: they fall along the pipeline."""
     return [
-        (tensor, tier, home.layers, tuple(home.recompute.items()))
+        (tensor, tier, home.layers, _amount(stage, tensor, tier))
         for tensor in TENSORS
         for tier, home in stage.homes[tensor].items()
     ]
@@ -232,7 +232,7 @@ def _cell(stages: Sequence[StageShares], tensor: str, tier: str) -> str:
     homes = [stage.homes[tensor][tier] for stage in stages if tier in stage.homes[tensor]]
     if not homes:
         return "-"
-    told = _amount(stages[0], tensor, homes[0])
+    told = _amount(stages[0], tensor, tier)
     if tensor == "parameters" and not any(home.nbytes for home in homes):
         return f"{told}: the optimizer's fp32 copies"  # FSDP2 has no others between uses
     told += f": {_range([home.nbytes for home in homes])}"
@@ -247,13 +247,14 @@ def _range(nbytes: Sequence[float]) -> str:
     return bytes_text(most) if least == most else f"{bytes_text(least)} - {bytes_text(most)}"
 
 
-def _amount(stage: StageShares, tensor: str, home: Home) -> str:
+def _amount(stage: StageShares, tensor: str, tier: str) -> str:
+    home = stage.homes[tensor][tier]
     if tensor == "activations":
         return ", ".join(f"{count} {POLICIES[policy]}" for policy, count in home.recompute.items())
-    whole = sum(other.layers for other in stage.homes[tensor].values())
-    if home.layers != round(home.layers):  # optimizer state, which is split within layers
-        return percent(home.layers / whole)
-    return "all" if home.layers == whole else f"{home.layers:.0f} of {whole:.0f}"
+    counts = [other.layers for other in stage.homes[tensor].values()]
+    if any(count != round(count) for count in counts):  # optimizer state, split within layers
+        return percent(stage.placement[tensor].get(tier, 0.0))
+    return "all" if len(counts) == 1 else f"{home.layers:.0f} of {sum(counts):.0f}"
 
 
 RIVALS_SHOWN = 5

@@ -23,7 +23,6 @@ def test_layers_and_bytes_by_tier() -> None:
             [
                 stage(
                     parameters={"gpu": Home(1, KIB, {}), "nvme": Home(3, 3 * KIB, {})},
-                    optimizer={"gpu": Home(1.5, 5 * KIB, {}), "host": Home(2.5, 7 * KIB, {})},
                     activations={"host": Home(2, 9 * KIB, {"full": 1, "none": 1})},
                 )
             ]
@@ -31,10 +30,17 @@ def test_layers_and_bytes_by_tier() -> None:
     )
     parameters = " ".join(row(text, "parameters").split())
     assert parameters == "0 parameters 1 of 4: 1 KiB - 3 of 4: 3 KiB"
-    assert "38%: 5 KiB" in row(text, "optimizer")
-    assert "62%: 7 KiB" in row(text, "optimizer")
     assert "1 recomputed, 1 kept: 9 KiB" in row(text, "activations")
     assert "all: " in row(text, "gradients")
+
+
+def test_state_that_is_split_within_layers_is_told_in_shares_of_its_bytes() -> None:
+    homes = {"gpu": Home(1, KIB, {}), "host": Home(2.5, 7 * KIB, {}), "nvme": Home(0.5, 0, {})}
+    split = replace(
+        stage(optimizer=homes), placement={"optimizer": {"gpu": 0.1, "host": 0.7, "nvme": 0.2}}
+    )
+    text = shown(homes_table([split]))
+    assert " ".join(row(text, "optimizer").split()) == "optimizer 10%: 1 KiB 70%: 7 KiB 20%: 0 B"
 
 
 def test_stages_with_equal_counts_share_rows_and_tell_the_range_of_bytes() -> None:
