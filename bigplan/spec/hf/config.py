@@ -74,7 +74,8 @@ def from_hf_config(
     for key in family.keys.get("layers", ()):  # families list them one by one
         reader.at_most(key, MOST_LAYERS)
     fields = family.read(reader)
-    name = reader.name() or Path(where).parent.name
+    path = Path(where)
+    name = reader.name() or (path.parent.name if path.stem == "config" else path.stem)
     source = f"Hugging Face config.json ({model_type})"
     if model_type in BESIDE_TOWERS:
         source += ", its text model alone"

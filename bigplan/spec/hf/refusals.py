@@ -91,13 +91,20 @@ def refuse_experts(
         raise RefusedError(f"{where}: `{key}` is {_shown(value)}: {told}")
 
 
-# Dense decoders that people train, and what their blocks have that no block here has.
+# Other models that people train, and what they have that no model here has.
 _FIRST_MAMBA = "its state space is Mamba's first, with a decay for each channel and state"
 _OF_GEMMA3N = "residual streams are several, and blocks have tables of words of their own"
 _WAVES = "its positions are fixed waves that are added to words"
 _SHARED = "some of its blocks have one attention between them, with adapters of each"
 _LAYER_NORMS = "queries and keys have layer norms with biases"
+_ENCODER = "it is an encoder, and bigplan plans decoders, which predict the next token"
+_PAIR = "its decoder reads what an encoder gives; bigplan plans decoders alone"
 _OTHER_BLOCKS = {
+    **dict.fromkeys(
+        ("albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta"), _ENCODER
+    ),
+    **dict.fromkeys(("xlm-roberta", "clip", "siglip", "vit", "wav2vec2"), _ENCODER),
+    **dict.fromkeys(("bart", "marian", "mbart", "mt5", "t5", "t5gemma", "whisper"), _PAIR),
     "biogpt": "words are scaled, but not the learned positions that are added to them",
     "bitnet": "norms stand within attention and MLP, whose matrices are rounded to three values",
     "cpmant": "its positions are distances in buckets",

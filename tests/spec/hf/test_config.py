@@ -940,7 +940,9 @@ def test_published_counts_without_the_token_table(name: str, billions: float) ->
     ("model_type", "changes", "message"),
     [
         ("idefics3", {}, "model_type 'idefics3' is not supported (supported: "),
-        ("bert", {}, f"supported: {', '.join(SUPPORTED_MODEL_TYPES)}"),
+        ("idefics3", {}, f"supported: {', '.join(SUPPORTED_MODEL_TYPES)}"),
+        ("bert", {}, "model_type 'bert' is not supported: it is an encoder"),
+        ("t5", {}, "model_type 't5' is not supported: its decoder reads what an encoder gives"),
         ("mixtral", {"router_jitter_noise": 0.1}, "`router_jitter_noise` is 0.1"),
         ("mixtral", {"n_shared_experts": 1}, "`n_shared_experts` is 1: models of type mixtral"),
         ("mixtral", {"hidden_act": "gelu"}, "`hidden_act` is 'gelu'"),
@@ -1427,6 +1429,9 @@ def test_files(tmp_path: Path) -> None:
     path.write_text(json.dumps({"model_type": "llama"} | _SMALL))
     assert load_hf_config(path).name == "little"
     assert find_model(str(path.parent)) == find_model(str(path)) == load_hf_config(path)
+    beside = path.with_name("little-yarn.json")
+    beside.write_text(path.read_text())
+    assert load_hf_config(beside).name == "little-yarn"
     path.write_text('{\n"a": 1\n"b": 2}')
     with pytest.raises(InputError, match=r"config\.json:3: not JSON"):
         load_hf_config(path)
