@@ -18,7 +18,7 @@ from bigplan.solve.pins import WRITTEN, Pin, rings_tried
 from bigplan.solve.resolve import problem_of
 from bigplan.units import format_bytes
 
-TRIED = 24  # strategies asked; the most frugal come first
+TRIED = 32  # strategies asked; the most frugal come first
 CLOSEST = 4  # of them, per tier, asked again for whole layers
 STEP = 1 << 20  # shortages are told in whole MiB: rows and pages round by less
 
@@ -119,8 +119,13 @@ def _missing(shortage: Shortage) -> float:
 
 
 def _appetite(candidate: Candidate) -> tuple[int, int, int]:
-    strategy = candidate.strategy
-    group = strategy.micro_batch * strategy.accumulation_group
+    """The most frugal first.
+
+    A layer that all micro-batches pass at once ends its gradient before the next layer begins one,
+    which may save as much as micro-batches that pass all layers one by one.
+    """
+    strategy, units = candidate.strategy, candidate.graph.units
+    group = strategy.micro_batch * min(strategy.accumulation_group, units)
     return group, -strategy.tp * strategy.pp, -strategy.zero
 
 

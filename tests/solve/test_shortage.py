@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -8,10 +9,11 @@ from bigplan.graph.strategy import Strategy
 from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.pins import parse_pins, rings_tried
 from bigplan.solve.resolve import resolve
-from bigplan.solve.shortage import infeasible
+from bigplan.solve.shortage import TRIED, infeasible
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.hardware import with_hardware
+from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import Training
 
 MIB = 2**20
@@ -43,6 +45,19 @@ def test_the_most_frugal_strategy_is_asked() -> None:
         infeasible(*_workload(_capped(5, 10**6, 0), micro_batch), ()) for micro_batch in (1, 8)
     )
     assert 0 < small.bytes_short < large.bytes_short
+
+
+def test_layers_that_all_micro_batches_pass_at_once_are_asked() -> None:
+    workload, _ = _workload(_capped(20, 10, 0))
+    training = workload.training.model_copy(update={"optimizer": Optimizer(name="muon")})
+    workload = replace(workload, training=training)
+    some, every = (
+        Candidate.of(workload, Strategy(dp=1, micro_batch=1, accumulation_group=group))
+        for group in (2, 16)
+    )
+    frugal, other = (infeasible(workload, [one], ()).bytes_short for one in (every, some))
+    assert 0 < frugal < other
+    assert infeasible(workload, [some] * 2 * TRIED + [every], ()).bytes_short == frugal
 
 
 def test_pins_may_be_short_of_two_memories_at_once() -> None:
