@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from bigplan.cost import price
+from bigplan.graph.strategy import Cut, Strategy
+from bigplan.graph.strategy_space import balanced_ends
 from bigplan.plan import Plan, graph_of
 from bigplan.report.operators import OperatorRow
 from bigplan.report.text import seconds_text
@@ -36,13 +39,9 @@ def shape_advice(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[tuple[str,
 
 
 def _roundings_told(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[tuple[str, float, str]]:
-    on_layers = sum(row.seconds for row in rows if row.of_layers)
+    on_layers = sum(row.seconds for row in rows if row.of_layers) / one_pass(plan).seconds
     for found in roundings(plan):
-        share = min(1.0, on_layers / plan.strategy.pp / plan.predicted.step_seconds)
-        # The LM head is on one stage. If that stage has as many blocks as others, the others wait
-        # for it. Then the whole gain of the head shortens the step.
-        if found.dimension == "vocab" and not plan.strategy.last_blocks:
-            share *= plan.strategy.pp
+        share = min(1.0, on_layers * found.seconds / plan.predicted.step_seconds)
         yield found.dimension, found.gain * share, _rounding_text(plan, found, share)
 
 
@@ -79,7 +78,7 @@ def _head_dim(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[tuple[str, fl
 
 @dataclass(frozen=True)
 class Rounding:
-    """A dimension rounded up. Seconds are those of forward and backward, once through all layers.
+    """A dimension rounded up. Seconds are those of the busiest stage's forward and backward, once.
 
     `gain` is the share of the time per FLOP that rounding saves. For the vocabulary it is the share
     of the time, because words that do not exist are of no use.
@@ -122,23 +121,42 @@ def _rounding(plan: Plan, before: Pass, dimension: str, multiple: int) -> Roundi
     rounded = _up(value, multiple)
     model = plan.model.model_copy(update={dimension: rounded})
     after = one_pass(plan.model_copy(update={"model": model}))
-    gain = 1 - after.per_flop / before.per_flop
-    if dimension == "vocab":
-        gain = 1 - after.seconds / before.seconds
-    return Rounding(dimension, value, rounded, multiple, before.seconds, after.seconds, gain)
+    now, then = (each.busiest(plan.strategy) for each in (before, after))
+    same = 1.0 if dimension == "vocab" else before.flops / after.flops
+    return Rounding(dimension, value, rounded, multiple, now, then, 1 - same * then / now)
 
 
 @dataclass(frozen=True)
 class Pass:
     """Forward and backward of all layers, for one micro-batch."""
 
-    seconds: float
+    parts: tuple[float, ...]
+    """seconds of each block, first to last; with the first and the last what stands beside them"""
     flops: float
 
     @property
-    def per_flop(self) -> float:
-        """Seconds of a FLOP."""
-        return self.seconds / self.flops
+    def seconds(self) -> float:
+        """Of all layers."""
+        return sum(self.parts)
+
+    def busiest(self, strategy: Strategy) -> float:
+        """Seconds of the busiest stage, with blocks cut as they are or as suits their seconds.
+
+        Virtual stages stay as they are: cut by chunks, they suit stages no better.
+        """
+        cuts = [strategy.cut]
+        if strategy.pp > 1 and strategy.vpp == 1:
+            block = self.parts[len(self.parts) // 2]
+            ends = self.parts[0] / block - 1, self.parts[-1] / block - 1
+            blocks, chunks = len(self.parts), strategy.pp
+            cuts.append(Cut(chunks, *balanced_ends(blocks, chunks, ends)))
+        return min(max(self._stages(cut, strategy.pp)) for cut in cuts)
+
+    def _stages(self, cut: Cut, stages: int) -> list[float]:
+        """Seconds of each stage, which has every `stages`-th chunk."""
+        ends = accumulate(cut.blocks(len(self.parts)), initial=0)
+        chunks = [sum(self.parts[first:last]) for first, last in pairwise(ends)]
+        return [sum(chunks[stage::stages]) for stage in range(stages)]
 
 
 def one_pass(plan: Plan) -> Pass:
@@ -147,10 +165,15 @@ def one_pass(plan: Plan) -> Pass:
     costs = price(graph, plan.training, plan.cluster.group)
     if not plan.placement.captured:
         costs = costs.launched()
-    seconds = flops = 0.0
+    seconds: list[float] = []
+    beside = flops = 0.0
     for name in graph.layers:
         kind, cost = graph.kinds[name], costs.kinds[name]
-        seconds += cost.forward + cost.backward
+        beside += cost.forward + cost.backward
+        if kind.stores_activations:
+            seconds.append(beside)
+            beside = 0.0
         operators = (*kind.forward, *kind.backward)
         flops += sum(getattr(operator, "flops", 0.0) for operator in operators)
-    return Pass(seconds, flops)
+    seconds[-1] += beside
+    return Pass(tuple(seconds), flops)

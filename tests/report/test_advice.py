@@ -73,6 +73,24 @@ def test_a_pipeline_waits_for_the_head_of_its_last_stage() -> None:
     assert advised(plan)["vocab"].gain == pytest.approx(saved, abs=0.05)
 
 
+def test_a_pipeline_with_ends_of_their_own_gains_what_its_busiest_stage_does() -> None:
+    shape = {"layers": 13, "hidden": 1024, "ffn": 2777, "heads": 8, "kv_heads": 8, "head_dim": 128}
+
+    def piped(**dimensions: int) -> Plan:
+        spec = find_model("llama-like-3.3b").model_copy(update={**shape, **dimensions})
+        training = LARGE.model_copy(update={"global_batch": 31})
+        settings: dict[str, str | int | float] = {"pp": 4, "vpp": 1, "micro_batch": 1}
+        return make_plan(Request(spec, training, find_cluster("rtx-a6000x4-workstation"), settings))
+
+    plan = piped(vocab=50257)
+    assert plan.strategy.last_blocks == 1  # beside a head that takes as long as eight blocks
+    advice = advised(plan)
+    for dimension, rounded in (("vocab", {"vocab": 50304}), ("ffn", {"ffn": 2784})):
+        changed = piped(**{"vocab": 50257, **rounded})
+        saved = 1 - changed.predicted.step_seconds / plan.predicted.step_seconds
+        assert advice[dimension].gain == pytest.approx(saved, abs=0.01)
+
+
 def test_narrow_heads_are_told_what_they_are_padded_to_and_whole_ones_are_not() -> None:
     long = Training(sequence_length=8192, global_batch=8)
     shape = {"max_sequence_length": 8192, "heads": 32, "kv_heads": 32}
