@@ -12,6 +12,7 @@ from bigplan.plan import Mix, Plan
 from bigplan.report.bill import WORTH_A_WORD, days_text, job_text
 from bigplan.report.stages import TENSORS, StageShares
 from bigplan.report.text import percent, seconds_text
+from bigplan.spec.cluster import Member
 from bigplan.spec.lora import trained_count
 from bigplan.units import be, counted, format_count, listed
 from bigplan.wear import wear_of
@@ -52,10 +53,17 @@ def _where(plan: Plan) -> str:
     if len(members) < 2:
         nodes = f" ({group.nodes} nodes)" if group.nodes > 1 else ""
         return f"{group.gpus} x {group.gpu.name}{nodes}"
-    whose = listed([f"{member.nodes} of {member.name}" for member in members])
+    whose = listed([_whose(member, group.gpus_per_node) for member in members])
     among = "among " if group.nodes < sum(member.nodes for member in members) else ""
     counts = "each group with work of its own" if plan.strategy.replicas else WORST
     return f"{group.gpus} GPUs of {group.nodes} nodes ({among}{whose}; {counts})"
+
+
+def _whose(member: Member, used: int) -> str:
+    """The nodes of a group, and how many of their GPUs have no equal in other groups' nodes."""
+    idle = member.gpus - used
+    rest = f" with {idle} of a node's {member.gpus} GPUs idle" if idle else ""
+    return f"{member.nodes} of {member.name}{rest}"
 
 
 def mixes_text(plan: Plan) -> str:

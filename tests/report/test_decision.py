@@ -4,6 +4,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.graph.told import strategy_text
 from bigplan.report.decision import decision
 from bigplan.report.stages import stages_of
+from bigplan.spec.cluster import Member
 from tests.report.test_bill import writing
 from tests.tiny import tiny_plan
 from tests.wording import tells
@@ -23,6 +24,24 @@ def test_captured_blocks_are_told() -> None:
     captured = plan.model_copy(update={"placement": placement})
     assert "CUDA graphs" in decision(captured, stages_of(captured))
     assert "CUDA graphs" not in decision(plan, stages_of(plan))
+
+
+def test_gpus_of_larger_nodes_that_count_as_smaller_ones_are_told_to_idle() -> None:
+    plan = tiny_plan()
+    each = plan.cluster.group.gpus_per_node
+    group = plan.cluster.group.model_copy(update={"nodes": 3})
+
+    def told(gpus: int) -> str:
+        members = (
+            Member(name="small", nodes=2, gpus=each, gpu="one"),
+            Member(name="large", nodes=1, gpus=gpus, gpu="other"),
+        )
+        cluster = plan.cluster.model_copy(update={"node_groups": (group,), "members": members})
+        mixed = plan.model_copy(update={"cluster": cluster})
+        return decision(mixed, stages_of(mixed))
+
+    assert f"2 of small and 1 of large with 3 of a node's {each + 3} GPUs idle" in told(each + 3)
+    assert "idle" not in told(each)
 
 
 def test_drives_that_training_wears_out_within_three_years_are_told_at_once() -> None:
