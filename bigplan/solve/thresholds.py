@@ -1,8 +1,8 @@
 """Differences and delays below which a search stops caring, each with its physical cause.
 
 Other constants of the search decide nothing about a plan's merit. Budgets bound its time
-(`search.CERTIFIED`, `improve.BUDGETS`, `improve.SMALL`, `improve.VARIED`, `improve.DRAWN`,
-`improve.SEVERAL`, `shortage.TRIED`).
+(`search.CERTIFIED`, `search.DOUBTED`, `improve.BUDGETS`, `improve.SMALL`, `improve.VARIED`,
+`improve.DRAWN`, `improve.SEVERAL`, `shortage.TRIED`).
 Shares say how moves are drawn (`moves`). Tolerances are for rounding, in layers (`linear.EXACT`,
 `legality.EXACT`). `candidate.REACHED` is measured, `formulation.DRIVES` seen in simulations.
 """

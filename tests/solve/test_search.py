@@ -19,7 +19,7 @@ from bigplan.program import Program
 from bigplan.solve import candidate as solve_candidate
 from bigplan.solve.candidate import Candidate, Workload, try_out
 from bigplan.solve.pins import parse_pins
-from bigplan.solve.search import Choice, Found, Scope, _State, search, unwatched
+from bigplan.solve.search import Choice, Found, Scope, _Entry, _State, search, unwatched
 from bigplan.solve.stage import stage_classes
 from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
@@ -239,6 +239,22 @@ def test_a_network_that_estimates_make_light_of_does_not_end_the_search() -> Non
     workload = Workload(find_model("llama-3-8b"), training, nodes)
     found, pinned = (search(workload, Scope(fixed)).best.seconds for fixed in ({}, {"pp": 4}))
     assert found <= 1.005 * pinned
+
+
+def test_a_strategy_with_a_late_estimate_and_the_least_bound_is_simulated() -> None:
+    """An estimate makes much of moves that compute hides; a bound does not."""
+    state = _State(Choice.of(_workload(), Scope({"tp": 1, "pp": 1}, idling=False)), unwatched)
+    priced = state.choice.pricing.candidate
+    late, hopeless = priced(Strategy(dp=8, zero=1)), priced(Strategy(dp=8, zero=2))
+    state._resolve(priced(Strategy(dp=8, zero=1, micro_batch=2)), 1.0)
+    best = state.best
+    state._queue.clear()
+    state._entries += [
+        _Entry(state.choice, late, bound=0.5 * best, estimate=9 * best),
+        _Entry(state.choice, hopeless, bound=best, estimate=9 * best),
+    ]
+    assert state.explore()
+    assert [trial.candidate for trial in state.trials[1:]] == [late]
 
 
 def test_strategies_alike_are_expected_as_late_as_the_one_simulated() -> None:
