@@ -14,6 +14,7 @@ from bigplan.api.shown import Explanation, Simulation, WhatWouldHelp
 from bigplan.bill import Bill, bill_of
 from bigplan.cheapest import cheapest, require_in_time
 from bigplan.engines import engine_of, make_plan
+from bigplan.errors import InputError, quoted
 from bigplan.page.files import require_file, write_page
 from bigplan.page.help import Help
 from bigplan.page.html import grids_html
@@ -177,10 +178,16 @@ def experiment_of(named: str | Path | Experiment | None, keys: ExperimentKeys) -
 
 
 class _TimeLeft:
-    """Whether any of `seconds` is left; None: no limit."""
+    """Whether any of `seconds` is left; None: no limit. Raises InputError for other values."""
 
     def __init__(self, seconds: float | None) -> None:
-        self._end = inf if seconds is None else time.monotonic() + seconds
+        limit: object = inf if seconds is None else seconds  # a script may give anything
+        if not (isinstance(limit, int | float) and limit >= 0):
+            raise InputError(
+                f"time_limit is {quoted(seconds)}, which must be seconds, 0 or more; leave it out "
+                "for a whole search"
+            )
+        self._end = time.monotonic() + limit
 
     def __call__(self) -> bool:
         return time.monotonic() < self._end

@@ -15,6 +15,7 @@ from bigplan.errors import RefusedError
 from bigplan.system import SYSTEM
 
 LAUNCH = ".lock"  # the file that a launch holds locked
+GLANCE = 0.5  # seconds: who looks whether a run is in use holds its lock for an instant
 PATIENCE = 60.0  # seconds: Ray's workers end within a few of their driver
 _PAUSE = 0.05
 
@@ -39,7 +40,7 @@ def only_experiment(folder: Path) -> Iterator[None]:
 @contextmanager
 def _only(folder: Path, what: str) -> Iterator[None]:
     try:
-        file = _locked(folder / LAUNCH, 0.0)
+        file = _locked(folder / LAUNCH, GLANCE)
     except OSError as error:
         raise RefusedError(
             f"{folder} cannot be written to: {error.strerror}; make it writable, or copy it to a "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -44,10 +45,20 @@ def changeable() -> list[str]:
 def _keys(model: type[BaseModel], before: str = "") -> Iterator[str]:
     """Dotted keys of a description and of the parts in it, without sources and names."""
     for name, field in model.model_fields.items():
-        if name not in ("sources", "name"):
+        if entries := _entries(field.annotation):
+            yield from (f"{before}{name}.{entry}" for entry in entries)
+        elif name not in ("sources", "name"):
             yield before + name
             for part in models_in(field.annotation):
                 yield from _keys(part, f"{before}{name}.")
+
+
+def _entries(annotation: Any) -> tuple[str, ...]:
+    """The keys of a figure that has several, such as one for each precision."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is dict and get_origin(arguments[0]) is Literal:
+        return get_args(arguments[0])
+    return next(filter(None, map(_entries, arguments)), ())
 
 
 def with_hardware(cluster: Cluster, changes: Mapping[str, NewValue]) -> Cluster:
@@ -68,10 +79,13 @@ def with_hardware(cluster: Cluster, changes: Mapping[str, NewValue]) -> Cluster:
 def _changed(cluster: Cluster, changes: Mapping[str, NewValue]) -> Cluster:
     data = cluster.model_dump(mode="json", exclude_none=True)
     for group, raw in zip(cluster.node_groups, data["node_groups"], strict=True):
-        figures: dict[str, dict[str, NewValue]] = defaultdict(dict)
+        figures: dict[str, dict[str, Any]] = defaultdict(dict)
         for key, value in changes.items():
             part, dot, name = key.partition(".")
-            if dot:
+            whole, several, entry = name.partition(".")
+            if several:
+                figures[part].setdefault(whole, raw[part].get(whole, {}) | {})[entry] = value
+            elif dot:
                 figures[part][name] = value
             else:
                 raw[part] = value

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,12 @@ def test_a_time_limit_ends_the_search() -> None:
     found = bigplan.plan(model="llama-3-70b", cluster="dgx-h100", nodes=4, time_limit=0.0)
     assert found.search.stopped
     assert found.cluster == find_cluster("dgx-h100").with_nodes(4)
+
+
+@pytest.mark.parametrize("limit", [-1, float("nan"), "x"])
+def test_a_time_limit_is_a_number_of_seconds(limit: Any) -> None:
+    with pytest.raises(InputError, match=r"time_limit is .* must be seconds, 0 or more"):
+        bigplan.plan(model="gpt2-xl", cluster="h200-1x", time_limit=limit)
 
 
 def test_the_cheapest_number_of_nodes() -> None:

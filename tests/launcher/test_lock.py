@@ -1,5 +1,7 @@
+import fcntl
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,16 @@ def test_one_launch_at_a_time(tmp_path: Path) -> None:
         pass
     with only_launch(tmp_path):
         pass
+
+
+def test_who_looks_keeps_no_launch_away(tmp_path: Path) -> None:
+    looked = (tmp_path / lock.LAUNCH).open("a")
+    fcntl.flock(looked, fcntl.LOCK_SH)
+    looks = threading.Timer(0.05, looked.close)
+    looks.start()
+    with only_launch(tmp_path):
+        assert looked.closed
+    looks.join()
 
 
 def test_a_worker_is_waited_for_until_its_process_ends(

@@ -33,6 +33,18 @@ def test_words_and_figures_as_they_are_need_no_source() -> None:
     assert (nvme.path, nvme.sources) == ("/fast", usual.group.nvme.sources)
 
 
+def test_an_entry_of_a_figure_that_has_several() -> None:
+    usual = find_cluster("h200-1x")
+    changes = {"gpu.peak_flops.bf16": "1.5 PFLOP/s", "gpu.peak_flops.fp8": "3 PFLOP/s"}
+    gpu = with_hardware(usual, changes).group.gpu
+    before = usual.group.gpu.peak_flops
+    assert gpu.peak_flops == before | {"bf16": 1.5e15, "fp8": 3e15}
+    assert (
+        "as stated, in place of: " + usual.group.gpu.sources["peak_flops"]
+        in (gpu.sources["peak_flops"])
+    )
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_figure_of_a_new_part(order: int) -> None:
     """Whatever the order, the figure is the new part's, and the part is not the old one's."""
@@ -58,6 +70,7 @@ def test_caps_and_nodes_apply_to_the_changed_cluster() -> None:
     ("key", "value", "told"),
     [
         ("nvme.drive", 4, "'nvme.drive' is no key of a node; did you mean 'nvme.drives'"),
+        ("gpu.peak_flops", 1e15, r"no key of a node; did you mean 'gpu\.peak_flops\."),
         ("nodes", 4, "write `nodes` beside `hardware`"),
         ("gpu", "h300", "no GPU type is called 'h300'"),
         ("nvme.drives", 0, r"nvme\.drives` is 0, which must be greater than 0"),
