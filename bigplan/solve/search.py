@@ -49,7 +49,7 @@ __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 COUNTED = 16
 # Strategies simulated at last for their bounds, which count no move twice. Estimates add a share of
 # what moves: where compute hides it they were up to 11% above the step. Of 24 plans of 2 to 4 B on
-# an RTX 4090 ten are 1 to 7% faster; four or eight strategies in place of two find no more.
+# an RTX 4090 ten are 2 to 7% faster; four or eight strategies in place of two find no more.
 DOUBTED = 2
 CERTIFIED = 8  # strategies whose integer programs are solved, and
 CERTIFIED_RELAXATIONS = 200  # linear programs, to raise the bound at most
@@ -213,12 +213,12 @@ class _State:
     def _doubt(self) -> bool:
         """Simulate strategies whose bounds are least although their estimates are late."""
         known = {trial.candidate.strategy for trial in self.trials}
-        rest = [
+        late = [
             (entry.bound, entry.estimate, entry.of)
             for entry in self._entries
-            if isinstance(entry.of, Candidate) and entry.estimate is not None
+            if isinstance(entry.of, Candidate) and entry.of.strategy not in known
+            if entry.estimate is not None
         ]
-        late = [one for one in rest if one[2].strategy not in known]
         for bound, estimate, candidate in sorted(late, key=lambda one: one[:2])[:DOUBTED]:
             if bound * (1 + WITHIN) >= self.best:
                 break

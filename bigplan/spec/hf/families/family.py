@@ -59,9 +59,8 @@ class ModelFamily:
     keys: Mapping[str, tuple[str, ...]]
     """field of ModelSpec -> its key in a config.json, dotted; of several the first that is there"""
     other_tensors: tuple[Tensors, ...] = ()  # of files that have them otherwise; never written
-    in_transformers: int = (
-        0  # the layout that has transformers' modules, by which peft names adapters
-    )
+    in_transformers: int = 0
+    """the layout with the names of transformers' modules, by which peft names adapters"""
 
     @property
     def layouts(self) -> tuple[Tensors, ...]:
