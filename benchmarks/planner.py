@@ -3,7 +3,8 @@
 Usage: python -m benchmarks.planner [CASE ...] > planner.txt    (two minutes on two cores)
 
 A line per case: simulated seconds of a step, the mean over what a CPU reaches of its rate, how far
-the step is above its bound, plans simulated, CPU seconds of the search, and the plan.
+the step is above its bound, plans simulated, CPU seconds of the search, and the plan. Those of
+SLOW_CASES, with 10 Gb/s Ethernet between nodes, are only searched where they are named.
 """
 
 from __future__ import annotations
@@ -47,11 +48,18 @@ CASES: dict[str, Case] = {
     "175b-a100": _case("gpt3-175b", "dgx-a100-80g", 64, 2048, nodes=8),
     "1t-10240": {"model": "megatron-1t", "cluster": "dgx-h100", "nodes": 1280},
 }
+SLOW = {"hardware.inter_node": "ethernet-10g"}
+SLOW_CASES: dict[str, Case] = {
+    "8b-h100-slow": {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 4, **SLOW},
+    "mixtral-slow": {"model": "mixtral-8x7b", "cluster": "dgx-a100-80g", "nodes": 4, **SLOW},
+    "70b-h200-slow": {"model": "llama-3-70b", "cluster": "hgx-h200", "nodes": 8, **SLOW},
+    "405b-h200-slow": {"model": "llama-3-405b", "cluster": "hgx-h200", "nodes": 32, **SLOW},
+}
 
 
 def line(name: str) -> str:
     """The case, planned."""
-    request = Request.of(make_experiment(CASES[name]))
+    request = Request.of(make_experiment((CASES | SLOW_CASES)[name]))
     fixed, pins = parse_pins(request.settings)
     workload = Workload(request.model, request.training, request.cluster.group)
     start = time.process_time()
